@@ -92,7 +92,9 @@ class ChunkGrid:
                 # zarr-python gives an axis without elements chunks without elements.
                 edges = tuple(edge or 1 if not extent else edge for edge, extent in zip(edges, shape, strict=True))
                 if 0 in edges:
-                    raise MetadataError("the chunks of an axis with elements have none")
+                    raise MetadataError(
+                        "regular: chunk_shape must hold integers of at least 1 where there are elements"
+                    )
                 return cls.regular(shape, edges)
             case "rectilinear":
                 extension.expect("kind", "chunk_shapes")

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 
 from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer, Kind, OpenFile, Stat
+from shardfs.stores.base import Buffer, Kind, NewAttributes, OpenFile, Stat
 from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
 
 ABSENT: Final = 0
@@ -49,6 +49,13 @@ UNKNOWN_FILE: Final = NOTHING._replace(kind=Kind.FILE, mode=stat.S_IFREG, nlink=
 def new_file(mode: int, uid: int, gid: int) -> Stat:
     """Return the status of a file that is stored nowhere yet."""
     return UNKNOWN_FILE._replace(mode=stat.S_IFREG | stat.S_IMODE(mode), uid=uid, gid=gid)
+
+
+def changed(status: Stat, changes: NewAttributes) -> Stat:
+    """Return *status* with the mode and the owner that *changes* give."""
+    mode, uid, gid = changes.get("mode"), changes.get("uid"), changes.get("gid")
+    mode = status.mode if mode is None else stat.S_IFMT(status.mode) | stat.S_IMODE(mode)
+    return status._replace(mode=mode, uid=status.uid if uid is None else uid, gid=status.gid if gid is None else gid)
 
 
 def absent(ttl: float) -> Attributes:

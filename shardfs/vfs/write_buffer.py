@@ -12,10 +12,10 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, TooLargeError
-from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, Stat
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
-from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle
+from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
@@ -222,6 +222,13 @@ class WriteBuffer:
     def nbytes(self) -> int:
         """Present size."""
         return self.base.attributes.size if self.base is not None else self.content.nbytes
+
+    def set_attributes(self, changes: NewAttributes) -> None:
+        """Take the time that the next version gets, and the mode and the owner of a file that is new."""
+        mtime_ns = changes.get("mtime_ns")
+        self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
+        if self.is_new:
+            self.status = changed(self.status, changes)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""

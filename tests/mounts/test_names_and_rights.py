@@ -104,6 +104,30 @@ def test_another_user_reads_what_modes_allow_and_nothing_else(public: Path) -> N
         assert told[3:] == ["4", *[os.strerror(errno.EACCES)] * 3]
 
 
+@pytest.mark.parametrize(
+    "copy",
+    [
+        'cp -a "$0" image',
+        'tar -C "$0" -c . | tar -C image -xp',
+        'cp -r "$0" .; find image -type f -exec chmod 604 {} +',
+        'cp -r "$0" .; for f in $(cd "$0" && find . -type f); do install -m 604 "$0/$f" image/$f; done',
+    ],
+    ids=["cp", "tar", "chmod", "install"],
+)
+def test_new_shards_and_documents_have_the_mode_that_programs_give(mount: Mounter, tmp_path: Path, copy: str) -> None:
+    zarr.create_array(str(tmp_path / "image"), data=np.ones((4, 4)), chunks=(1, 1))
+    for path in (tmp_path / "image").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o604)
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2,2")
+    subprocess.run(["sh", "-euc", f"mkdir -p image; {copy}", tmp_path / "image"], cwd=mounted.path, check=True)
+    assert {path.stat().st_mode & 0o777 for path in mounted.path.glob("image/**/*") if path.is_file()} == {0o604}
+    mounted.unmount()
+    stored = [path for path in (tmp_path / "source/image").rglob("*") if path.is_file()]
+    assert len(stored) == 5
+    assert {path.stat().st_mode & 0o777 for path in stored} == {0o604}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_what_another_user_makes_has_the_owner_and_group_that_it_has_anywhere(public: Path) -> None:
     source, elsewhere = public / "source", public / "elsewhere"

@@ -31,7 +31,7 @@ from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, PublishedEntry
-from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, new_file
+from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 from shardfs.vfs.write_buffer import WriteBuffer
 
@@ -381,21 +381,27 @@ class Chunk(PublishedEntry):
         raise RefusedError(f"{self.path} is the name of a chunk, and cannot be a directory")
 
     async def set_attributes(self, changes: NewAttributes) -> None:
-        """Give the chunk another modification time; mode and owner are the shard's, and stay."""
-        mtime_ns = changes.get("mtime_ns")
-        if mtime_ns is None:
-            return
+        """Give the chunk another modification time.
+
+        Mode and owner are the shard's, and stay; until there is a shard, they are what a new one gets.
+        """
         ino, chunk = self.ino, self
         buffer = self.fs.buffers.of_ino(ino)
         if buffer is not None:
-            buffer.mtime_ns = mtime_ns
+            buffer.set_attributes(changes)
             if buffer.is_unpublished or buffer.is_detached:
                 return
             ino = buffer.version  # what its writer published is what it means
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
         await Chunk(chunk.chunks, chunk.coords, ino).open()
-        chunk._own(OwnVersion(ino, mtime_ns))
+        pending = chunk.chunks.array.layout.pending.changes.get(chunk.coords)
+        if isinstance(pending, Put):
+            status = changed(new_file(pending.mode, pending.uid, pending.gid), changes)
+            pending.mode, pending.uid, pending.gid = S_IMODE(status.mode), status.uid, status.gid
+        mtime_ns = changes.get("mtime_ns")
+        if mtime_ns is not None:
+            chunk._own(OwnVersion(ino, mtime_ns))
 
     async def moved_with(self, old: str, new: str) -> "Chunk | None":
         """Return the chunk of the same coordinates in the array's new place."""

@@ -234,11 +234,11 @@ class Document(PublishedEntry):
         await self.fs.passthrough(self.path).remove_directory()
 
     async def set_attributes(self, changes: NewAttributes) -> None:
-        """Change attributes of the stored document; the time of one that is not stored yet is kept for it."""
+        """Change attributes of the stored document; those of one that is not stored yet are kept for it."""
         mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.buffers.of_ino(self.ino)
         if buffer is not None and buffer.is_new:
-            buffer.mtime_ns = mtime_ns if mtime_ns is not None else buffer.mtime_ns
+            buffer.set_attributes(changes)
             return
         await self._check(is_open=buffer is not None)
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
