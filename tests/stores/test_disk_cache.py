@@ -271,18 +271,6 @@ def test_what_cannot_be_opened_for_now_is_no_damage(
     assert cache.find(NAME, ETAG, 0, 4) == b"data"
 
 
-def test_a_directory_that_vanished_is_made_again(make: Make, directory: Path, clock: Clock) -> None:
-    cache = make()
-    cache.add("old", ETAG, 0, b"data")
-    shutil.rmtree(directory)
-    assert cache.find("old", ETAG, 0, 4) is None
-    cache.add("a", ETAG, 0, b"data")
-    clock.pass_by(60)
-    cache.add("a", ETAG, 0, b"data")
-    assert cache.find("a", ETAG, 0, 4) == b"data"
-    assert make().find("a", ETAG, 0, 4) == b"data"
-
-
 def test_another_directory_of_the_same_name_is_not_written(make: Make, directory: Path, clock: Clock) -> None:
     cache = make()
     shutil.rmtree(directory)
