@@ -14,7 +14,6 @@ from tests.support.commands import FAILED, MACHINE, one_line_of, run
 from tests.support.corpus import array, sharding
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import store
-from tests.support.s3_server import Bucket
 from tests.support.users import AS_NOBODY, shared_directory
 
 
@@ -91,14 +90,3 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     problem = one(found_all, "has a journal of chunks that are not committed")
     assert f"`shardfs recover {source}`" in problem["way_out"]
     assert one(found_all, "it was not tested whether")["kind"] == "note"
-
-
-def test_a_server_that_ignores_conditions_and_one_that_is_not_there(unconditional_bucket: Bucket, source: Path) -> None:
-    unconditional_bucket.upload(source, "data.zarr")
-    url = unconditional_bucket.url("data.zarr")
-    problem = findings("--write", url, status=FAILED, **unconditional_bucket.environment)[-1]
-    assert "does not honour conditions" in problem["what"]
-    assert "--single-writer" in problem["what"] + problem["way_out"]
-    nobody = unconditional_bucket.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    found = findings(url, status=FAILED, **nobody)
-    assert "cannot be reached" in found[-1]["what"]

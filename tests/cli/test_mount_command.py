@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from shardfs.fuse.log import OneLine
 from tests.cli.conftest import Background
 from tests.cli.test_umount import NEW, stored
 from tests.support.commands import run
@@ -107,6 +109,11 @@ def test_in_the_foreground_sighup_ends_it_only_when_its_terminal_is_closed(sourc
     assert process.wait(PATIENCE) == 0
     os.close(master)
     assert os.listdir(place) == []
+
+
+def test_a_name_of_a_dataset_cannot_begin_another_line() -> None:
+    record = logging.LogRecord("shardfs", logging.ERROR, __file__, 1, "%s", ("a\nERROR b\x1b[2J",), None)
+    assert OneLine("%(levelname)s %(message)s").format(record) == "ERROR a\\nERROR b\\x1b[2J"
 
 
 def heard(manager: socket.socket, *wanted: str) -> list[str]:

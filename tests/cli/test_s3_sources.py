@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -14,7 +16,6 @@ from shardfs.errors import StoreError
 from tests.cli.conftest import Background
 from tests.stores.s3.clients import client_of, run
 from tests.support import commands
-from tests.support.canned_s3 import canned, listing
 from tests.support.certificates import Authority
 from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import LITTLE, array, sharding
@@ -27,7 +28,6 @@ from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket, guard, guard
 
 PREFIX = "some path/data é 100%.zarr"
 TOKEN = "secret-session-token"
-KEYS = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
 SHARDED = array((8, 12), (4, 6), sharding((2, 3)))
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {"made by": "a test"}}
 
@@ -157,27 +157,59 @@ def test_why_a_server_is_not_trusted_is_said(
             run(partial(client_of(bucket.through(proxy.url)).client.get, "key"))
 
 
-@pytest.mark.parametrize("style", ["virtual", "auto"])
+LISTING = b"""<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name><Prefix></Prefix>
+<IsTruncated>false</IsTruncated></ListBucketResult>"""
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Answers every request, and notes for which host and path it was."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[tuple[str, str]]
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.removeprefix("http://").partition("/")[2].partition("?")
+        self.seen.append((self.headers["Host"], path))
+        body = LISTING if "list-type" in query else b"data"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - as the library calls it
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("virtual", [("bucket.s3.example.test:9000", path) for path in ("", "key", "key")]),
+        ("auto", [("s3.example.test:9000", path) for path in ("bucket", "bucket/key", "bucket/key")]),
+    ],
+)
 def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str, expected: list[tuple[str, str]]
 ) -> None:
-    (tmp_path / "config").write_text(f"[profile lab]\n{KEYS}region = us-east-1\ns3 =\n    addressing_style = {style}\n")
+    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\nregion = us-east-1\n"
+    (tmp_path / "config").write_text(f"[profile lab]\n{keys}s3 =\n    addressing_style = {style}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with canned(lambda target: (200, listing("", "key") if "list-type" in target else b"data")) as server:
-        monkeypatch.setenv("HTTP_PROXY", server.url)  # which is asked for any name
-        monkeypatch.setenv("http_proxy", server.url)
+    Asked.seen = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("HTTP_PROXY", "http_proxy"):  # which is asked for any name
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
         client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
         run(partial(client.list_page, ""))
         assert bytes(run(partial(client.get, "key")).data) == b"data"
         run(partial(client.head, "key"))
-    hosts = {host for host, _ in server.asked}
-    paths = [target.partition("?")[0].removeprefix("http://").partition("/")[2] for _, target in server.asked]
-    if style == "virtual":
-        assert hosts == {"bucket.s3.example.test:9000"}
-        assert paths == ["", "key", "key"]
-    else:
-        assert hosts == {"s3.example.test:9000"}
-        assert paths == ["bucket", "bucket/key", "bucket/key"]
+        server.shutdown()
+    assert Asked.seen == expected
 
 
 def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(

@@ -48,15 +48,15 @@ class Client:
 
     def run(self, program: str, *arguments: str | Path) -> str:
         """Run *program*, whose `sys.argv[1:]` are *arguments*; it must succeed.  Returns what it printed."""
-        done = self._run(program, *arguments)
-        assert done.returncode == 0, str(done)
-        return done.stdout
-
-    def complaint(self, program: str, *arguments: str | Path) -> str:
-        """Run *program*, which must fail; returns the last line of its traceback."""
-        done = self._run(program, *arguments)
-        assert done.returncode == 1, str(done)
-        return done.stderr.rstrip().splitlines()[-1]
+        connection = _forking(self)
+        wanted = [program, [str(argument) for argument in arguments], dict(os.environ)]
+        with open(os.devnull, "rb") as nothing, _output() as output:
+            socket.send_fds(connection, [json.dumps(wanted).encode()], [f.fileno() for f in (nothing, output, output)])
+            status = int(connection.recv(16))
+            output.seek(0)
+            said = output.read()
+        assert status == 0, said
+        return said
 
     def arrays(self, program: str, directory: Path, *arguments: str | Path) -> dict[str, np.ndarray]:
         """Run *program*, which saves arrays in the file that `sys.argv[1]` names; returns them by their names."""
@@ -64,18 +64,6 @@ class Client:
         self.run(program, found, *arguments)
         with np.load(found, allow_pickle=True) as arrays:
             return dict(arrays)
-
-    def _run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        connection = _forking(self)
-        wanted = [program, [str(argument) for argument in arguments], dict(os.environ)]
-        with open(os.devnull, "rb") as nothing, _output() as output, _output() as errors:
-            socket.send_fds(connection, [json.dumps(wanted).encode()], [f.fileno() for f in (nothing, output, errors)])
-            status = int(connection.recv(16))
-            said = []
-            for file in (output, errors):
-                file.seek(0)
-                said.append(file.read())
-        return subprocess.CompletedProcess([program, *arguments], status, *said)
 
 
 _FORKING = """
@@ -143,18 +131,13 @@ RASTERIO = Client("rasterio", ("rasterio",), "it takes Python 3.12 or later")
 """With a GDAL that reads Zarr v3."""
 
 
-def system_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a tool of the system, whatever comes of it."""
-    if shutil.which(arguments[0]) is None:
-        pytest.fail(f"{arguments[0]} is not installed: {SETUP}")
-    return subprocess.run(
-        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=4 * PATIENCE
-    )
-
-
 def output_of(*arguments: str | Path) -> str:
     """What a tool of the system prints; it must succeed."""
-    done = system_tool(*arguments)
+    if shutil.which(arguments[0]) is None:
+        pytest.fail(f"{arguments[0]} is not installed: {SETUP}")
+    done = subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=4 * PATIENCE
+    )
     assert done.returncode == 0, str(done)
     return done.stdout
 
