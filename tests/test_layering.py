@@ -10,18 +10,15 @@ from pathlib import Path
 
 import shardfs
 from tests.support.mounting import environment
-from tests.support.parametrize import each
 
 SOURCE = Path(shardfs.__file__).parent
-MODULES = sorted(SOURCE.rglob("*.py"))
-PURE = sorted((SOURCE / "format").rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4, "bulk": 4}
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
+IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
 KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("errors", "session")}
-
-every_module = each("module", MODULES, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
 
 
 def room_of(module: Path) -> str:
@@ -31,7 +28,7 @@ def room_of(module: Path) -> str:
 def imported(module: Path) -> Iterator[str]:
     """Dotted names of all that *module* imports, wherever in it the statement stands."""
     package = ["shardfs", *module.relative_to(SOURCE).parts[:-1]]
-    for node in ast.walk(ast.parse(module.read_text())):
+    for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,64 +37,46 @@ def imported(module: Path) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def imported_rooms(module: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported(module) if name.startswith("shardfs.")} - {"__version__"}
-
-
-@every_module
-def test_nothing_imports_upward_or_sideways(module: Path) -> None:
-    room = room_of(module)
-    for other in imported_rooms(module) - {room}:
+def test_nothing_imports_upward_or_sideways() -> None:
+    for module in TREES:
+        room = room_of(module)
+        others = {name.split(".")[1] for name in imported(module) if name.startswith("shardfs.")} - {
+            "__version__",
+            room,
+        }
         if room in HEIGHTS:
-            assert HEIGHTS.get(other, TOP) < HEIGHTS[room], f"{room} imports {other}"
+            assert all(HEIGHTS.get(other, TOP) < HEIGHTS[room] for other in others), (module, others)
 
 
-@each("module", PURE, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
-def test_the_format_is_pure(module: Path) -> None:
-    asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
-    nodes = list(ast.walk(ast.parse(module.read_text())))
-    assert not any(isinstance(node, asynchronous) for node in nodes)
-    roots = {name.split(".")[0] for name in imported(module)}
-    assert not roots & {
-        "trio",
-        "asyncio",
-        "os",
-        "io",
-        "pathlib",
-        "socket",
-        "subprocess",
-        "threading",
-        "time",
-        "logging",
-    }
-    assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes)
+def test_the_format_is_pure() -> None:
+    for module, tree in TREES.items():
+        if room_of(module) == "format":
+            for node in ast.walk(tree):
+                assert not isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)), module
+                assert not (isinstance(node, ast.Name) and node.id == "open"), module
+            assert not {name.split(".")[0] for name in imported(module)} & IMPURE, module
 
 
-@every_module
-def test_vendors_stay_in_their_rooms(module: Path) -> None:
-    roots = {name.split(".")[0] for name in imported(module)}
-    place = module.relative_to(SOURCE).as_posix()
-    if not place.startswith("fuse/"):
-        assert "pyfuse3" not in roots
-    assert bool(roots & S3_CLIENTS) == (place in KNOW_S3_CLIENTS)
+def test_vendors_stay_in_their_rooms() -> None:
+    for module in TREES:
+        roots = {name.split(".")[0] for name in imported(module)}
+        assert "pyfuse3" not in roots or room_of(module) == "fuse", module
+        assert bool(roots & S3_CLIENTS) == (module.relative_to(SOURCE).as_posix() in KNOW_S3_CLIENTS), module
 
 
 def test_s3_clients_need_not_be_installed() -> None:
-    names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in MODULES]
+    names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in TREES]
     wanted = [name for name in names if not name.startswith("shardfs.stores.s3.") and not name.endswith("__main__")]
     code = (
-        "import importlib, sys\n"
-        f"sys.modules.update(dict.fromkeys({sorted(S3_CLIENTS)}))\n"
+        f"import importlib, sys; sys.modules.update(dict.fromkeys({sorted(S3_CLIENTS)}))\n"
         "for name in sys.argv[1:]: importlib.import_module(name)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *wanted], env=environment(), capture_output=True, text=True, check=False
-    )
+    line = [sys.executable, "-c", code, *wanted]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, str(done)
 
 
-@every_module
-def test_every_module_says_what_it_is_and_is_short(module: Path) -> None:
-    text = module.read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 700
+def test_every_module_says_what_it_is_and_is_short() -> None:
+    for module, tree in TREES.items():
+        assert ast.get_docstring(tree), module
+        assert len(module.read_text().splitlines()) <= 700, module

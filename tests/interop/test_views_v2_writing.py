@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import xarray
 import zarr
 
-from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
+from tests.support.clients import ZARR2, open_tensorstore_v2
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
@@ -137,9 +136,6 @@ def test_without_shards_new_arrays_of_zarr_python_2_are_stored_as_written(mount:
     for name, dtype in NEW_TYPES.items():
         opened = zarr.open_array(str(source / name), mode="r", zarr_format=2)
         assert np.array_equal(opened[...], VALUES.astype(dtype)), name
-    found = read_zarr2(mount(source, arguments=["--view=v2"]).path, list(NEW_TYPES), tmp_path)
-    for name, dtype in NEW_TYPES.items():
-        assert np.array_equal(found[name], VALUES.astype(dtype)), f"{name} passes through"
     assert (source / "old" / "image" / "zarr.json").exists()
     assert_sound(source)
 
@@ -182,7 +178,6 @@ group.create_dataset("scalar", data=numpy.float32(3.5))
 group.create_dataset("text", data=numpy.array([b"ab", b"c"], "S3"), chunks=(1,))
 zarr.consolidate_metadata(store)
 """
-VALUES = np.arange(240).reshape(12, 20)
 
 
 def is_document(key: str) -> bool:
@@ -215,6 +210,7 @@ def content_of(root: Path) -> dict[str, Any]:
 def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(mount: Mounter, tmp_path: Path) -> None:
     plain, source = tmp_path / "plain", tmp_path / "source"
     ZARR2.run(MAKE, plain)
+    values = np.arange(240).reshape(12, 20)
     source.mkdir()
     mounted = mount(source, write=True, shards="2", arguments=["--view=v2"])
     root, expected = mounted.path, content_of(plain)
@@ -224,23 +220,18 @@ def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(moun
         (root / name).mkdir()
         tool("tar", "xf", archive, "-C", root / name)
         assert content_of(root / name) == expected, name
-    tool("cp", "-r", root / "backwards", root / "copy")
     tool("rsync", "-a", f"{plain}/", root / "synced")
-    (root / "moved").mkdir()
-    for key in sorted(expected, key=ORDERS["documents last"], reverse=True):
-        (root / "moved" / key).parent.mkdir(parents=True, exist_ok=True)
-        os.rename(root / "copy" / key, root / "moved" / key)
-    tool("rm", "-r", root / "copy", root / "attributes first")
-    assert content_of(root / "synced") == content_of(root / "moved") == expected
+    tool("rm", "-r", root / "attributes first")
+    assert content_of(root / "synced") == expected
     mounted.unmount()
     assert not list(source.rglob(".z*"))
     assert not (source / "attributes first").exists()
-    for name in ("documents last", "groups last", "moved"):
+    for name in ("documents last", "groups last", "synced"):
         group = zarr.open_consolidated(str(source / name), zarr_format=3)
         assert sorted(path for path, _ in group.members(max_depth=None)) == ["a", "deep", "deep/b", "scalar", "text"]
         arrays = {path: array for path, array in group.members(max_depth=None) if isinstance(array, zarr.Array)}
-        assert np.array_equal(arrays["a"][...], VALUES)
-        assert np.array_equal(arrays["deep/b"][...], VALUES)
+        assert np.array_equal(arrays["a"][...], values)
+        assert np.array_equal(arrays["deep/b"][...], values)
         assert arrays["scalar"][...] == 3.5
         assert {path for path, array in arrays.items() if array.shards is None} == {"scalar"}
         assert dict(arrays["a"].attrs) == {"unit": "m", "_FillValue": 0}, "as xarray takes the fill value of v2"

@@ -46,17 +46,15 @@ class Client:
             pytest.fail(f"no {self.name} at {path}: {SETUP}")
         return path
 
-    def run(self, program: str, *arguments: str | Path) -> str:
-        """Run *program*, whose `sys.argv[1:]` are *arguments*; it must succeed.  Returns what it printed."""
+    def run(self, program: str, *arguments: str | Path) -> None:
+        """Run *program*, whose `sys.argv[1:]` are *arguments*; it must succeed."""
         connection = _forking(self)
         wanted = [program, [str(argument) for argument in arguments], dict(os.environ)]
         with open(os.devnull, "rb") as nothing, _output() as output:
             socket.send_fds(connection, [json.dumps(wanted).encode()], [f.fileno() for f in (nothing, output, output)])
             status = int(connection.recv(16))
             output.seek(0)
-            said = output.read()
-        assert status == 0, said
-        return said
+            assert status == 0, output.read()
 
     def arrays(self, program: str, directory: Path, *arguments: str | Path) -> dict[str, np.ndarray]:
         """Run *program*, which saves arrays in the file that `sys.argv[1]` names; returns them by their names."""
