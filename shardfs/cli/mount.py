@@ -230,7 +230,6 @@ def _mount_in_foreground(
     log_file: Path | None,
     ready_fd: int | None,
 ) -> None:
-    pipe = daemon.ReadyPipe(ready_fd) if ready_fd is not None else None
     try:
         log_to(log_file, log_level, log_format)
         url, root = resolve(source)
@@ -241,8 +240,8 @@ def _mount_in_foreground(
         from shardfs.fuse.serve import serve
 
         def ready(note: str | None) -> None:
-            if pipe is not None:
-                pipe.succeed(note)
+            if ready_fd is not None:
+                daemon.tell_starter(ready_fd, note)
             else:
                 with suppress(OSError):  # the mount is there, whether somebody hears of it or not
                     _say(store.url, note)
@@ -255,9 +254,9 @@ def _mount_in_foreground(
         name = source if "://" in source else url
         is_committed = serve(store, place, options, ready, name=name, store_options=store_options, version=__version__)
     except errors.ShardfsError as error:
-        if pipe is None:
+        if ready_fd is None:
             raise
-        pipe.fail(error)
+        daemon.tell_starter(ready_fd, error)
         sys.exit(1)
     if not is_committed:
         sys.exit(1)  # the log says why

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,23 +27,11 @@ _FILE_VARIABLES: Final = (
 """Variables of the environment that name files, which the daemon reads: clients of a remote store do, above all."""
 
 
-@dataclass(frozen=True)
-class ReadyPipe:
-    """The daemon's end of the pipe: one message, that the mount answers or why it never will."""
-
-    fd: int
-
-    def succeed(self, note: str | None) -> None:
-        """Say that the mount answers, and what there is to say to the user."""
-        self._send({} if note is None else {"note": note})
-
-    def fail(self, error: ShardfsError) -> None:
-        """Say why there is no mount."""
-        self._send({"error": type(error).__name__, "message": str(error)})
-
-    def _send(self, message: dict[str, str]) -> None:
-        os.write(self.fd, json.dumps(message).encode())
-        os.close(self.fd)
+def tell_starter(ready_fd: int, outcome: str | ShardfsError | None) -> None:
+    """Tell who waits in `start_daemon` that the mount answers, with a note if there is one, or why it never will."""
+    error = type(outcome).__name__ if isinstance(outcome, ShardfsError) else ""
+    os.write(ready_fd, json.dumps({"error": error, "text": str(outcome or "")}).encode())
+    os.close(ready_fd)
 
 
 def start_daemon(arguments: list[str], log_file: Path) -> str | None:
@@ -83,7 +70,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             process.wait()
             raise FuseUnavailableError(f"the daemon died before the mount answered; {log_file} says more")
         message = json.loads(text)
-        if "error" in message:
+        if message["error"]:
             process.wait()
             kind = getattr(shardfs.errors, message["error"])
             details = ""
@@ -94,9 +81,8 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
                     raise UsageError(f"{unknown[1].decode(errors='replace')}: libfuse has no such option")
                 said = re.findall(rb"^fuse.*", printed, re.MULTILINE)
                 details = f" ({said[-1].decode(errors='replace').strip()})" if said else ""
-            raise kind(message["message"] + details)
-        note: str | None = message.get("note")
-        return note
+            raise kind(message["text"] + details)
+        return message["text"] or None
 
 
 def default_log_file(mountpoint: str) -> Path:

@@ -26,6 +26,7 @@ from shardfs.format.lens.v2_attributes import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.inodes import ChunkNumbering
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
@@ -197,26 +198,20 @@ class _Room:
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self._taken = 0
-        self._turn = trio.Lock()
+        self._turn = QuickLock()
         self._freed = trio.lowlevel.ParkingLot()
 
     @asynccontextmanager
     async def take(self, nbytes: int) -> AsyncGenerator[None, None]:
-        if self._turn.locked() or not self._has(nbytes):
-            async with self._turn:
-                while not self._has(nbytes):
-                    await self._freed.park()
-                self._taken += nbytes
-        else:
+        async with self._turn:
+            while self._taken and self._taken + nbytes > self._nbytes:
+                await self._freed.park()
             self._taken += nbytes
         try:
             yield
         finally:
             self._taken -= nbytes
             self._freed.unpark_all()
-
-    def _has(self, nbytes: int) -> bool:
-        return not self._taken or self._taken + nbytes <= self._nbytes
 
 
 def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
