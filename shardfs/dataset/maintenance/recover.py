@@ -6,10 +6,10 @@ names is there still; what came behind it is cut off, and kept in a file of its 
 """
 
 import os
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Final
 
 import trio
@@ -37,7 +37,7 @@ from shardfs.dataset.wal.recovery import (
     why_not,
 )
 from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
-from shardfs.errors import CorruptionError, ExistsError, ShardfsError, StaleError, counted
+from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged
 from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
@@ -129,18 +129,13 @@ async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[i
 
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:
     """Copy what follows byte *start* of a shard to a file that is new; returns its key."""
-    await source.store.make_directories(key.rpartition("/")[0])
-    for number in count():
-        place = f"{key}.{number}"
-        try:
-            file = await source.store.create(place, 0o600, exclusive=True)
-        except ExistsError:
-            continue
-        await write_all(file, snapshot.content(start, snapshot.size - start))
-        await file.sync()
-        await source.store.sync_directory(key.rpartition("/")[0])
-        return place
-    raise AssertionError
+    directory, place = key.rpartition("/")[0], f"{key}.{secrets.token_hex(4)}"
+    await source.store.make_directories(directory)
+    file = await source.store.create(place, 0o600, exclusive=True)
+    await write_all(file, snapshot.content(start, snapshot.size - start))
+    await file.sync()
+    await source.store.sync_directory(directory)
+    return place
 
 
 _UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"
