@@ -20,7 +20,7 @@ from shardfs.vfs.inodes import ROOT
 from tests.support.corpus import array, sharding
 from tests.support.datasets import age, store
 from tests.support.gated import GatedStore
-from tests.support.opened import Opened, find, in_trio, list_directory, open_source, open_tree, read_file, rows
+from tests.support.opened import Opened, find, in_trio, open_source, open_tree, read_file, rows
 
 NESTED = array((8, 6), (4, 6), sharding((2, 3)))
 
@@ -144,24 +144,6 @@ async def test_a_file_that_passes_through_shows_changes_in_place(source: Source)
     assert bytes(await handle.read(0, 100)) == b"new content"
     assert (await fs.attributes(ino)).size == 11
     assert (await find(fs, "f")).ino == ino
-
-
-@in_trio
-async def test_a_new_shape_gives_new_numbers_and_makes_the_old_ones_stale(source: Source) -> None:
-    fs = await source.tree()
-    chunk, directory = await find(fs, "a/c/1/1"), await find(fs, "a/c/1")
-    source.write_document(shape=[4, 6])
-    source.later()
-    of_chunk = (fs.attributes(chunk.ino), fs.open(chunk.ino))
-    of_directory = (fs.attributes(directory.ino), fs.lookup(directory.ino, b"0"), list_directory(fs, directory.ino))
-    for request in (*of_chunk, *of_directory):
-        with pytest.raises(StaleError):
-            await request
-    new = await find(fs, "a/c/1/1")
-    assert new.ino not in (0, chunk.ino)
-    assert await read_file(fs, new.ino) == source.chunks["c/1/1"]
-    assert (await find(fs, "a/c/2/0")).ino == 0
-    assert [row[0] for row in await list_directory(fs, (await find(fs, "a/c")).ino)] == [b"0", b"1"]
 
 
 @in_trio

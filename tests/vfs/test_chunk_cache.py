@@ -13,7 +13,7 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, ShardfsError, StoreError
+from shardfs.errors import CorruptionError, ShardfsError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
 from shardfs.vfs.chunk_cache import ChunkCache, DecodedChunk
@@ -128,17 +128,6 @@ async def test_tasks_that_want_one_chunk_share_one_decoding(source: Path) -> Non
 
 
 @in_trio
-async def test_tasks_that_want_one_chunk_all_get_its_error_and_it_is_read_again_afterwards(source: Path) -> None:
-    decoding = await open_decoding(source)
-    async with waiting(decoding, 3, (3, 0)) as got:
-        decoding.gate.error = StoreError("the disk is gone")
-        decoding.gate.opened.set()
-    assert [str(error) for error in got] == ["the disk is gone"] * 3
-    decoding.gate.error = None
-    assert len(await decoding.get((3, 0))) == decoding.codec.nbytes
-
-
-@in_trio
 async def test_who_waits_for_a_decoding_that_is_cancelled_decodes_itself(source: Path) -> None:
     decoding = await open_decoding(source)
     await decoding.extent((3, 0))
@@ -210,42 +199,6 @@ async def test_no_more_chunks_are_in_flight_than_there_is_room_for(tmp_path: Pat
     assert len(got) == decoding.gate.reads == 8
 
 
-@in_trio
-async def test_a_new_version_of_a_chunk_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, ZSTD), VALUES)
-    decoding = await open_decoding(tmp_path)
-    old = await decoding.plain((0, 0))
-    assert await old.read(0, NBYTES) == VALUES[0].tobytes()
-    (tmp_path / "c/0/0").unlink()
-    store(tmp_path, document(LITTLE, ZSTD), VALUES + 1)
-    assert await decoding.get((0, 0)) == (VALUES[0] + 1).tobytes()
-    assert await old.read(0, NBYTES) == VALUES[0].tobytes()
-
-
-@in_trio
-async def test_the_same_bytes_under_another_codec_are_another_chunk(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, ZSTD), VALUES)
-    decoding = await open_decoding(tmp_path)
-    little = bytes(await decoding.get((0, 0)))
-    big = ChunkCodec(decoding.codec.data_type, CHUNK_SHAPE, (0, 1), "big", decoding.codec.after)
-    extent = await decoding.extent((0, 0))
-    swapped = await decoding.chunks.get(decoding.array.layout, (0, 0), extent, big)
-    assert np.array_equal(np.frombuffer(swapped, ">i4"), np.frombuffer(little, "<i4"))
-
-
-@in_trio
-async def test_plain_chunks_are_read_in_part_and_never_kept(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE), VALUES)
-    decoding = await open_decoding(tmp_path)
-    chunk = await decoding.plain((3, 0))
-    assert chunk.nbytes == NBYTES
-    assert await chunk.read(NBYTES - 8, 100) == VALUES[3].tobytes()[-8:]
-    assert await chunk.read(NBYTES, 1) == b""
-    content = await chunk.content()
-    assert content.read(0, NBYTES) == VALUES[3].tobytes()
-    assert decoding.statistics.decoded_chunks == 0
-
-
 @pytest.mark.parametrize("codecs", [(LITTLE, ZSTD), (LITTLE, CRC32C), (LITTLE,)], ids=["zstd", "crc32c", "plain"])
 def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object, ...], tmp_path: Path) -> None:
     store(tmp_path, document(*codecs, chunk_shape=(1, 8)))
@@ -272,10 +225,3 @@ async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read
     with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
         await decoding.chunks.get(decoding.array.layout, (0, 0), extent, small)
     assert decoding.gate.reads == 0
-
-
-@in_trio
-async def test_what_is_kept_does_not_keep_what_it_was_a_part_of(tmp_path: Path) -> None:
-    store(tmp_path, array((8, 8), (8, 8), sharding((1, 8), LITTLE, CRC32C), CRC32C))  # the shard is decoded whole
-    decoding = await open_decoding(tmp_path)
-    assert isinstance((await decoding.get((0, 0))).obj, bytes)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import prod
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shardfs.errors import StaleError, StoreError
-from shardfs.format.lens.unsharded import POSITION_BITS, count_positions
+from shardfs.format.lens.unsharded import POSITION_BITS
 from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, ChunkNumbering, Inodes, in_table
 
 
@@ -52,12 +49,6 @@ def test_an_array_in_place_of_another_has_other_numbers() -> None:
     assert ranges.at("a/b") is None
     with pytest.raises(StaleError):
         ranges.find(second.ino(0, 0))
-
-
-def test_arrays_take_no_more_numbers_than_they_need() -> None:
-    ranges = ArrayRanges()
-    last = max((ranges.add(str(n), b"", 10**6) for n in range(1000)), key=lambda numbers: numbers.start)
-    assert last.start + 1024 * 10**6 < 2**64 / 15_000
 
 
 def test_numbers_run_out_with_a_message() -> None:
@@ -146,13 +137,6 @@ class Kernel(RuleBasedStateMachine):
 TestKernel = Kernel.TestCase
 
 
-def test_the_root_is_never_forgotten() -> None:
-    table = Inodes()
-    root = table.number("directory", "", 0)
-    table.forget(root, 10**6)
-    assert (root, table.row(ROOT).path) == (ROOT, "")
-
-
 def test_what_is_not_known_is_stale_and_not_kept() -> None:
     table = Inodes()
     table.retain(77)
@@ -188,38 +172,6 @@ def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> 
 
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
-large_shapes = st.lists(st.integers(1, 2**12), min_size=1, max_size=3).map(tuple)
-
-
-@given(shapes, st.booleans())
-def test_numbers_are_contiguous_and_each_stands_for_one_thing(shape: tuple[int, ...], nested: bool) -> None:
-    positions = ChunkNumbering.of(shape, nested=nested)
-    directories = [()] if shape or not nested else []
-    if nested:
-        directories = [coords for depth in range(len(shape)) for coords in product(*map(range, shape[:depth]))]
-    chunks = list(product(*map(range, shape)))
-    numbers = [positions.of_directory(coords) for coords in directories]
-    numbers += [positions.of_chunk(coords) for coords in chunks]
-    assert numbers == list(range(len(directories) + len(chunks)))
-    for number, coords in zip(numbers, [*directories, *chunks], strict=True):
-        assert positions.coords(number) == coords
-        assert (number >= positions.bases[-1]) == (number >= len(directories))
-
-
-@given(large_shapes, st.booleans(), st.data())
-def test_a_number_is_found_from_coordinates_and_back(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
-    positions = ChunkNumbering.of(shape, nested=nested)
-    coords = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
-    number = positions.of_chunk(coords)
-    assert number >= positions.bases[-1]
-    assert positions.coords(number) == coords
-    assert number < count_positions(shape) <= 2**POSITION_BITS + sum(map(prod, [shape]))
-    if nested:
-        prefix = coords[: data.draw(st.integers(0, len(shape) - 1))]
-        directory = positions.of_directory(prefix)
-        assert not (directory >= positions.bases[-1])
-        assert positions.coords(directory) == prefix
-        assert positions.parent(number) == (positions.of_directory(coords[:-1]), coords[-1])
 
 
 def test_the_largest_grid_that_is_shown_fits() -> None:

@@ -117,16 +117,6 @@ async def test_names_that_a_reply_had_no_room_for_are_not_kept(opened: Opened, r
 
 
 @in_trio
-async def test_a_listing_that_begins_behind_a_document_does_not_keep_it(opened: Opened) -> None:
-    fs = await open_tree(opened)
-    kernel = Kernel(fs)
-    array_ino = await kernel.look_up(ROOT, b"nested")
-    await kernel.list(array_ino, cookie=1)
-    kernel.forget()
-    assert known(fs) == 1
-
-
-@in_trio
 async def test_a_name_that_is_gone_is_forgotten_with_its_references(opened: Opened, tmp_path: Path) -> None:
     fs = await open_tree(opened)
     kernel = Kernel(fs)
@@ -137,16 +127,6 @@ async def test_a_name_that_is_gone_is_forgotten_with_its_references(opened: Open
         (tmp_path / "directory" / "f1").write_bytes(b"new")
     kernel.forget()
     assert known(fs) == 1
-
-
-@in_trio
-async def test_absent_names_leave_nothing(opened: Opened) -> None:
-    fs = await open_tree(opened)
-    kernel = Kernel(fs)
-    directory = await kernel.look_up(ROOT, b"directory")
-    for i in range(100):
-        assert await kernel.look_up(directory, b"absent %d" % i) == 0
-    assert known(fs) == 2
 
 
 @in_trio

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import trio
 import zarr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -21,9 +19,9 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import NpyView
-from tests.support.corpus import GZIP, LITTLE, array, extension, sharding, transpose
+from tests.support.corpus import GZIP, LITTLE, array, sharding, transpose
 from tests.support.datasets import store
-from tests.support.documents import GROUP, write
+from tests.support.documents import write
 from tests.support.opened import Opened, find, in_trio, list_directory, open_source
 
 SHAPE = (5, 7, 11)
@@ -57,25 +55,6 @@ def ranges(tmp_path_factory: pytest.TempPathFactory) -> Path:
         document = array(SHAPE, (4, 8, 12), sharding((2, 4, 3), *codecs), fill_value=-1)
         store(root / name, document, VALUES, absent=[(0, 0, 0), (2, 1, 3)])
     return root
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_ranges_of_an_open_file_are_exact(ranges: Path, data: st.DataObject) -> None:
-    expected = VALUES.copy()
-    expected[0:2, 0:4, 0:3] = expected[4:, 4:, 9:] = -1
-    content = saved(expected)
-
-    @in_trio
-    async def main() -> None:
-        _, fs = await open_npy(ranges, max_nbytes=data.draw(st.sampled_from([0, 100, 2**20])))
-        handle = await open_file(fs, data.draw(st.sampled_from(sorted(CODECS))) + ".npy")
-        for _ in range(data.draw(st.integers(1, 5))):
-            offset = data.draw(st.integers(0, len(content) + 10))
-            nbytes = data.draw(st.integers(0, len(content) + 10))
-            assert bytes(await handle.read(offset, nbytes)) == content[offset : offset + nbytes]
-
-    main()
 
 
 @pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
@@ -153,20 +132,6 @@ async def test_damage_in_what_is_made_ready_is_met_where_it_is(tmp_path: Path) -
         await handle.read(sound, nbytes)
 
 
-@pytest.mark.parametrize("codecs", [(extension("bytes"),), (extension("bytes"), GZIP)], ids=["plain", "gzip"])
-def test_chunks_of_one_element_are_read(codecs: tuple[Any, ...], tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 256, (3, 2000), np.uint8)
-    store(tmp_path, array(values.shape, values.shape, sharding((1, 1), *codecs), data_type="uint8"), values)
-
-    @in_trio
-    async def main() -> None:
-        _, fs = await open_npy(tmp_path)
-        handle = await open_file(fs, f"{tmp_path.name}.npy")
-        assert bytes(await handle.read(0, 2**17)) == saved(values)
-
-    main()
-
-
 @pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
 def test_a_shard_that_is_rewritten_is_read_as_it_is_by_who_opens_next_or_has_not_read_it(
     codecs: tuple[Any, ...], tmp_path: Path
@@ -214,47 +179,6 @@ async def test_an_open_file_keeps_its_shape_and_is_stale_when_its_chunks_are_oth
 
 
 @in_trio
-async def test_a_chunk_of_the_wrong_size_is_an_error_whichever_part_of_it_is_read(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a", data=VALUES, chunks=(2, 4, 6), compressors=None)
-    chunk = tmp_path / "a/c/0/0/0"
-    chunk.write_bytes(chunk.read_bytes()[:-1])
-    _, fs = await open_npy(tmp_path)
-    handle = await open_file(fs, "a.npy")
-    for offset in (128, 128 + 4 * 11):
-        with pytest.raises(CorruptionError, match="c/0/0/0 of a has 191 bytes, not 192"):
-            await handle.read(offset, 4)
-    assert bytes(await handle.read(128 + 4 * 6, 4)) == VALUES[0, 0, 6].tobytes()
-
-
-@in_trio
-async def test_links_to_arrays_are_files_and_other_links_are_links(tmp_path: Path) -> None:
-    store(tmp_path / "a", array((4,), (4,), sharding((2,))))
-    write(tmp_path / "group", GROUP)
-    for name, target in {"link": "a", "to-group": "group", "nowhere": "gone", "out": "/usr"}.items():
-        (tmp_path / name).symlink_to(target)
-    _, fs = await open_npy(tmp_path)
-    names = [row[0] for row in await list_directory(fs, ROOT)]
-    assert names == [b"a.npy", b"link.npy", b"group", b"nowhere", b"out", b"to-group"]
-    assert await (await open_file(fs, "link.npy")).read(0, 1000) == await (await open_file(fs, "a.npy")).read(0, 1000)
-    assert not (await find(fs, "link")).ino
-
-
-@in_trio
-async def test_a_directory_that_became_an_array_is_no_directory_any_more(tmp_path: Path) -> None:
-    write(tmp_path / "a", GROUP)
-    opened, fs = await open_npy(tmp_path)
-    ino = (await find(fs, "a")).ino
-    assert await list_directory(fs, ino) == []
-    store(tmp_path / "a", array((4,), (4,), sharding((2,))))
-    opened.clock.now += 2
-    with pytest.raises(StaleError):
-        await list_directory(fs, ino)
-    with pytest.raises(StaleError):
-        await fs.lookup(ino, b"c")
-    assert [row[0] for row in await list_directory(fs, ROOT)] == [b"a.npy"]
-
-
-@in_trio
 async def test_a_listing_lasts_while_one_document_is_being_written(tmp_path: Path) -> None:
     for name in ("a", "b"):
         store(tmp_path / name, array((4,), (4,), sharding((2,))))
@@ -265,15 +189,3 @@ async def test_a_listing_lasts_while_one_document_is_being_written(tmp_path: Pat
     assert [row[0] for row in await list_directory(fs, ROOT)] == names
     with pytest.raises(StoreError, match=r"a/zarr\.json is being written"):
         await find(fs, "a.npy")
-
-
-@in_trio
-async def test_listings_go_on_behind_any_name(tmp_path: Path) -> None:
-    for name in ("b", "a", "c"):
-        store(tmp_path / name, array((4,), (4,), sharding((2,)), attributes={"x": 1}))
-    (tmp_path / "plain").write_text("")
-    _, fs = await open_npy(tmp_path)
-    rows = await list_directory(fs, ROOT)
-    assert [row[0] for row in rows] == [b"a.json", b"a.npy", b"b.json", b"b.npy", b"c.json", b"c.npy", b"plain"]
-    for i, row in enumerate(rows):
-        assert await list_directory(fs, ROOT, row[3]) == rows[i + 1 :]

@@ -101,20 +101,6 @@ async def test_strays_inside_directories_of_chunks_pass_through(tmp_path: Path, 
     assert await text(fs, f"{root}0/7") is None
 
 
-@in_trio
-async def test_many_strays_are_listed_from_every_cookie(tmp_path: Path) -> None:
-    store(tmp_path, NESTED)
-    for i in range(600):
-        (tmp_path / "c" / f"stray{i:04}").touch()
-        (tmp_path / f"stray{i:04}").touch()
-    fs = await tree_of(tmp_path)
-    for ino, own in ((ROOT, 2), ((await find(fs, "c")).ino, 4)):
-        listed = await list_directory(fs, ino)
-        assert len(listed) == 600 + own
-        for i in (0, 1, 2, 254, 255, 256, 257, 511, 512, 599, 600, 601):
-            assert await list_directory(fs, ino, listed[i][3]) == listed[i + 1 :]
-
-
 @pytest.mark.parametrize("depth", [*range(880, 1000, 6)])
 @in_trio
 async def test_a_deeply_nested_document_does_not_take_its_directory_with_it(tmp_path: Path, depth: int) -> None:

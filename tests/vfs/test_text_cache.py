@@ -31,19 +31,6 @@ def text_of(known: TextCache, path: str = "zarr.json", shown: bytes = SHOWN) -> 
     return text.text
 
 
-def test_what_says_the_same_is_shown_as_it_was_written() -> None:
-    known = written()
-    assert text_of(known) == text_of(known, shown=bytes(bytearray(SHOWN))) == COMPACT
-    assert text_of(known, "other/zarr.json") == SHOWN
-
-
-@pytest.mark.parametrize(
-    "text", [b'{"a":[1,2]}', b'{"a":[true,2.0]}', b'{"a":[1,2.0],"b":0}', b"", b"no JSON", b"\xff"]
-)
-def test_what_says_anything_else_is_shown_as_it_is_stored(text: bytes) -> None:
-    assert text_of(written(text=text)) == SHOWN
-
-
 def test_a_change_by_others_is_shown_and_so_is_its_end() -> None:
     known = written()
     changed = b'{"a": []}'
@@ -61,15 +48,6 @@ def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     larger = COMPACT + b" " * most
     written("2/zarr.json", larger, known=known)
     assert [text_of(known, f"{number}/zarr.json") for number in range(5)] == [SHOWN, SHOWN, larger, SHOWN, SHOWN]
-
-
-def test_texts_follow_a_directory_that_is_moved() -> None:
-    known = TextCache()
-    for path in ("a/zarr.json", "ab/zarr.json", "b/c/zarr.json"):
-        written(path, known=known)
-    known.move("a", "b")
-    shown = {path: text_of(known, path) for path in ("a/zarr.json", "ab/zarr.json", "b/zarr.json", "b/c/zarr.json")}
-    assert [path for path, text in shown.items() if text == COMPACT] == ["ab/zarr.json", "b/zarr.json"]
 
 
 ZARRAY = {

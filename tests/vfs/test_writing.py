@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from shardfs.errors import ExistsError, StaleError
-from shardfs.stores.base import Kind
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import write_buffer
@@ -103,19 +102,6 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(ro
 
 
 @in_trio
-async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(root: Path) -> None:
-    (root / "notes").write_bytes(b"first")
-    process = await Process.start(root, Syscalls())
-    first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
-    (root / "next").write_bytes(b"the second")
-    (root / "next").rename(root / "notes")
-    assert (await process.writing.changes.attributes(first)).size == 10
-    _, late, is_late = await process.writing.changes.open_to_read(first)
-    assert is_late
-    assert bytes(await late.read(0, 100)) == b"the second"
-
-
-@in_trio
 async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_place(root: Path) -> None:
     """A chunk file that came before the document of its array may have the name of a shard that is stored later."""
     (root / "unchecked/zarr.json").rename(root.parent / "zarr.json")
@@ -131,25 +117,6 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
         await process.writing.changes.attributes(first)
     with pytest.raises(StaleError):
         await process.writing.changes.open_to_read(first)
-
-
-@in_trio
-async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(root: Path) -> None:
-    """A reader that opens the version that is there would take it for empty."""
-    process = await Process.start(root, Syscalls())
-    process.fs.ttl = 3600.0
-    files = process.writing.changes
-    directory = (await find(process.fs, "unchecked/c")).ino
-    handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    assert made.ttl == 3600.0
-    await files.fs.open_files[handle].write(0, b"text")
-    await files.fs.open_files[handle].flush()
-    await files.close(handle)
-    ino = (await files.lookup(directory, b"0")).ino
-    await files.open(ino, os.O_WRONLY | os.O_TRUNC)
-    assert (await files.attributes(ino))[1:3] == (0, 0.0)
-    await files.open_to_read(ino)
-    assert (await files.attributes(ino)).size == 4
 
 
 @in_trio
@@ -241,18 +208,6 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     monkeypatch.delattr(Inodes, "moved_directory")
     await process.writing.changes.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
     assert (await process.writing.changes.lookup(ROOT, b"moved")).ino == first
-
-
-@in_trio
-async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(root: Path) -> None:
-    """Another program removes the link, and makes a file, which gets the freed inode of the store."""
-    (root / "name").symlink_to("elsewhere")
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    link = await changes.lookup(ROOT, b"name")
-    file = fs.attributes_of("name", link.status._replace(kind=Kind.FILE))
-    assert file.ino != link.ino
-    assert type(await fs.entry(file.ino)) is Passthrough
 
 
 @in_trio
