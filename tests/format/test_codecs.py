@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode, encode, parse_chain, parse_transpose
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode, encode, parse_chain
 from shardfs.format.document import Extension, parse_codecs
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.encoder import apply, encode_array
@@ -66,14 +65,6 @@ def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
         assert codec is not CRC32C  # gzip and zstd have header bits that say nothing
 
 
-def test_concatenated_members_are_one_text() -> None:
-    for codec in (GZIP, ZSTD):
-        parts = [apply(codec, part) for part in (b"one", b"", b"two")]
-        assert bytes(decode(parsed([codec]), b"".join(parts), 6)) == b"onetwo"
-        with pytest.raises(CorruptionError):
-            decode(parsed([codec]), b"".join(parts) + b"trailing garbage", 100)
-
-
 @every_chain
 @given(edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), size=st.integers(0, 400))
 @settings(max_examples=60)
@@ -86,13 +77,6 @@ def test_damaged_data_decodes_or_is_corrupt(codecs: list[Any], edits: list[tuple
             assert len(decode(parsed(codecs), damaged, 300)) <= 300
         except CorruptionError:
             continue
-
-
-@pytest.mark.parametrize("order", [(), (0,), *permutations(range(3))])
-def test_an_order_is_a_permutation(order: tuple[int, ...]) -> None:
-    assert parse_transpose(*parsed([extension("transpose", order=list(order))]), len(order)) == order
-    with pytest.raises(MetadataError):
-        parse_transpose(*parsed([extension("transpose", order=[*order, 0])]), len(order) + 1 + (not order))
 
 
 def names(codecs: list[Any]) -> list[str]:
@@ -152,12 +136,6 @@ def test_a_configuration_without_meaning_is_refused_whatever_the_data(codec: Any
     for data in (b"", b"some data"):
         with pytest.raises(MetadataError):
             encoded_here([codec], data)
-
-
-def test_more_than_blosc_can_hold_is_refused() -> None:
-    untouched = memoryview(np.empty(2**31, np.uint8))
-    with pytest.raises(RefusedError, match="blosc"):
-        encode(parse_codecs([BLOSC], "codecs"), untouched)
 
 
 TYPES: dict[str, Any] = {

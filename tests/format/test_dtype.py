@@ -66,19 +66,6 @@ def test_types_that_numpy_does_not_have_are_laid_out_as_tensorstore_does(name: s
         assert DataType.parse(f"complex_{name}").nbytes == 2 * parsed.nbytes
 
 
-def test_other_names_and_forms_of_a_type_mean_the_same() -> None:
-    assert DataType.parse("complex_float32").dtype == np.dtype("<c8")
-    assert DataType.parse("complex_float64").dtype == np.dtype("<c16")
-    assert DataType.parse(extension("int16")).dtype == np.dtype("<i2")
-    assert DataType.parse("r24").dtype == np.dtype("V3")
-    assert DataType.parse(extension("numpy.datetime64", unit="μs", scale_factor=1)).dtype == np.dtype("<M8[us]")
-    pairs = extension("structured", fields=[["a", "int16"], ["b", struct(("c", "float64"))]])
-    assert DataType.parse(pairs).dtype == DataType.parse(struct(("a", "int16"), ("b", struct(("c", "float64"))))).dtype
-    assert not DataType.parse(struct(("a", "int16"), ("b", "bfloat16"))).is_native
-    assert DataType.parse("complex_bfloat16").dtype.newbyteorder(">") != DataType.parse("complex_bfloat16").dtype
-    assert not DataType.parse(struct(("a", "int8"), ("b", "bool"))).has_byte_order
-
-
 @pytest.mark.parametrize(
     ("data_type", "reason"),
     [

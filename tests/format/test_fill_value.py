@@ -19,7 +19,7 @@ from zarr.dtype import parse_dtype
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.dtype import DataType, fill_element
 from tests.support.corpus import extension
-from tests.support.encoder import element, numpy_dtype
+from tests.support.encoder import numpy_dtype
 from tests.support.json_values import json_values
 from tests.support.readers import read_zarr
 
@@ -78,29 +78,6 @@ def test_zarr_python_shows_the_same_element(tmp_path: Path, dtype: Any, value: A
     assert filled(document["data_type"], document["fill_value"]) * 2 == expected.tobytes()
     read = read_zarr(tmp_path)
     assert read.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("digits", ["7fc01234", "ff800001", "00000001", "7F800000"])
-def test_hexadecimal_digits_are_the_bits(digits: str) -> None:
-    expected = bytes.fromhex(digits)[::-1]
-    assert filled("float32", f"0x{digits}") == expected == element(f"0x{digits}", np.dtype("f4")).tobytes()
-    assert filled("complex64", [f"0x{digits}", 0.0]) == expected + bytes(4)
-    assert filled("complex_float32", [0.0, f"0x{digits}"]) == bytes(4) + expected
-
-
-def test_other_forms_of_an_element() -> None:
-    assert filled("int32", -3.0) == (-3).to_bytes(4, "little", signed=True)
-    assert filled("float32", math.nan) == filled("float32", "NaN") == bytes.fromhex("7fc00000")[::-1]
-    assert filled("float32", 1e300) == filled("float32", "Infinity")
-    assert filled("float16", -70000) == filled("float16", "-Infinity")
-    assert filled(DATE, "NaT") == filled(DATE, -(2**63)) == bytes(7) + b"\x80"
-    assert filled("r24", [1, 2, 255]) == filled(RAW, base64_of(b"\1\2\xff")) == b"\1\2\xff"
-    assert filled(TEXT, "\ud800") == b"\0\xd8\0\0" + bytes(12)
-    expected = b"\7\0" + "ab".encode("utf-32-le") + bytes(8)
-    for struct in (STRUCT, PAIRS):
-        assert filled(struct, {"y": "ab", "x": 7}) == filled(struct, base64_of(expected)) == expected
-    nested = extension("struct", fields=[{"name": "z", "data_type": "uint8"}, {"name": "s", "data_type": STRUCT}])
-    assert filled(nested, {"z": 1, "s": {"x": 7, "y": "ab"}}) == b"\1" + expected
 
 
 @pytest.mark.parametrize("data_type", ["bfloat16", "int4", "float8_e5m2", "complex_bfloat16", "complex_float16"])

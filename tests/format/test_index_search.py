@@ -86,13 +86,6 @@ def test_the_last_index_is_found_among_older_ones_and_anything_else(codecs: list
 
 
 @every_codecs
-@pytest.mark.parametrize("tail", [b"", bytes(5_000_001), b"\xff" * 4_200_000, b"\1" + bytes(3_000_000)], ids=len)
-def test_an_index_is_found_behind_many_bytes(codecs: list[Any], tail: bytes) -> None:
-    shard = b"x" * 4097 + index(codecs, {0: (0, 4097), 999: (4000, 97)}, 1000)
-    assert find_last_index(layout_of(codecs, 1000), shard + tail) == 4097
-
-
-@every_codecs
 def test_an_index_that_names_bytes_behind_it_is_none(codecs: list[Any]) -> None:
     old = b"abc" + index(codecs, {1: (0, 3)}, 3)
     layout = layout_of(codecs, 3)

@@ -15,7 +15,6 @@ from tests.support.corpus import (
     CRC32C,
     GZIP,
     LITTLE,
-    Case,
     array,
     extension,
     rectilinear,
@@ -24,7 +23,6 @@ from tests.support.corpus import (
     transpose,
 )
 from tests.support.json_values import mutated_documents
-from tests.support.parametrize import every_case
 
 
 def of(document: Any) -> bytes:
@@ -40,14 +38,6 @@ def stored(*codecs: Any, grid: Any = (4, 6), **members: Any) -> dict[str, Any]:
 def test_it_is_the_same_in_every_version() -> None:
     """Journals hold it."""
     assert of(stored()).hex() == "061a360cff35b24f23805d580da78bdd"
-
-
-@every_case
-def test_shape_and_descriptions_do_not_count(case: Case) -> None:
-    ndim = len(case.document["shape"])
-    others = {"attributes": {"other": 1}, "dimension_names": [None] * ndim, "fill_value": "other"}
-    assert len(of(case.document)) == FINGERPRINT_NBYTES
-    assert of(case.document | others | {"shape": [0] * ndim}) == of(case.document)
 
 
 SAME = [
@@ -72,11 +62,6 @@ def test_what_only_steers_the_encoder_does_not_count() -> None:
     other = [LITTLE, extension("gzip", level=9)]
     assert of(stored(sharding((2, 3), LITTLE, GZIP))) == of(stored(sharding((2, 3), *other)))
     assert of(stored(sharding((2, 3)), GZIP)) == of(stored(sharding((2, 3)), extension("gzip", level=1)))
-
-
-def test_a_grid_may_have_its_old_name() -> None:
-    bounded = stored(grid=regular_bounded(4, 6))
-    assert of(stored(grid=extension("regular_bounded", chunk_shape=[4, 6]))) == of(bounded)
 
 
 def test_byte_order_counts_where_there_is_one() -> None:

@@ -13,7 +13,7 @@ from shardfs.errors import NotUnshardable
 from shardfs.format.lens.unsharded import unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.format.sharding import Coords, ShardGrid
-from tests.support.corpus import GZIP, LITTLE, Case, array, extension, rectilinear, sharding, transpose
+from tests.support.corpus import LITTLE, Case, array, extension, rectilinear, sharding, transpose
 from tests.support.parametrize import every_case
 
 
@@ -72,19 +72,6 @@ def test_entries_count_in_the_axes_of_the_index() -> None:
     assert grid.locate((2, 0, 1)).entries == (1 * 4 + 0 * 2 + 0,)
 
 
-def nested_to(depth: int) -> dict[str, Any]:
-    codec = sharding((1,))
-    for _ in range(depth - 1):
-        codec = sharding((1,), codec)
-    return array((4,), (2,), codec)
-
-
-def test_shards_nest_sixteen_deep() -> None:
-    assert len(grid_of(nested_to(16)).levels) == 16
-    with pytest.raises(NotUnshardable, match="16"):
-        grid_of(nested_to(17))
-
-
 @pytest.mark.parametrize(
     "document",
     [
@@ -97,16 +84,6 @@ def test_shards_nest_sixteen_deep() -> None:
 def test_an_index_that_is_too_large_to_be_read_is_a_reason(document: dict[str, Any]) -> None:
     with pytest.raises(NotUnshardable, match="index"):
         grid_of(document)
-
-
-def test_large_arrays_cost_nothing() -> None:
-    grid = grid_of(array((2**18, 2**17), (2**14, 2**13), sharding((2**10, 2**9), sharding((1, 1)), GZIP)))
-    last = (2**18 - 1, 2**17 - 1)
-    place = grid.locate(last)
-    assert place.shard == (15, 15)
-    assert place.entries == (16 * 16 - 1, 2**19 - 1)
-    assert grid.coords(place) == last
-    assert sum(segment.length for segment in grid.row((5,), range(2**17))) == 2**17
 
 
 def test_members_of_a_sharding_codec_that_are_not_known_are_a_reason() -> None:

@@ -13,7 +13,7 @@ import tensorstore
 import zarr
 
 from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
-from tests.support.encoder import EMPTY, Layout, encode, encode_array
+from tests.support.encoder import EMPTY, Layout, encode
 
 
 def read_zarr(path: Path) -> np.ndarray:
@@ -86,26 +86,3 @@ def test_a_shard_byte_for_byte(
     document = array((len(values),), (4,), codec, data_type="uint8", fill_value=7)
     encoded = encode(document, np.array(values, np.uint8), frozenset(absent), layout)
     assert encoded.files.get("c/0") == shard
-
-
-@pytest.mark.parametrize("location", ["start", "end"])
-def test_gaps_and_a_foreign_prefix_move_payloads_and_nothing_else(location: str) -> None:
-    codec = sharding((2,), extension("bytes"), index_codecs=[LITTLE], index_location=location)
-    document = array((4,), (4,), codec, data_type="uint8")
-    layout = Layout(gaps=True, foreign_prefix=0 if location == "start" else 20)
-    shard = encode(document, np.array([1, 2, 3, 4], np.uint8), layout=layout).files["c/0"]
-    index = shard[:32] if location == "start" else shard[-32:]
-    first, first_size, second, second_size = struct.unpack("<4Q", index)
-    assert (first_size, second_size) == (2, 2)
-    assert shard[first : first + 2] == b"\1\2"
-    assert shard[second : second + 2] == b"\3\4"
-    assert first > (32 if location == "start" else 20)
-    assert second > first + 2
-
-
-def test_the_specifications_own_sizes_and_the_checksums_check_value() -> None:
-    document = array((64, 64), (64, 64), sharding((32, 32)), data_type="uint8")
-    stored = encode(document, np.ones((64, 64), np.uint8)).files["c/0/0"]
-    assert len(stored) == 64 * 64 + 68
-    digits = np.frombuffer(b"123456789", np.uint8)
-    assert encode_array(["bytes", "crc32c"], digits) == b"123456789" + bytes.fromhex("839206e3")

@@ -23,8 +23,6 @@ from tests.support.corpus import (
     array,
     edited,
     extension,
-    rectilinear,
-    regular_bounded,
     sharding,
 )
 from tests.support.parametrize import every_case
@@ -79,14 +77,6 @@ def test_everything_else_is_kept_in_its_order() -> None:
     assert json.dumps(rewritten) == json.dumps(expected)
 
 
-def test_a_kind_need_not_be_written() -> None:
-    document = group({"a": BASE})
-    del document["consolidated_metadata"]["kind"]
-    rewritten = unsharded(document)
-    assert rewritten is not None
-    assert rewritten["consolidated_metadata"]["metadata"] == {"a": shown(BASE)}
-
-
 @pytest.mark.parametrize(
     "document",
     [
@@ -109,17 +99,6 @@ def test_where_nothing_is_rewritten_the_stored_document_is_shown(document: dict[
     assert unsharded(document) is None
 
 
-def test_a_deeply_nested_copy_does_no_harm() -> None:
-    document = group({"a": BASE})
-    for _ in range(5000):
-        document = group({"g": document, "a": BASE})
-    rewritten = unsharded(document)
-    assert rewritten is not None
-    assert rewritten["consolidated_metadata"]["metadata"]["a"] == shown(BASE)
-    while "g" in document["consolidated_metadata"]["metadata"]:  # a deep tree is taken apart without recursion
-        document = document["consolidated_metadata"]["metadata"].pop("g")
-
-
 # The way back.
 
 
@@ -135,12 +114,6 @@ def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
 
 def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
     return resharded(unsharded(document) or document, stored_nodes(document))
-
-
-def decoded_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
-    shown = DECODED.get(document) or document
-    nodes = stored_nodes(document)
-    return DECODED.put(stored, shown, nodes)
 
 
 def refusal(copy: Any, stored: Any) -> str:
@@ -166,13 +139,6 @@ def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> Non
         assert json.dumps(there_and_back(document)) == json.dumps(document)
 
 
-@given(groups)
-def test_copies_of_arrays_that_are_not_shown_stay(document: dict[str, Any]) -> None:
-    """Among the leaves are arrays that have no decoded form, and those that no view shows."""
-    if len(stored_nodes(document)) == count_copies(document):
-        assert json.dumps(decoded_and_back(document, document)) == json.dumps(document)
-
-
 def count_copies(document: Any) -> int:
     copies = document.get("consolidated_metadata", {}).get("metadata", {}) if isinstance(document, dict) else {}
     return len(copies) + sum(map(count_copies, copies.values()))
@@ -188,14 +154,6 @@ def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
 
 OPAQUE = array((4,), (2,), extension("example.raw"))
 COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}), "last": OPAQUE}
-
-
-def test_a_copy_of_an_array_that_is_not_shown_is_left_out() -> None:
-    assert DECODED.get(group(COPIES)) == group(
-        {"a": Decoded().get(parsed(BASE)), "g": group({"x": Decoded().get(parsed(PLAIN))})}
-    )
-    assert DECODED.get(group({"hidden": OPAQUE})) == group({})
-    assert unsharded(group({"hidden": OPAQUE})) is None
 
 
 def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
@@ -248,20 +206,6 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
     }
     stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
     assert resharded(group(copies), stored) == group(copies)
-
-
-def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
-    document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
-    expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
-    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}) == expected
-
-
-@pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
-def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
-    """zarr-python resizes an array without touching the copy in its group."""
-    stored = array((8, 12), grid, sharding((2, 3)))
-    before = stored | {"shape": [6, 9]}
-    assert resharded(group({"a": shown(before)}), {"a": stored}) == group({"a": before})
 
 
 def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:

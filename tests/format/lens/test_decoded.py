@@ -146,20 +146,3 @@ def test_what_does_not_say_that_chunks_are_decoded_is_refused(codecs: list[Any])
     for refused in (lambda: accept_decoded(unsharded, written), lambda: require_decoded(written)):
         with pytest.raises(RefusedError):
             refused()
-
-
-def test_byte_order_matters_where_there_is_one() -> None:
-    require_decoded(parsed(array((4, 4), (2, 2), BIG, data_type="uint8")))
-    require_decoded(parsed(array((4, 4), (2, 2), "bytes", data_type="uint16")))
-    with pytest.raises(RefusedError, match="little-endian"):
-        require_decoded(parsed(array((4, 4), (2, 2), BIG, data_type="uint16")))
-    with pytest.raises(RefusedError, match="vary in size"):
-        require_decoded(parsed(array((4, 4), (2, 2), extension("vlen-utf8"), data_type="string", fill_value="")))
-
-
-def test_chunks_that_no_file_holds_are_not_shown_as_files() -> None:
-    largest = array((2**62,), (2**60 - 1,), LITTLE, data_type="int64")
-    assert codec_of(describe(parsed(largest))).nbytes == 2**63 - 8
-    for grid in ((2**60,), (2**62,)):
-        with pytest.raises(NotShownError, match="larger than a file"):
-            codec_of(describe(parsed(array((2**62,), grid, LITTLE, data_type="int64"))))

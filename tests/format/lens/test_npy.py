@@ -7,13 +7,11 @@ import math
 import warnings
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.errors import NotShownError
 from shardfs.format.dtype import DataType
-from shardfs.format.lens.npy import NpyFile, boxes, npy_header
+from shardfs.format.lens.npy import NpyFile, boxes
 
 DTYPES = ["|b1", "|i1", "<u2", "<i4", "<f8", "<c16", "<f2", "<M8[ns]", "<m8[10s]", "<U5", "|S3", "|V7"]
 STRUCTS = [[("x", "<i4"), ("y", "<f8")], [("µ", "|u1")], [("中", "<i2")]]
@@ -49,24 +47,6 @@ def test_a_header_is_the_one_that_numpy_writes(dtype: np.dtype, shape: tuple[int
     expected = saved(dtype, shape)
     assert file.header == expected[: len(file.header)]
     assert file.nbytes == len(expected)
-
-
-@pytest.mark.parametrize(("length", "version"), [(6, (1, 0)), (70_000, (2, 0))])
-def test_a_long_header_is_of_a_later_version(length: int, version: tuple[int, int]) -> None:
-    dtype = np.dtype([("x" * length, "<i4")])
-    header = npy_header(data_type(dtype), (2,))
-    assert tuple(header[6:8]) == version
-    assert header == saved(dtype, (2,))[: len(header)]
-
-
-def test_a_type_that_is_no_type_of_numpy_is_not_shown() -> None:
-    with pytest.raises(NotShownError, match="bfloat16"):
-        npy_header(DataType("bfloat16", np.dtype("<u2"), is_native=False), (2,))
-
-
-def test_an_array_larger_than_any_file_is_not_shown() -> None:
-    with pytest.raises(NotShownError, match="more than a file can have"):
-        NpyFile.of(data_type(np.dtype("<i8")), (2**40, 2**40), (1, 1))
 
 
 @given(shapes, st.data())

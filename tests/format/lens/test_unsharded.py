@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -24,14 +23,12 @@ from shardfs.format.lens.unsharded import (
 )
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from tests.support.corpus import (
-    BASE,
     BIG,
     CRC32C,
     GZIP,
     LITTLE,
     ZSTD,
     array,
-    edited,
     extension,
     rectilinear,
     regular_bounded,
@@ -92,52 +89,6 @@ def test_more_inner_chunks_than_inode_numbers_can_count_are_a_reason(separator: 
     assert "more than shardfs can count" in reason(line(most + 1))
 
 
-def test_positions_count_chunks_and_directories() -> None:
-    assert count_positions(()) == 1
-    assert count_positions((5,)) == 6
-    assert count_positions((2, 3, 4)) == 1 + 2 + 6 + 24
-    assert count_positions((2, 0, 4)) == 3
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        edited(("shape",), [10**4000, 10**4000]),
-        array((10**4000,) * 8, (10**4000,) * 8, sharding((1,) * 8)),
-        array((7,) * 8, (10**4000,) * 8, sharding((1,) * 8)),
-        array((10**4000,), (10**4000 + 1,), sharding((2,))),
-    ],
-    ids=["inner chunks", "index entries and chunks", "index entries", "edges"],
-)
-def test_numbers_of_thousands_of_digits_are_a_reason(document: dict[str, Any]) -> None:
-    nbytes = len(reason(document))
-    assert nbytes < 1000
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("codecs",), [extension("\ud800" * 5), sharding((2, 3))]),
-        (("codecs",), [sharding((2, 3)), extension("\udfff\n\x1b[31m" * 5)]),
-        (("codecs",), [extension("x" * 100_000), sharding((2, 3))]),
-        (("codecs",), [sharding((2, 3), **{"y" * 100_000: 1})]),
-        (("codecs",), [sharding((2, 3), **{f"member {i}": 1 for i in range(1000)})]),
-        (("codecs",), [sharding((2, 3), index_codecs=[extension("z" * 100_000)])]),
-        (("chunk_grid",), extension("g" * 100_000)),
-        (("chunk_grid",), extension("regular", chunk_shape=[4, 6], **{"\ud800": 1})),
-        (("chunk_key_encoding",), extension("k" * 100_000)),
-        (("chunk_key_encoding",), extension("default", separator="s" * 100_000)),
-    ],
-    ids=lambda value: ascii(value)[-12:],
-)
-def test_a_reason_is_a_short_line_of_text(place: tuple[Any, ...], value: Any) -> None:
-    """It becomes an extended attribute, of at most 64 KiB, and a line of the log."""
-    text = reason(edited(place, value, BASE))
-    nbytes = len(text.encode(errors="replace"))
-    assert nbytes < 1000
-    assert text.isprintable()
-
-
 def parsed(document: dict[str, Any]) -> ArrayMetadata:
     found = parse_document(json.dumps(document).encode())
     assert isinstance(found, ArrayMetadata)
@@ -152,18 +103,6 @@ def refusal(document: dict[str, Any]) -> str:
 
 PLAIN = array((7, 9), (2, 4), transpose(1, 0), LITTLE, GZIP)
 V2_KEYS = {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}
-
-
-def test_an_unsharded_array_is_described_as_it_is() -> None:
-    shown = describe(parsed(PLAIN))
-    assert shown.document == PLAIN
-    assert shown.grid.grid_shape == (4, 3)
-    assert shown.grid.chunk_shape == (2, 4)
-    assert shown.grid.is_unsharded
-    assert [codec.name for codec in shown.codecs] == ["transpose", "bytes", "gzip"]
-    assert describe(parsed(PLAIN)) == shown
-    assert describe(parsed(BASE)) == unshard(parsed(BASE))
-    assert not describe(parsed(BASE)).grid.is_unsharded
 
 
 def _configuration(codec: dict[str, Any]) -> dict[str, Any]:
@@ -201,27 +140,6 @@ def test_what_has_no_such_description_is_refused_with_the_reason() -> None:
     sharded_behind_another = array((4,), (4,), extension("delta"), sharding((2,)))
     with pytest.raises(NotUnshardable, match="delta"):
         describe(parsed(sharded_behind_another))
-
-
-@given(st.data())
-@settings(max_examples=100)
-def test_each_chunk_is_the_one_entry_of_a_shard_of_its_own(data: st.DataObject) -> None:
-    ndim = data.draw(st.integers(0, 3))
-    shape = data.draw(st.tuples(*[st.integers(0, 9)] * ndim))
-    chunk_shape = data.draw(st.tuples(*[st.integers(1, 5)] * ndim))
-    grid = describe(parsed(array(shape, chunk_shape, LITTLE))).grid
-    assert grid.nchunks == math.prod(-(-n // length) for n, length in zip(shape, chunk_shape, strict=True))
-    if not grid.nchunks:
-        return
-    coords = data.draw(st.tuples(*[st.integers(0, n - 1) for n in grid.grid_shape]))
-    place = grid.locate(coords)
-    assert (place.shard, place.entries, place.shapes) == (coords, (0,), ((1,) * ndim,))
-    assert grid.coords(place) == coords
-    assert (grid.nchunks_of(coords), grid.index_nbytes(coords)) == (1, 0)
-    assert not grid.is_large(grid.index_shape(coords))
-    if ndim:
-        row = list(grid.row(coords[:-1], range(grid.grid_shape[-1])))
-        assert [(segment.first, segment.length) for segment in row] == [(i, 1) for i in range(grid.grid_shape[-1])]
 
 
 def test_what_may_be_edited_is_stored_with_everything_else_as_it_is_spelled() -> None:
@@ -275,14 +193,6 @@ def reason_not_to_shard(document: dict[str, Any], *chunks_per_shard: int) -> str
     return str(caught.value)
 
 
-def test_chunks_become_inner_chunks() -> None:
-    written = array((7, 11), (2, 3), LITTLE, "crc32c", attributes={"kept": 2**70}, dimension_names=["y", None])
-    assert shard_new(parsed_node(written), (4, 8)) == written | {
-        "chunk_grid": extension("regular", chunk_shape=[8, 24]),
-        "codecs": [sharding((2, 3), LITTLE, CRC32C, index_location="end")],
-    }
-
-
 @pytest.mark.parametrize(
     "written",
     [
@@ -304,13 +214,6 @@ def test_it_shows_as_it_was_written(written: dict[str, Any]) -> None:
     assert {k: v for k, v in shown.document.items() if k not in replaced_members} == {
         k: v for k, v in written.items() if k not in replaced_members
     }
-
-
-def test_an_empty_configuration_is_kept() -> None:
-    """zarr-python refuses the codec without it."""
-    bz2 = {"name": "numcodecs.bz2", "configuration": {}}
-    document = shard_new(parsed_node(array((7, 11), (2, 3), LITTLE, bz2)), (4,))
-    assert document["codecs"][0]["configuration"]["codecs"] == [LITTLE, bz2]
 
 
 @pytest.mark.parametrize(
@@ -361,11 +264,6 @@ def test_any_document_becomes_sharded_or_has_a_reason(data: st.DataObject) -> No
     shown = unshard(parsed_node(sharded))
     assert list(shown.grid.chunk_shape) == node.chunk_grid.configuration["chunk_shape"]
     assert [codec.configuration for codec in shown.codecs] == [codec.configuration for codec in node.codecs]
-
-
-@pytest.mark.parametrize(("text", "expected"), [("8", (8,)), ("8,8,8", (8, 8, 8)), ("1,64", (1, 64)), ("1", (1,))])
-def test_chunks_per_shard_are_read(text: str, expected: tuple[int, ...]) -> None:
-    assert parse_chunks_per_shard(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,6 @@ def shown(*codecs: Any, ndim: int = 2, **members: Any) -> dict[str, Any]:
     return array_documents(parsed(document), ".")[".zarray"]
 
 
-def test_an_array_has_one_document_if_it_has_no_attributes() -> None:
-    assert array_documents(parsed({**PLAIN, "data_type": "uint16", "fill_value": 0}), ".") == {".zarray": ZARRAY}
-    assert array_documents(parsed({**PLAIN, "attributes": {}, "dimension_names": None}), "/").keys() == {".zarray"}
-
-
 @pytest.mark.parametrize(
     ("codecs", "members"),
     [
@@ -150,12 +145,6 @@ def test_dimension_names_are_an_attribute_if_all_have_one(members: dict[str, Any
     assert array_documents(parsed({**PLAIN, **members}), ".")[".zattrs"] == attributes
 
 
-def test_a_group_shows_its_attributes() -> None:
-    assert V2(fills_missing=False).documents(group()) == {".zgroup": {"zarr_format": 2}}
-    documents = V2(fills_missing=False).documents(group(attributes={"a": 1, "_ARRAY_DIMENSIONS": 2}))
-    assert documents == {".zgroup": {"zarr_format": 2}, ".zattrs": {"a": 1, "_ARRAY_DIMENSIONS": 2}}
-
-
 def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_form() -> None:
     copy = {**PLAIN, "data_type": "uint16", "fill_value": 0, "attributes": {"a": 1}}
     turned = {**copy, "codecs": [{"name": "example.opaque"}, LITTLE]}
@@ -191,21 +180,6 @@ def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_for
             "inner/deep/.zattrs": {"a": 1},
         },
     }
-
-
-def test_copies_within_copies_do_not_multiply_the_size_of_a_document() -> None:
-    def holding(copies: dict[str, Any]) -> dict[str, Any]:
-        return dict(group(consolidated_metadata={"kind": "inline", "metadata": copies}).document)
-
-    leaves = holding({str(i): group().document for i in range(20_000)})
-    assert ".zmetadata" in V2(fills_missing=False).documents(GroupMetadata(holding({"a": leaves})))
-    long = GroupMetadata(holding({"a" * 2000: holding({"b" * 2000: leaves})}))
-    assert V2(fills_missing=False).documents(long).keys() == {".zgroup"}
-
-
-@pytest.mark.parametrize("consolidated", [{"kind": "other", "must_understand": False, "metadata": {}}, None])
-def test_consolidated_metadata_of_an_unknown_kind_does_not_show(consolidated: Any) -> None:
-    assert V2(fills_missing=False).documents(group(consolidated_metadata=consolidated)).keys() == {".zgroup"}
 
 
 @given(st.data())

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.document import canonical
-from shardfs.format.dtype import MAX_DEPTH
 from shardfs.format.lens.v2 import (
     V2,
     array_documents,
@@ -139,12 +138,6 @@ def test_a_document_that_is_none_is_refused(members: dict[str, Any]) -> None:
         edited(SHOWN, ".zarray", {**ZARRAY, **members})
 
 
-@pytest.mark.parametrize("missing", ["shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"])
-def test_a_document_must_be_whole(missing: str) -> None:
-    with pytest.raises(MetadataError, match=missing):
-        check_document(".zarray", text({member: value for member, value in ZARRAY.items() if member != missing}))
-
-
 @pytest.mark.parametrize(
     ("data_type", "stored", "written", "expected"),
     [
@@ -175,18 +168,6 @@ def test_a_fill_value_changes_if_it_means_another_element(
     shown = {**SHOWN, "data_type": data_type, "fill_value": stored}
     zarray = array_documents(parsed(shown), ".")[".zarray"]
     assert json.dumps(edited(shown, ".zarray", {**zarray, "fill_value": written})["fill_value"]) == json.dumps(expected)
-
-
-@pytest.mark.parametrize(("written", "expected"), [("y", "y"), (None, "x"), (0, ""), ("", "")])
-def test_text_is_a_fill_value_of_strings(written: Any, expected: str) -> None:
-    shown = {**SHOWN, "data_type": "string", "codecs": [{"name": "vlen-utf8"}], "fill_value": "x"}
-    zarray = array_documents(parsed(shown), ".")[".zarray"]
-    assert edited(shown, ".zarray", {**zarray, "fill_value": written})["fill_value"] == expected
-
-
-def test_the_shape_changes_and_nothing_else() -> None:
-    shown = {**SHOWN, **HALF_NAMED, "attributes": {"a": 1}}
-    assert edited(shown, ".zarray", {**ZARRAY, "shape": [0, 99]}) == {**shown, "shape": [0, 99]}
 
 
 @pytest.mark.parametrize(
@@ -224,16 +205,6 @@ def test_attributes_change_with_the_names_of_dimensions(
 ) -> None:
     base = {member: value for member, value in SHOWN.items() if member != "attributes"}
     assert canonical(edited({**base, **shown}, ".zattrs", written)) == canonical({**base, **expected})
-
-
-def test_other_documents_are_no_edits() -> None:
-    for name, written in ((".zarray", None), (".zgroup", b"{}"), (".zmetadata", b"{}")):
-        with pytest.raises(RefusedError):
-            edit_array(parsed(SHOWN), name, written, ".")
-    group = GroupMetadata({"zarr_format": 3, "node_type": "group"})
-    for name, written in ((".zarray", b"{}"), (".zgroup", None), (".zmetadata", b"{}")):
-        with pytest.raises(RefusedError):
-            edit_group(group, name, written)
 
 
 def test_a_group_changes_its_attributes_and_loses_consolidated_metadata() -> None:
@@ -285,19 +256,6 @@ def test_writing_what_is_shown_changes_nothing(
     group = GroupMetadata({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
     for name, shown in V2(separator).documents(group).items():
         assert canonical(edit_group(group, name, text(shown)).document) == canonical(group.document)
-
-
-def test_a_struct_is_read_as_deep_as_it_is_shown() -> None:
-    data_type: Any = "uint8"
-    for _ in range(MAX_DEPTH):
-        data_type = extension("structured", fields=[["x", data_type]])
-    stored = {**SHOWN, "data_type": data_type, "fill_value": "AA=="}
-    zarray = array_documents(parsed(stored), ".")[".zarray"]
-    check_document(".zarray", text(zarray))
-    assert edited(stored, ".zarray", zarray) == stored
-    assert new_array(text(zarray), None, ".").document["data_type"] == data_type
-    with pytest.raises(MetadataError):
-        check_document(".zarray", text({**zarray, "dtype": [["x", zarray["dtype"]]]}))
 
 
 def test_consolidated_metadata_is_read_by_path_and_name() -> None:

@@ -6,21 +6,19 @@ import base64
 import json
 import math
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numcodecs import VLenUTF8
 
-from shardfs.errors import MetadataError, NotShownError
+from shardfs.errors import NotShownError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import canonical
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import array_documents, edit_array, new_array
-from shardfs.format.lens.v2_attributes import FillCodec, fill_values, naming_no_axes
+from shardfs.format.lens.v2_attributes import fill_values, naming_no_axes
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.json_values import json_values
@@ -161,13 +159,6 @@ def test_whatever_the_attribute_says_is_shown_or_left_out_and_comes_back(data_ty
         assert isinstance(shown(stored)[1].get("_FillValue", 0), int | float), "text ends the process of netCDF-C"
 
 
-def test_a_missing_value_that_is_none_of_the_data_type_is_refused() -> None:
-    zarray, zattrs = shown(plain("uint8"))
-    for name, document in ((".zarray", {**zarray, "fill_value": 256}), (".zattrs", {**zattrs, "_FillValue": "a"})):
-        with pytest.raises(MetadataError):
-            edited(plain("uint8"), name, document)
-
-
 CHAINS = [
     [LITTLE],
     [BIG],
@@ -188,11 +179,6 @@ def test_a_chunk_of_a_fill_value_is_encoded_as_any_other(chain: Any, data_type: 
     count = math.prod(described.grid.chunk_shape)
     pattern, nbytes = values.codec.chunk(values.stored)
     assert pattern * (nbytes // len(pattern)) == codec.encode(values.stored * count)
-
-
-def test_a_chunk_of_text_is_encoded_as_numcodecs_does() -> None:
-    codec = replace(FillCodec.parse(describe(parsed(plain("string", "é")))), after=())
-    assert VLenUTF8().decode(codec.chunk("é".encode())[0]).tolist() == ["é"] * 24
 
 
 def test_chunks_that_cannot_be_encoded_are_told_why() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.errors import NotUnshardable, RefusedError
 from shardfs.format.lens.unsharded import shard_new, unshard
-from shardfs.format.lens.v2 import V2, array_documents, edit_array, new_array
+from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import LITTLE, extension, transpose
 
@@ -141,28 +141,3 @@ def test_a_new_array_has_the_dimension_separator_of_the_mount() -> None:
     for document in (silent, NEW):
         with pytest.raises(RefusedError, match="separator"):
             new_array(text(document), None, "/")
-
-
-@pytest.mark.parametrize("ndim", [0, 1])
-@pytest.mark.parametrize("separators", [("/", "."), (".", "/"), (None, "/")])
-def test_chunks_of_fewer_than_two_axes_have_no_separator_that_matters(ndim: int, separators: Any) -> None:
-    written, of_mount = separators
-    array = new_array(
-        text({**NEW, "shape": [4] * ndim, "chunks": [2] * ndim, "dimension_separator": written}), None, of_mount
-    )
-    assert array.shape == (4,) * ndim
-
-
-def test_a_new_array_takes_its_attributes_along() -> None:
-    document = new_array(text(NEW), text({"a": 1, "_ARRAY_DIMENSIONS": ["y", "x"]}), ".").document
-    assert (document["attributes"], document["dimension_names"]) == ({"a": 1}, ["y", "x"])
-
-
-def test_a_new_group_takes_its_attributes_along() -> None:
-    zgroup = b'{"zarr_format": 2}'
-    new = V2().new(".zgroup", zgroup, {})
-    assert new.document == {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    assert V2().new(".zgroup", zgroup, {".zattrs": b'{"a": 1}'}).document["attributes"] == {"a": 1}
-    for written, beside in ((b"[]", {}), (b"{}", {}), (zgroup, {".zattrs": b"[]"})):
-        with pytest.raises(MetadataError):
-            V2().new(".zgroup", written, beside)
