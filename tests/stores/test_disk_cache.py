@@ -116,20 +116,6 @@ def test_what_is_not_wholly_there_is_not_found(make: Make) -> None:
     assert cache.find(NAME, ETAG, 150, 100) == b"x" * 50
 
 
-def test_name_and_etag_are_kept_apart(make: Make) -> None:
-    cache = make()
-    cache.add("ab", "c", 0, b"first")
-    assert cache.find("a", "bc", 0, 5) is None
-
-
-@pytest.mark.parametrize("name", ["", "ä/\U0001f600", "a\udcff\ud800", "a\0b", "../../x", "x" * 5000])
-def test_any_name_will_do(make: Make, directory: Path, name: str) -> None:
-    cache = make()
-    cache.add(name, name, 0, b"data")
-    assert cache.find(name, name, 0, 4) == b"data"
-    assert only_entry(directory).parent.parent == directory
-
-
 # Damage
 
 
@@ -205,19 +191,6 @@ def test_a_name_that_claims_more_than_there_is_hides_nothing(make: Make, directo
     assert counts.cache_damaged == 1
 
 
-def test_a_foreign_name_in_a_drawer_is_left_alone(make: Make, directory: Path, clock: Clock) -> None:
-    cache = make()
-    cache.add(NAME, ETAG, 0, b"data")
-    drawer = only_entry(directory).parent
-    foreign = [drawer / "notes.txt", drawer / ("A" * 64), drawer / ("0" * 64)]
-    for path in foreign:
-        path.write_bytes(b"mine")
-    clock.pass_by(2)
-    assert cache.find(NAME, ETAG, 100, 1) is None
-    assert make(0).find(NAME, ETAG, 0, 4) is None
-    assert all(path.read_bytes() == b"mine" for path in foreign)
-
-
 # Eviction
 
 
@@ -251,35 +224,6 @@ def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
     clock.pass_by(60)
     cache.add("new", ETAG, 0, b"data")
     assert cache.find("new", ETAG, 0, 4) == b"data"
-
-
-def test_what_cannot_be_opened_for_now_is_no_damage(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    counts = Counts()
-    cache = make(counts=counts)
-    cache.add(NAME, ETAG, 0, b"data")
-
-    def fail(*args: Any, **kwargs: Any) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as context:
-        context.setattr(os, "open", fail)
-        assert cache.find(NAME, ETAG, 0, 4) is None
-    assert "Too many open files" in caplog.text
-    assert counts.cache_damaged == 0
-    assert cache.find(NAME, ETAG, 0, 4) == b"data"
-
-
-def test_another_directory_of_the_same_name_is_not_written(make: Make, directory: Path, clock: Clock) -> None:
-    cache = make()
-    shutil.rmtree(directory)
-    directory.mkdir(mode=0o700)
-    (directory / "thesis.txt").write_text("mine")
-    for _ in range(3):
-        cache.add("a", ETAG, 0, b"data")
-        clock.pass_by(60)
-    assert os.listdir(directory) == ["thesis.txt"]
 
 
 def test_threads_share_a_cache(make: Make) -> None:
@@ -366,11 +310,6 @@ def test_nobody_else_can_read_it(make: Make, directory: Path) -> None:
     assert [p.stat().st_mode & 0o777 for p in (directory, path.parent, path)] == [0o700, 0o700, 0o600]
 
 
-def test_backup_programs_know_it_as_a_cache(make: Make, directory: Path) -> None:
-    make()
-    assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
-
-
 @pytest.mark.parametrize("name", ["thesis.txt", "CACHEDIR.TAG"])
 def test_a_directory_with_something_else_in_it_is_refused_and_untouched(make: Make, directory: Path, name: str) -> None:
     directory.mkdir(parents=True)
@@ -378,22 +317,6 @@ def test_a_directory_with_something_else_in_it_is_refused_and_untouched(make: Ma
     with pytest.raises(UsageError, match=r"cache is not empty"):
         make(0)
     assert {path.name: path.read_text() for path in directory.iterdir()} == {name: "mine"}
-
-
-@pytest.mark.parametrize("nbytes", [0, 10])
-def test_a_tag_that_was_cut_short_by_a_crash_is_completed(make: Make, directory: Path, nbytes: int) -> None:
-    make()
-    os.truncate(directory / "CACHEDIR.TAG", nbytes)
-    make()
-    assert (directory / "CACHEDIR.TAG").stat().st_size > 10
-
-
-def test_a_file_in_its_place_is_an_error_that_names_it(make: Make, directory: Path) -> None:
-    directory.parent.mkdir()
-    directory.write_text("mine")
-    with pytest.raises(UsageError, match=f"{directory} is not a directory"):
-        make()
-    assert directory.read_text() == "mine"
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(

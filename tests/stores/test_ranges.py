@@ -41,47 +41,6 @@ def test_every_range_lies_in_exactly_one_that_is_fetched(wanted: list[Span], gap
         assert "1" * (gap + 1) not in "".join("1" if is_missing else "0" for is_missing in missing)
 
 
-def test_a_read_anywhere_is_no_window() -> None:
-    assert window(Reads(100 * MIB), Span(0, 10), 100 * MIB) is None
-    reads = Reads(100 * MIB, [Span(0, 90 * MIB)], read_end=MIB, window_end=2 * MIB)
-    assert window(reads, Span(50 * MIB, 51 * MIB), 100 * MIB) is None
-    assert window(reads, Span(MIB - 1, MIB), 100 * MIB) is None
-
-
-def test_what_is_expected_is_a_window_from_its_beginning() -> None:
-    reads = Reads(100 * MIB, [Span(MIB, 5 * MIB)])
-    assert window(reads, Span(MIB, MIB + 10), 100 * MIB) == Span(MIB, 5 * MIB)
-
-
-def test_a_read_behind_the_last_one_is_a_window_to_the_end() -> None:
-    assert window(Reads(4 * MIB, read_end=100), Span(100, 200), 4 * MIB) == Span(100, 4 * MIB)
-    assert window(Reads(4 * MIB, read_end=100), Span(110, 200), 4 * MIB) == Span(110, 4 * MIB)
-
-
-def test_a_window_goes_on_where_the_last_one_ended() -> None:
-    """What lies across the end of a window would be fetched in two requests else."""
-    assert window(Reads(4 * MIB, window_end=100), Span(110, 200), 4 * MIB) == Span(100, 4 * MIB)
-
-
-def test_a_window_ends_where_something_is_at_hand() -> None:
-    assert window(Reads(4 * MIB, read_end=100), Span(100, 200), 2 * MIB) == Span(100, 2 * MIB)
-
-
-def test_a_window_holds_what_is_wanted_however_large_that_is() -> None:
-    reads = Reads(100 * MIB, [Span(0, MIB)])
-    assert window(reads, Span(0, 30 * MIB), 100 * MIB) == Span(0, 30 * MIB)
-
-
-def test_reading_on_stays_within_what_is_expected() -> None:
-    reads = Reads(4 * MIB, [Span(0, MIB)], read_end=100)
-    assert window(reads, Span(100, 200), 4 * MIB) == Span(100, MIB)
-
-
-def test_reading_on_beyond_what_was_expected_does_not_stop_at_the_next_expectation() -> None:
-    reads = Reads(4 * MIB, [Span(0, MIB), Span(MIB, 2 * MIB)], window_end=MIB)
-    assert window(reads, Span(MIB, MIB + 10), 4 * MIB) == Span(MIB, 4 * MIB)
-
-
 @pytest.mark.parametrize("size", [1, 5, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 16 * MIB - 1, 100 * MIB + 7, 1024 * MIB])
 def test_an_object_read_in_order_takes_a_request_for_each_8_mib(size: int) -> None:
     position, requests, end = 0, 0, None

@@ -8,26 +8,9 @@ import pytest
 import trio
 
 from shardfs.errors import NotFoundError
-from shardfs.stores.ttl import derived_at, one_request, within_ttl
+from shardfs.stores.ttl import one_request
 from tests.support.fake_s3 import FakeS3
 from tests.support.s3_reading import lists, on_mock_clock, reader_of
-
-
-def test_what_was_seen_is_believed_until_it_is_too_old() -> None:
-    assert within_ttl(10.0, 11.0, 2.0)
-    assert not within_ttl(10.0, 12.0, 2.0)
-    assert not within_ttl(10.0, 10.0, 0.0)
-    assert derived_at(10.0) == 10.0
-
-
-def test_a_request_believes_what_was_seen_since_it_began() -> None:
-    before = time.monotonic()
-    with one_request():
-        now = time.monotonic()
-        assert within_ttl(now, now + 1000, 0.0)
-        assert not within_ttl(before - 1e-6, now, 0.0)
-        assert before <= derived_at(now) <= now
-    assert not within_ttl(now, now, 0.0)
 
 
 @on_mock_clock

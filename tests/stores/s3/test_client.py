@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import trio
 
-from shardfs.errors import ConflictError, NotFoundError, RefusedError, StoreError
+from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.s3.requests import Condition, Properties, Range
 from tests.stores.s3.clients import PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_proxy import S3Proxy
@@ -79,15 +79,6 @@ def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -
     trio.run(main)
 
 
-def test_what_is_not_utf8_is_nothing_and_cannot_be_stored(tried: Tried) -> None:
-    for reading in (tried.client.get, tried.client.head, tried.client.list_page):
-        with pytest.raises(NotFoundError, match="not UTF-8"):
-            run(partial(reading, "a\udcff"))
-    with pytest.raises(RefusedError, match="not UTF-8"):
-        run(partial(tried.client.put, "a\udcff", Memory(b""), PLAIN))
-    assert not tried.counts.requests
-
-
 @pytest.mark.parametrize("key", ["plain", "not//plain"])
 def test_another_version_is_a_conflict(s3_bucket: Bucket, tried: Tried, key: str) -> None:
     old = s3_bucket.put(key, b"old")
@@ -126,20 +117,6 @@ def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, 
         assert type(failed.value) is StoreError, call
 
 
-def test_a_content_may_read_through_the_client_that_stores_it(s3_bucket: Bucket) -> None:
-    s3_bucket.put("old", b"x" * (3 * MIB))
-    client = client_of(s3_bucket, max_connections=1).client
-
-    class Old:
-        nbytes = 3 * MIB
-
-        def read(self, offset: int, nbytes: int) -> memoryview:
-            return client.get_blocking("old", Range(offset, nbytes)).data
-
-    run(partial(client.put, "new", Old(), PLAIN))
-    assert s3_bucket.get("new") == s3_bucket.get("old")
-
-
 def test_what_keeps_content_from_being_read_is_what_the_caller_gets(s3_bucket: Bucket, tried: Tried) -> None:
     class Broken(Memory):
         def read(self, offset: int, nbytes: int) -> bytes:
@@ -154,16 +131,6 @@ def test_what_keeps_content_from_being_read_is_what_the_caller_gets(s3_bucket: B
             assert failed.value is error
     assert s3_bucket.keys() == []
     assert tried.counts.retries == 0
-
-
-def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, tried: Tried) -> None:
-    class Short(Memory):
-        def read(self, offset: int, nbytes: int) -> bytes:
-            return super().read(offset, nbytes)[:-1]
-
-    with pytest.raises(StoreError, match="came as"):
-        run(partial(tried.client.put, "key", Short(b"x" * (2 * MIB)), PLAIN))
-    assert s3_bucket.keys() == []
 
 
 def test_encryption_is_sent_as_it_is_found() -> None:

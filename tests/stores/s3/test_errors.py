@@ -25,10 +25,8 @@ from shardfs.stores.s3.errors import (
     SILENT,
     TRUNCATED,
     Cause,
-    FailedRequest,
     Failure,
     Request,
-    failures,
     of_boto3,
     of_obstore,
 )
@@ -171,13 +169,6 @@ def test_what_boto3_says_becomes_our_words(error: Exception, cause: Cause, words
     assert "secret" not in failure.reason
 
 
-def test_only_another_region_than_ours_is_told() -> None:
-    for region, told in (("eu-west-1", None), ("us-east-1", "eu-west-1")):
-        with pytest.raises(FailedRequest) as failed, failures(ENDPOINT, region):
-            raise client_error(400, "AuthorizationHeaderMalformed", Region="eu-west-1")
-        assert failed.value.failure.region == told
-
-
 def reply(status: int, code: str = "", region: str | None = None) -> Failure:
     return Failure(Cause.REPLY, f"{code} {status}", status, code, region)
 
@@ -237,11 +228,3 @@ def test_a_conditional_change_is_repeated_only_if_it_was_not_made(
 ) -> None:
     assert failure.may_repeat(PUT_IF) == repeated
     assert type(failure.error(PUT_IF, 1)) is error
-
-
-def test_a_message_names_the_end_of_a_long_key_and_is_one_line() -> None:
-    said = str(reply(400, "ExpiredToken").error(Request("GetObject", "bucket", "a/" * 500 + "end\n"), 1))
-    assert said.startswith("GetObject of s3://bucket/…")
-    assert "a/end\\n was refused (ExpiredToken): the credentials have expired" in said
-    assert "\n" not in said
-    assert len(said) < 300

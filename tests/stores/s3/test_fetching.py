@@ -45,15 +45,6 @@ async def read_all(snapshot: S3Snapshot, *ranges: tuple[int, int]) -> list[Buffe
 
 
 @on_mock_clock
-async def test_neighbours_that_are_wanted_at_the_same_time_are_one_request() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    start = 3 * MIB
-    ranges = [(start + i * CHUNK, start + (i + 1) * CHUNK) for i in range(8)]
-    assert [bytes(found) for found in await read_all(snapshot, *ranges)] == [LARGE[a:b] for a, b in ranges]
-    assert fake.take_log() == [get("k", start, start + 8 * CHUNK, etag)]
-
-
-@on_mock_clock
 async def test_more_is_gathered_while_all_connections_are_busy() -> None:
     fake, snapshot, etag = await opened(LARGE, max_connections=1)
     found = []
@@ -139,17 +130,6 @@ async def test_a_chunk_that_is_read_in_pieces_is_one_request_and_no_byte_more(nb
 
 
 @on_mock_clock
-async def test_pieces_of_a_chunk_that_are_wanted_at_once_or_out_of_order_are_one_request() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    async with trio.open_nursery() as nursery:
-        for i in (3, 0, 2, 1):
-            nursery.start_soon(snapshot.read, MIB + i * CHUNK, CHUNK, (MIB, 4 * CHUNK))
-    await snapshot.read(9 * MIB + CHUNK, CHUNK, (9 * MIB, 2 * CHUNK))
-    await snapshot.read(9 * MIB, CHUNK, (9 * MIB, 2 * CHUNK))
-    assert fake.take_log() == [get("k", MIB, MIB + 4 * CHUNK, etag), get("k", 9 * MIB, 9 * MIB + 2 * CHUNK, etag)]
-
-
-@on_mock_clock
 async def test_a_second_chunk_in_order_fetches_ahead_and_an_index_before_a_chunk_does_not() -> None:
     fake, snapshot, etag = await opened(LARGE)
     await snapshot.read(0, 1000)
@@ -162,16 +142,6 @@ async def test_a_second_chunk_in_order_fetches_ahead_and_an_index_before_a_chunk
     start, stop = map(int, third.range.split("-"))
     assert start == 1000 + MIB
     assert WINDOW_NBYTES <= stop + 1 - start < 2 * WINDOW_NBYTES
-
-
-@on_mock_clock
-async def test_fetching_ahead_stops_at_what_is_in_memory() -> None:
-    fake = FakeS3()
-    etag = fake.store("k", LARGE[:MIB]).etag
-    snapshot = await reader_of(fake).open("k", tail_nbytes=1000)
-    snapshot.expect(0, MIB)
-    assert bytes(await snapshot.read(0, MIB)) == LARGE[:MIB]
-    assert fake.take_log() == [Request("GetObject", "k", "-1000"), get("k", 0, MIB - 1000, etag)]
 
 
 @on_mock_clock
@@ -256,17 +226,6 @@ async def test_a_second_pass_over_an_object_comes_from_the_disk_alone(tmp_path: 
         assert bytes(await again.read(start, stop - start, (start, stop - start))) == LARGE[start:stop]
     assert fake.take_log() == [Request("HeadObject", "k")]
     assert counts.cache_hits < len(ranges) / 10  # for what is read in order is taken from the disk ahead
-
-
-@on_mock_clock
-async def test_nothing_is_taken_from_the_disk_ahead_of_random_reads(tmp_path: Path) -> None:
-    fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
-    await snapshot.read(0, len(LARGE))
-    counts = Counts()
-    again = await reader_of(fake, cache=DiskCache(str(tmp_path), 2**30, counts)).open("k")
-    for start in (5 * MIB, 2 * MIB, 4 * MIB):
-        assert bytes(await again.read(start, CHUNK)) == LARGE[start : start + CHUNK]
-    assert counts.cache_bytes == 3 * CHUNK
 
 
 @on_mock_clock

@@ -52,22 +52,6 @@ async def test_names_that_no_file_system_can_show_are_hidden_and_said_once(caplo
 
 
 @on_mock_clock
-async def test_a_directory_is_listed_once_however_many_ask() -> None:
-    fake = bucket(*(f"f{i}" for i in range(6)), page_size=2)
-    store = reader_of(fake)
-    counts: list[int] = []
-
-    async def ask() -> None:
-        counts.append(len(await store.list("")))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(5):
-            nursery.start_soon(ask)
-    assert counts == [6] * 5
-    assert fake.take_log() == lists("") * 3
-
-
-@on_mock_clock
 async def test_a_listing_goes_on_when_the_one_who_began_it_is_cancelled() -> None:
     fake = bucket(*(f"f{i}" for i in range(6)), page_size=2)
     store = reader_of(fake)
@@ -125,32 +109,6 @@ async def test_a_listing_is_believed_for_a_time_and_answers_for_its_names() -> N
     await trio.sleep(TTL)
     await store.list("a")
     assert fake.take_log() == lists("a/")
-
-
-@on_mock_clock
-async def test_what_was_forgotten_is_asked_for_again_and_the_rest_is_not() -> None:
-    fake = bucket("a/x", "a/y")
-    store = reader_of(fake)
-    await store.list("a")
-    fake.take_log()
-    fake.remove("a/x")
-    store.forget("a/x")
-    with pytest.raises(NotFoundError):
-        await store.stat("a/x")
-    assert (await store.stat("a/y")).size == 3
-    assert fake.take_log() == lists("a/x")
-    assert await names(store, "a") == [Entry("y", FILE)]
-
-
-@on_mock_clock
-async def test_a_lookup_goes_on_to_the_name_that_it_is_about() -> None:
-    """`key-1` sorts before `key/`."""
-    fake = bucket(*(f"k-{i}" for i in range(12)), "k/x")
-    assert (await reader_of(fake).stat("k")).kind is DIRECTORY
-    assert fake.take_log() == lists("k", "k")
-    many = bucket("k", *(f"k{i}" for i in range(50)))
-    assert (await reader_of(many).stat("k")).kind is FILE
-    assert many.take_log() == lists("k")
 
 
 @on_mock_clock
@@ -218,22 +176,6 @@ async def test_the_names_that_are_kept_are_bounded() -> None:
     for number in range(30):  # that there are no names is known too
         await heads.list(f"none{number}")
     assert len(heads._listings) <= 10
-
-
-@on_mock_clock
-async def test_a_listing_corrects_what_was_seen_before_it() -> None:
-    fake = bucket("a/x")
-    store = reader_of(fake)
-    assert await store.is_absent("a/new")
-    old = await store.stat("a/x")
-    fake.store("a/new", b"1")
-    fake.store("a/x", b"changed")
-    await trio.sleep(1)
-    await store.list("a")
-    fake.take_log()
-    assert (await store.stat("a/new")).size == 1
-    assert (await store.stat("a/x")).version != old.version
-    assert fake.take_log() == []
 
 
 @on_mock_clock

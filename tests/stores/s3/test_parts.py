@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Content, Kept, Splice
-from shardfs.stores.s3.parts import GIB, MIB, Limits, Part, Sent, kept_prefix, plan_fetches, plan_parts
+from shardfs.stores.s3.parts import GIB, MIB, Limits, Part, Sent, plan_fetches, plan_parts
 from tests.stores.local.splices import Counted, content
 
 OLD = bytes(i * 7 % 251 for i in range(300))
@@ -93,13 +93,6 @@ def test_fetches_give_all_old_bytes_in_order(splice: Splice) -> None:
     assert fetched == bytes_of(*(piece for piece in splice.pieces if isinstance(piece, Kept)))
 
 
-@given(splices)
-def test_the_kept_prefix_is_common_to_both_versions(splice: Splice) -> None:
-    nbytes = kept_prefix(splice)
-    assert bytes_of(*splice.pieces)[:nbytes] == OLD[:nbytes]
-    assert nbytes <= sum(piece.nbytes for piece in splice.pieces if isinstance(piece, Kept))
-
-
 def test_more_ranges_than_parts_are_sent_in_larger_parts() -> None:
     ranges = [Kept(i * 7 * MIB, 6 * MIB + (i % 7) * MIB // 8) for i in range(12_000)]
     parts = plan_parts(Splice(tuple(ranges)), 84_000 * MIB)
@@ -110,15 +103,3 @@ def test_more_ranges_than_parts_are_sent_in_larger_parts() -> None:
 def test_what_s3_has_no_room_for_is_refused() -> None:
     with pytest.raises(StoreError, match="an object of S3 may have"):
         plan_parts(Splice((Kept(0, 5 * 1024 * GIB), Counted(1))), 5 * 1024 * GIB)
-
-
-def test_ranges_that_are_near_are_fetched_with_one_request() -> None:
-    near = [Kept(i * 100_000, 64_000) for i in range(20)]
-    far = Kept(10 * MIB, 1)
-    assert list(plan_fetches([*near, far])) == [near, [far]]
-
-
-def test_one_request_fetches_a_bounded_number_of_bytes() -> None:
-    groups = list(plan_fetches([Kept(0, GIB), Kept(GIB + 5, GIB)]))
-    assert max(group[-1].offset + group[-1].nbytes - group[0].offset for group in groups) <= 8 * MIB
-    assert sum(piece.nbytes for group in groups for piece in group) == 2 * GIB

@@ -6,11 +6,10 @@ import pytest
 import trio
 
 from shardfs.errors import NotFoundError, StaleError, StoreError
-from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.requests import ObjectStat, Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
-from tests.support.s3_reading import LATENCY, TTL, get, lists, on_mock_clock, pattern, reader_of
+from tests.support.s3_reading import LATENCY, TTL, get, on_mock_clock, pattern, reader_of
 
 MIB = 2**20
 OLD = pattern(1000)
@@ -23,35 +22,6 @@ def stored(data: bytes = OLD, key: str = "k", **options: object) -> tuple[FakeS3
     fake = FakeS3(latency=LATENCY)
     stat = fake.store(key, data)
     return fake, reader_of(fake, **options), stat
-
-
-@on_mock_clock
-async def test_a_state_is_believed_for_a_time() -> None:
-    fake, store, _ = stored()
-    for _ in range(3):
-        assert (await store.stat("k")).size == 1000
-        with pytest.raises(NotFoundError):
-            await store.stat("x")
-    assert fake.take_log() == lists("k", "")
-    await trio.sleep(TTL)
-    await store.stat("k")
-    with pytest.raises(NotFoundError):
-        await store.stat("x")
-    assert fake.take_log() == lists("k", "")
-
-
-@on_mock_clock
-async def test_nothing_below_what_is_missing_is_asked_for() -> None:
-    fake, store, _ = stored()
-    with pytest.raises(NotFoundError):
-        await store.stat("a")
-    for key in ("a/b", "a/b/c"):
-        with pytest.raises(NotFoundError):
-            await store.stat(key)
-        with pytest.raises(NotFoundError):
-            await store.open(key)
-        assert await store.is_absent(key)
-    assert fake.take_log() == lists("a")
 
 
 @on_mock_clock
@@ -81,28 +51,6 @@ async def test_a_failure_is_never_absence() -> None:
             await ask("k")
     fake.before = None
     assert (await store.stat("k")).size == 1000
-
-
-@on_mock_clock
-async def test_content_is_read_in_large_pieces_of_one_version() -> None:
-    data = pattern(MIB) * 20
-    fake, store, stat = stored(data)
-    snapshot = await store.open("k")
-    content = snapshot.content(MIB, 18 * MIB)
-    fake.take_log()
-
-    def read_all() -> bytes:
-        return b"".join(bytes(content.read(offset, MIB)) for offset in range(0, 18 * MIB, MIB))
-
-    assert await trio.to_thread.run_sync(read_all) == data[MIB : 19 * MIB]
-    assert fake.take_log() == [
-        get("k", start, min(start + WINDOW_NBYTES, 19 * MIB), stat.etag)
-        for start in range(MIB, 19 * MIB, WINDOW_NBYTES)
-    ]
-    fake.store("k", NEW)
-    with pytest.raises(StaleError):
-        await trio.to_thread.run_sync(content.read, 0, 10)
-    assert (await store.open("k")).size == 1000
 
 
 @on_mock_clock

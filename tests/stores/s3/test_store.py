@@ -9,12 +9,10 @@ import pytest
 import trio
 
 from shardfs.errors import (
-    ConflictError,
     CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
     NameTooLongError,
-    NotEmptyError,
     NotFoundError,
     ReadOnlyError,
     RefusedError,
@@ -25,7 +23,7 @@ from shardfs.stores.s3.files import SPOOLS
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, TTL, changes, names, objects, put_file, store_of, text, writing
+from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
 
 
 @pytest.fixture
@@ -72,18 +70,6 @@ async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_
 
 
 # Shards
-
-
-@on_mock_clock
-async def test_a_file_that_is_open_to_be_written_is_no_shard(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("a/c/2", 0o644, exclusive=True)
-    with pytest.raises(ConflictError):
-        async with store.edit("a/c/2"):
-            pass
-    await file.close()
-    async with store.edit("a/c/2") as edit:
-        assert edit.snapshot is not None
 
 
 # Names that shardfs keeps for itself
@@ -163,21 +149,6 @@ async def test_a_file_is_not_removed_or_moved_while_it_is_stored(fake: FakeS3, t
 
 
 # Directories
-
-
-@on_mock_clock
-async def test_a_directory_whose_last_file_was_removed_stays_until_it_is_removed(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    with pytest.raises(NotEmptyError):
-        await store.rmdir("a/c")
-    await store.unlink("a/c/0")
-    await trio.sleep(2 * TTL)
-    assert await names(store, "a/c") == set()
-    await store.rmdir("a/c")
-    await trio.sleep(2 * TTL)
-    assert await names(store, "a") == set()
-    await store.rmdir("a")
-    assert await names(store) == {"zarr.json"}
 
 
 @on_mock_clock
