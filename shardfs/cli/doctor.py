@@ -2,14 +2,9 @@
 
 import importlib
 import json
-import os
 import platform
-import shutil
-import stat
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -79,7 +74,6 @@ def _machine() -> Iterator[Finding]:
         yield _failure(error)
     else:
         yield Finding("ok", "/dev/fuse can be opened, and mounting is allowed")
-    yield from _helper()
     yield _allow_other()
     try:
         yield Finding("ok", fuse_versions())
@@ -94,20 +88,6 @@ def _machine() -> Iterator[Finding]:
             yield from _left(slot)
     except ShardfsError as error:
         yield _failure(error)
-
-
-def _helper() -> Iterator[Finding]:
-    """Look at the program by which users mount; root needs it too, but no rights for it."""
-    path = shutil.which("fusermount3")
-    if path is None:
-        return
-    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout.strip()  # noqa: S603
-    with suppress(OSError):
-        is_privileged = bool(os.stat(path).st_mode & stat.S_ISUID) or "security.capability" in os.listxattr(path)
-        if os.geteuid() and not is_privileged:
-            yield Finding("problem", f"{path} has no privileges, so users cannot mount", f"as root: chmod u+s {path}")
-            return
-    yield Finding("ok", said or path)
 
 
 def _allow_other() -> Finding:

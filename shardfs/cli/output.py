@@ -11,8 +11,8 @@ from typing import Final, TextIO
 
 import click
 
-from shardfs.errors import UsageError, printable
-from shardfs.fuse.progress import duration, size
+from shardfs.errors import UsageError, counted, printable
+from shardfs.fuse.progress import duration
 
 _LINE_SECONDS: Final = 10.0
 _DRAW_SECONDS: Final = 0.1
@@ -94,7 +94,7 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
     """Show how much of *total* is done, at which rate, and how long the rest takes; None if that is not known.
 
     It is a line on standard error that is gone at the end, and nothing at all if that is no terminal.  *unit* is what
-    is counted, a word whose plural ends in s, or "B" for bytes.  Yields what is called with how much more is done.
+    is counted, a word whose plural ends in s.  Yields what is called with how much more is done.
     """
     if not sys.stderr.isatty():
         yield lambda more: None
@@ -105,11 +105,9 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
     def draw() -> None:
         (then, before), now = seen[0], seen[-1][0]
         rate = (done - before) / (now - then) if now > then else 0.0
-        amount: Callable[[float], str] = size if unit == "B" else "{:,.0f}".format
-        text = f"{amount(done)} of {amount(total)}" if total is not None else amount(done)
-        text += "" if unit == "B" else f" {unit}{'' if (done if total is None else total) == 1 else 's'}"
+        text = counted(done, unit) if total is None else f"{done:,} of {counted(total, unit)}"
         if rate:
-            text += f", {amount(rate) if rate >= 10 or unit == 'B' else f'{rate:.1f}'}/s"
+            text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.1f}/s"
             text += f", {duration((total - done) / rate)} left" if total is not None and total > done else ""
         if total:
             text = f"{100 * done // total}%  {text}"

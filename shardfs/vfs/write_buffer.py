@@ -21,12 +21,12 @@ _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
 
 
+@dataclass(slots=True)
 class BufferSpace:
     """Where buffers keep their bytes: in memory while they are small and few, else in nameless files of *directory*."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.memory = 0
+    directory: str
+    memory: int = 0
 
 
 class BufferBytes:
