@@ -27,7 +27,6 @@ DOCUMENTS = {
     "plain": PLAIN,
     "encoded": array((8, 6), (4, 6), sharding((2, 3)), GZIP),
     "nested": array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))),
-    "encoded between": array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)), GZIP)),
 }
 SHARD = "a/c/0/0"
 
@@ -82,25 +81,6 @@ async def test_a_shard_that_appears_or_goes_is_seen_in_time(tmp_path: Path) -> N
     assert (await array.find((0, 0)))[1] is None
     versions.shard.write_bytes(versions.new_shard)
     assert await read(await extent(array)) == versions.new
-
-
-@pytest.mark.parametrize("kind", DOCUMENTS)
-@in_trio
-async def test_a_shard_that_is_rewritten_in_place_is_stale_for_open_extents(tmp_path: Path, kind: str) -> None:
-    versions = Versions(tmp_path, kind)
-    _, array = await opened(tmp_path)
-    before, _ = await array.find((0, 0))
-    old = await extent(array)
-    versions.shard.write_bytes(versions.new_shard)
-    if "encoded" in kind:
-        assert await read(old) == versions.old, "it was decoded, and is in memory"
-    else:
-        for _ in range(2):
-            with pytest.raises(StaleError):
-                await old.read(0, 100)
-    after, new = await array.find((0, 0), fresh=True)
-    assert await read(new) == versions.new
-    assert after.generation == before.generation + 1
 
 
 @in_trio

@@ -120,6 +120,7 @@ CASES = {
         (*WRITE_ASIDE, "rename", "sync_directory"),
         in_place=False,
     ),
+    "end kept": Case((Kept(5000, 5000),), 0, (*WRITE_ASIDE, "rename", "sync_directory"), in_place=False),
     "replaced": Case((content(b"all"), content(b"new")), 0, (*WRITE_ASIDE, "rename", "sync_directory"), in_place=False),
     "new": Case(
         (content(b"all"), content(b"new")),

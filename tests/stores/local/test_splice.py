@@ -6,16 +6,16 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StaleError, StoreError
 from shardfs.stores.base import Kept, Splice, is_reserved
+from shardfs.stores.local import file_lock
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
@@ -132,42 +132,6 @@ async def test_every_call_of_an_append_leaves_a_whole_tail(source: Path, name: s
     assert tails[-1] == case.new[-TAIL_NBYTES:]
     assert set(tails) == {tails[0], tails[-1]}
     assert [is_last for time, is_last in times if time == path.stat().st_mtime_ns] == [True]
-
-
-@st.composite
-def splices(draw: st.DrawFn) -> tuple[Splice, bytes]:
-    """Splices of OLD, and what they make of it."""
-    pieces, expected = [], b""
-    for _ in range(draw(st.integers(0, 5))):
-        if draw(st.booleans()):
-            start, stop = sorted((draw(st.integers(0, len(OLD))), draw(st.sampled_from([0, 1, 50, len(OLD)]))))
-            pieces.append(Kept(start, stop - start))
-            expected += OLD[start:stop]
-        else:
-            data = draw(st.binary(max_size=20))
-            pieces.append(content(data))
-            expected += data
-    return Splice(tuple(pieces), draw(st.integers(0, len(expected)))), expected
-
-
-@given(splices())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-def test_any_splice_gives_its_bytes(tmp_path: Path, drawn: tuple[Splice, bytes]) -> None:
-    splice, expected = drawn
-    (tmp_path / "f").write_bytes(OLD)
-
-    async def run() -> None:
-        store = LocalStore(str(tmp_path))
-        before = await store.open("f")
-        async with store.edit("f") as edit:
-            stat = await edit.splice(splice)
-        assert (tmp_path / "f").read_bytes() == expected
-        assert (await store.open("f")).stat.version == stat.version
-        is_same = expected == OLD and all(isinstance(piece, Kept) for piece in splice.pieces if piece.nbytes)
-        assert stat.version != before.stat.version or is_same
-
-    trio.run(run)
-    assert os.listdir(tmp_path) == ["f"]
 
 
 @pytest.mark.parametrize("message", ["that were to be stored", "the journal is gone"])
@@ -439,6 +403,39 @@ async def test_a_change_by_another_program_is_not_taken_for_ours(source: Path) -
         await edit.splice(CASES["append"].splice)
     with pytest.raises(ShardfsError):
         await snapshot.read(0, 10)
+
+
+@pytest.mark.parametrize("number", range(9))
+@in_trio
+async def test_a_look_that_fails_once_keeps_nobody_from_changing_the_file(
+    source: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As a network file system may fail."""
+    left, store, case = [None] * number, LocalStore(str(source)), CASES["append"]
+
+    def failing_once(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if not left:
+                monkeypatch.undo()
+                raise OSError(errno.EIO, "injected")
+            left.pop()
+            return call(*args)
+
+        return run
+
+    async with store.edit("d/f") as edit:
+        monkeypatch.setattr(os, "fstat", failing_once(os.fstat))
+        monkeypatch.setattr(file_lock, "ofd_unlock", failing_once(file_lock.ofd_unlock))
+        with suppress(StoreError):
+            await edit.splice(case.splice)
+    monkeypatch.undo()
+    assert content_of(source / "d/f") in (OLD, case.new)
+    with trio.fail_after(5):
+        assert await (await store.open("d/f")).accept_growth(0, OLD)
+        async with store.edit("d/f") as edit:
+            assert edit.snapshot is not None
+            await edit.splice(Splice((Kept(0, edit.snapshot.size), content(b"more"))))
+    assert (source / "d/f").read_bytes().endswith(b"more")
 
 
 @every_case
