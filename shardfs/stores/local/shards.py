@@ -192,7 +192,6 @@ class LocalEdit:
     written_nbytes: int = field(init=False, default=0)
     _parent: str = field(init=False)
     _name: str = field(init=False)
-    _is_made: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._parent, _, self._name = self.key.rpartition("/")
@@ -239,9 +238,6 @@ class LocalEdit:
     @asynccontextmanager
     async def _made(self) -> AsyncIterator[None]:
         """Make the one change of this edit in the block, and let go of the lock."""
-        if self._is_made:
-            raise ValueError("an edit makes one change")
-        self._is_made = True
         try:
             with changing(self.key):
                 yield

@@ -120,6 +120,7 @@ class Files:
         self.spools: dict[str, Spool] = {}
         self._kept_nbytes = 0
         self._kept_here: dict[str, list[str]] = {}
+        self._doubtful: dict[str, set[str]] = {}  # ids of changes, by key, that may have been made, or not
 
     def resume(self) -> None:
         """Say what earlier mounts have kept; it is left alone."""
@@ -267,9 +268,9 @@ class Files:
                 self.heads.note_replaced(key, expected, own)
                 expected = own
             except BaseException:
-                self.heads.note_doubtful(key, edit.commit_id)
+                self._doubtful.setdefault(key, set()).add(edit.commit_id)
                 raise
-        self.heads.note_doubtful(key, None)
+        self._doubtful.pop(key, None)  # no earlier one can be made any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
         for path in self._kept_here.pop(key, ()):
@@ -294,8 +295,8 @@ class Files:
 
     async def _find_doubtful(self, key: str) -> ObjectStat | None:
         """Return the state of an object if a change of ours made it whose reply was lost; None if there is another."""
-        doubtful = self.heads.doubtful(key)
-        if not doubtful:
+        doubtful = self._doubtful.get(key)
+        if doubtful is None:
             return None
         try:
             found, properties = await self._objects.client.head(self._objects.location.object_key(key))

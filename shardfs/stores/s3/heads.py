@@ -73,18 +73,6 @@ class _Record:
     is_long: bool = False
 
 
-@dataclass(slots=True)
-class _Replaceable:
-    """What our next change of one file may replace.
-
-    That is what was *shown*, and what our changes made of which nobody knows whether they were made: *doubtful* are
-    their commit ids.
-    """
-
-    shown: Shown | None = None
-    doubtful: frozenset[str] = frozenset()
-
-
 @dataclass(slots=True, eq=False)
 class Listing:
     """All names in a directory, each with the state of its object; None stands for a directory.
@@ -170,7 +158,7 @@ class Heads:
         self._clock = clock
         self._max_names = max_names
         self._records: OrderedDict[str, _Record] = OrderedDict()
-        self._replaceable: OrderedDict[str, _Replaceable] = OrderedDict()
+        self._shown: OrderedDict[str, Shown] = OrderedDict()
         self._properties: OrderedDict[str, tuple[str, Properties]] = OrderedDict()
         self._listings: OrderedDict[str, Listing] = OrderedDict()
         self._walks: dict[str, Listing] = {}
@@ -281,27 +269,19 @@ class Heads:
         A lookup or a listing shows no content, and does not count: whoever writes what it made of an earlier version
         would replace what it has not seen.  One mount cannot tell its programs apart: what one was shown, all were.
         """
-        return self._replaceable.get(key, _Replaceable()).shown
+        return self._shown.get(key)
 
     def note_shown(self, key: str, state: ObjectStat | None, *, since: int | None = None) -> None:
         """Note that *state* was shown, unless this mount changed *key* after `serial` was *since*."""
         record = self._records.get(key)
         if since is None or record is None or record.changed <= since:
-            self._replacing(key).shown = Shown(state)
+            _use(self._shown, key, Shown(state), _MAX_KEYS)
 
     def note_replaced(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
         """Note that this mount replaced *old* by *new*: who was shown that one knows of the change, or made it."""
         shown = self.shown(key)
         if shown is None or _etag(shown.state) == _etag(old):
             self.note_shown(key, new)
-
-    def doubtful(self, key: str) -> frozenset[str]:
-        """Return the commit ids of our changes of *key* that may have been made, or not."""
-        return self._replaceable.get(key, _Replaceable()).doubtful
-
-    def note_doubtful(self, key: str, commit_id: str | None) -> None:
-        """Note that a change may have been made, or not; None: that a later one was made, so that no earlier can be."""
-        self._replacing(key).doubtful = frozenset() if commit_id is None else self.doubtful(key) | {commit_id}
 
     def _find(self, key: str) -> Head | None:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
@@ -329,10 +309,6 @@ class Heads:
     def _record(self, key: str) -> _Record:
         """Return the record of *key*, an empty one if there is none; the one used least may go for it."""
         return _use(self._records, key, self._records.get(key) or _Record(), _MAX_KEYS)
-
-    def _replacing(self, key: str) -> _Replaceable:
-        """Return what may be replaced of *key*, in the same way."""
-        return _use(self._replaceable, key, self._replaceable.get(key) or _Replaceable(), _MAX_KEYS)
 
     async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """Make a request for the object *key*, and note what it tells."""
