@@ -46,7 +46,8 @@ class _Lock:
             self._is_taken = False
         else:
             self._nshared -= 1
-        self._changed.unpark_all()
+        if self._changed:
+            self._changed.unpark_all()
 
 
 class Locks:
@@ -67,9 +68,10 @@ class Locks:
         nodes = dict.fromkeys(shared, False) | dict.fromkeys(alone, True)
         held = []
         try:
-            for path in (None, *sorted(nodes)):
-                lock = self._structure if path is None else self._nodes.setdefault(path, _Lock())
-                is_alone = path is not None and nodes[path]
+            await self._structure.acquire(alone=False)
+            held.append((self._structure, False))
+            for path, is_alone in sorted(nodes.items()):
+                lock = self._nodes.get(path) or self._nodes.setdefault(path, _Lock())
                 await lock.acquire(alone=is_alone)
                 held.append((lock, is_alone))
             yield
