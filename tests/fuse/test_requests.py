@@ -49,10 +49,7 @@ def test_every_error_becomes_its_errno_and_only_damage_is_logged(caplog: pytest.
         assert handlers.statistics.errors == {errno.errorcode[error.errno]: 1}
         assert [record.levelno for record in caplog.records] == [logging.ERROR] * (error.errno in LOUD)
         caplog.clear()
-
-
-def test_absence_and_nothing_else_is_enoent() -> None:
-    """A reader takes ENOENT for fill values."""
+    # A reader takes ENOENT for fill values.
     assert [error for error in error_classes() if error.errno == errno.ENOENT] == [errors.NotFoundError]
 
 

@@ -101,18 +101,6 @@ async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, roo
     assert (after.uid, after.gid) == (1234, 5678)
 
 
-@in_trio
-async def test_missing_directories_are_made_durably_and_only_those(root: Path) -> None:
-    disk = LossyDisk(root)
-    store = LocalStore(str(root), disk)
-    for _ in range(2):
-        await store.make_directories("d/x/y")
-    assert disk.names == ["mkdir", "sync_directory"] * 2
-    await store.make_directories("dlink/x/z")
-    disk.after_power_cut(root.parent / "cut", oldest)
-    assert set(os.listdir(root.parent / "cut/d/x")) == {"y", "z"}
-
-
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
