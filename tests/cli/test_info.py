@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from shardfs.cli import cli
 from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
-from shardfs.fuse.progress import size
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 from tests.support.datasets import store
@@ -148,29 +147,6 @@ def several(tmp_path: Path) -> Path:
     (tmp_path / "group/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     (tmp_path / "notes").mkdir()
     return tmp_path
-
-
-def test_the_table_has_a_row_for_each_array_and_totals(several: Path) -> None:
-    done = run("info", several)
-    assert (done.returncode, done.stderr) == (0, "")
-    decoded = {"group/nested": 4 * (20 * 13 - 4 * 1), "group/plain": 64, "wrapped": 4 * 7 * 11}
-    sizes = {
-        path: sum(file.stat().st_size for file in (several / path / "c").rglob("*") if file.is_file())
-        for path in decoded
-    }
-    nested, wrapped = (
-        [size(sizes[path]), f"{decoded[path] / sizes[path]:.2f}"] for path in ("group/nested", "wrapped")
-    )
-    said, header, *rows, total, _ = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
-    assert said == ["In all of them: dtype int32; view v3 v2 npy"]
-    assert header == ["path", "shape", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio"]
-    assert rows == [
-        ["group/nested", "20×13", "2×3", "16×12", "gzip", "3/4", *nested],
-        ["group/plain", "4×4", "2×2", "none", "4/4", "64 B", "1.00"],
-        ["wrapped", "7×11", "2×3", "4×6", "none in gzip", "4/4", *wrapped],
-    ]
-    ratio = f"{sum(decoded.values()) / sum(sizes.values()):.2f}"
-    assert total == [f"3 arrays, 7 of 8 shards stored, {size(sum(sizes.values()))}, ratio {ratio}"]
 
 
 def test_one_array_is_described_on_demand(several: Path) -> None:

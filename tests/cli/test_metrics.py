@@ -1,14 +1,12 @@
-"""`shardfs stats` and `mount --metrics`: the figures of a mount, for people, programs and a real Prometheus."""
+"""`shardfs mount --metrics`: figures that a real Prometheus scrapes."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -17,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-import shardfs
 from tests.cli.conftest import Background
-from tests.support.commands import run, run_json
+from tests.support.commands import run
 from tests.support.mounting import PATIENCE, Mounter, eventually
 from tests.support.processes import end_with_parent
 
@@ -96,41 +92,3 @@ def test_a_taken_port_is_said_and_does_not_stop_the_mount(background: Background
     (log,) = background.logs.glob("*.log")
     assert line in log.read_text()
     assert (place / "c/0/0").stat().st_size == 24
-
-
-def test_the_text_and_prometheus_have_the_same_figures(mount: Mounter, source: Path, tmp_path: Path) -> None:
-    source = source.rename(tmp_path / os.fsdecode(b"latin-\xe9\n"))
-    mounted = mount(source, write=True, arguments=["--view", "v2", "--decode"])
-    root = mounted.path
-    assert len((root / "0.0").read_bytes()) == 24
-    (root / "0.0").write_bytes(b"1" * 24)
-    assert run("flush", root).returncode == 0
-    with open(root / ".zarray", "rb"):
-        as_json = run_json("stats", "--json", root)
-    assert (as_json["version"], as_json["source"]) == (shardfs.__version__, str(source))
-    assert (as_json["mountpoint"], as_json["log"]) == (str(root), str(mounted.log_file))
-    assert (as_json["view"], as_json["access"]) == ("v2, decoded", "read-write")
-    assert as_json["pid"] == mounted.process.pid == int(os.getxattr(root, "user.shardfs.pid"))
-    assert (as_json["open_files"], as_json["pending_chunks"], as_json["committed_chunks"]) == (1, 0, 1)
-    lines = (line for line in run("stats", root).stdout.splitlines() if line[0] != " ")
-    as_text = {line[:26].strip(): line[26:].strip() for line in lines}
-    for name in ("mountpoint", "view", "access", "pid", "log", "index_loads", "index_hits", "commits"):
-        assert as_text[name.replace("_", " ")] == str(as_json[name])
-    assert as_text["source"].endswith("/latin-\\udce9\\n")
-    assert as_text["bytes read"] == "24 B"
-    assert as_text["last commit at"].startswith(time.strftime("%Y-"))
-    text = run("stats", "--prometheus", root).stdout
-    samples = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    (info,) = [labels for name, *labels in samples if name == "shardfs_mount_info"]  # in the order of their names
-    assert info == ["read-write", str(root), f"{tmp_path}/latin-\\udce9\\n", shardfs.__version__, "v2, decoded"]
-    assert samples["shardfs_bytes_read_total",] == as_json["bytes_read"] == 24
-    assert samples["shardfs_requests_total", "setxattr"] == as_json["requests"]["setxattr"] == 1
-    assert samples["shardfs_pending_chunks",] == 0
-    if shutil.which("promtool") is not None:
-        line = ["promtool", "check", "metrics"]
-        done = subprocess.run(line, input=text, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

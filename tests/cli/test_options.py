@@ -16,13 +16,9 @@ from click.testing import CliRunner
 from shardfs import MountOptions, StoreOptions
 from shardfs.cli import cli, mount
 from tests.cli.conftest import Background
-from tests.cli.test_doctor import SMALL_DEV, without
 from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
-from tests.support.corpus import array, sharding
 from tests.support.daemons import kill_daemon
-from tests.support.datasets import store
 from tests.support.mounting import environment
-from tests.support.users import AS_NOBODY, NOBODY, shared_directory
 
 URL = "s3://bucket/data"
 
@@ -201,27 +197,3 @@ def test_what_is_no_mount_point_is_told_where_the_mount_is(background: Backgroun
     said = one_line_of(run("mount", source, place / "c"), MOUNT_POINT)
     assert said.endswith(f"shardfs umount {place}")
     assert "`shardfs mounts`" in one_line_of(run("info", place / "c"), SOURCE)
-
-
-def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
-    as_user = without(*SMALL_DEV, "mount --bind /dev/null /etc/fuse.conf", f'set -- {" ".join(AS_NOBODY)} "$@"')
-    with shared_directory() as directory:
-        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
-        (directory / "place").mkdir()
-        (directory / "shared").mkdir()
-        (directory / "shared").chmod(0o1777)
-        for name in ("own", "state"):
-            (directory / name).mkdir()
-            os.chown(directory / name, NOBODY, NOBODY)
-        said = one_line_of(run("mount", directory / "source", directory / "shared", prefix=as_user), MOUNT_POINT)
-        assert said.startswith(f"{directory}/shared belongs to root, and users can mount only on ")
-        assert said.endswith(f"as root: chown nobody {directory}/shared")
-        for arguments, status, expected in (
-            (["place/new"], MOUNT_POINT, f"choose another place, as you may not write in {directory}/place"),
-            (["--allow-other", "own"], MACHINE, "echo user_allow_other >> /etc/fuse.conf"),
-            (["--write", "own"], SOURCE, f"you need permission to write in {directory}/source"),
-        ):
-            *options, name = arguments
-            words = ["mount", *options, directory / "source", directory / name]
-            done = run(*words, prefix=as_user, XDG_STATE_HOME=str(directory / "state"))
-            assert one_line_of(done, status).endswith(expected)

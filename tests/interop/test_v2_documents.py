@@ -1,8 +1,7 @@
-"""Chunks of Zarr v3 under the documents of Zarr v2 that describe them, and the reverse, read by other libraries."""
+"""Chunks of Zarr v3 under the documents of Zarr v2 that describe them, as zarr-python 2 reads and edits them."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import warnings
@@ -16,16 +15,12 @@ import zarr
 from shardfs.format.lens.v2 import array_documents, edit_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.clients import ZARR2, read_zarr2
+from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, extension, transpose
 
 SHAPE, CHUNK_SHAPE, SEPARATOR = (7, 6), (4, 3), "."
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-BIG = {"name": "bytes", "configuration": {"endian": "big"}}
-REVERSED = {"name": "transpose", "configuration": {"order": [1, 0]}}
-ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": True}}
-GZIP = {"name": "gzip", "configuration": {"level": 5}}
-CRC32C = {"name": "crc32c"}
-SHUFFLED = {"typesize": 2, "cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
-BLOSC = {"name": "blosc", "configuration": SHUFFLED}
+REVERSED = transpose(1, 0)
+ZSTD = extension("zstd", level=3, checksum=True)
+BLOSC = extension("blosc", typesize=2, cname="lz4", clevel=5, shuffle="bitshuffle", blocksize=0)
 
 
 def numcodec(name: str, **configuration: Any) -> dict[str, Any]:
@@ -33,9 +28,18 @@ def numcodec(name: str, **configuration: Any) -> dict[str, Any]:
 
 
 def fields(*types: tuple[str, Any]) -> dict[str, Any]:
-    return {"name": "structured", "configuration": {"fields": [list(field) for field in types]}}
+    return extension("structured", fields=[list(field) for field in types])
 
 
+COMPRESSORS: dict[str, dict[str, Any]] = {
+    **{"zlib": {"level": 3}, "bz2": {"level": 3}, "lzma": {"preset": 1}, "lz4": {"acceleration": 2}},
+    **{
+        "zstd": {"level": 2},
+        "gzip": {"level": 2},
+        "blosc": {"cname": "zstd", "clevel": 3, "shuffle": 1, "blocksize": 0},
+    },
+    **{"crc32": {"location": "end"}, "adler32": {"location": "start"}, "fletcher32": {}, "jenkins_lookup3": {}},
+}
 CODECS: dict[str, list[dict[str, Any]]] = {
     "plain": [LITTLE],
     "big": [BIG],
@@ -47,18 +51,8 @@ CODECS: dict[str, list[dict[str, Any]]] = {
     "three": [REVERSED, BIG, BLOSC, ZSTD, CRC32C],
     "reversed": [REVERSED, LITTLE, ZSTD],
     "twice": [REVERSED, REVERSED, LITTLE],
-    "numcodecs.zlib": [LITTLE, numcodec("zlib", level=3)],
-    "numcodecs.bz2": [LITTLE, numcodec("bz2", level=3)],
-    "numcodecs.lzma": [LITTLE, numcodec("lzma", preset=1)],
-    "numcodecs.lz4": [LITTLE, numcodec("lz4", acceleration=2)],
-    "numcodecs.zstd": [LITTLE, numcodec("zstd", level=2)],
-    "numcodecs.gzip": [LITTLE, numcodec("gzip", level=2)],
-    "numcodecs.blosc": [LITTLE, numcodec("blosc", cname="zstd", clevel=3, shuffle=1, blocksize=0)],
+    **{f"numcodecs.{name}": [LITTLE, numcodec(name, **options)] for name, options in COMPRESSORS.items()},
     "numcodecs.shuffle": [LITTLE, numcodec("shuffle"), numcodec("zlib", level=1)],
-    "numcodecs.crc32": [LITTLE, numcodec("crc32", location="end")],
-    "numcodecs.adler32": [LITTLE, numcodec("adler32", location="start")],
-    "numcodecs.fletcher32": [LITTLE, numcodec("fletcher32")],
-    "numcodecs.jenkins_lookup3": [LITTLE, numcodec("jenkins_lookup3")],
     "numcodecs.delta": [numcodec("delta", dtype="<i2"), LITTLE, GZIP],
     "numcodecs.astype": [numcodec("astype", encode_dtype="<i4", decode_dtype="<i2"), LITTLE],
     "numcodecs.fixedscaleoffset": [numcodec("fixedscaleoffset", offset=0, scale=1, dtype="<i2", astype="<i4"), LITTLE],
@@ -110,17 +104,7 @@ STRINGS = np.array(["", "a", "bb", "ünï", "x" * 40, "0"] * 7, object).reshape(
 
 
 def document(data_type: Any, codecs: Any, fill_value: Any, **members: Any) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(SHAPE),
-        "data_type": data_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(CHUNK_SHAPE)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": fill_value,
-        "codecs": codecs,
-        **members,
-    }
+    return array(SHAPE, CHUNK_SHAPE, *codecs, data_type=data_type, fill_value=fill_value, **members)
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -135,8 +119,7 @@ def documents() -> dict[str, dict[str, Any]]:
     found["string"] = document("string", [{"name": "vlen-utf8"}, ZSTD], "füll")
     found["checked string"] = document("string", [{"name": "vlen-utf8"}, ZSTD, CRC32C], "")
     found["variable bytes"] = document("variable_length_bytes", [{"name": "vlen-bytes"}, GZIP], "")
-    scalar = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}, "shape": []}
-    found["scalar"] = document("int16", [LITTLE, ZSTD], 5, **scalar, dimension_names=[])
+    found["scalar"] = array((), (), LITTLE, ZSTD, data_type="int16", fill_value=5, dimension_names=[])
     names = {"attributes": {"units": "mm", "big": 2**70}, "dimension_names": ["y", "x"]}
     found["named"] = document("int16", [LITTLE], 5, **names)
     return found
@@ -164,20 +147,6 @@ def values_of(array: zarr.Array[Any]) -> Any:
             return rng.integers(0, 100, nbytes, "u1").view(dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def move_chunks(source: Path, target: Path, *, to_v2: bool) -> None:
-    """Copy the chunks of an array of one version of Zarr under the names that they have in the other."""
-    for path in source.rglob("*"):
-        parts = path.relative_to(source).parts
-        if path.is_dir() or path.name.startswith(".") or path.name == "zarr.json":
-            continue
-        if to_v2:
-            key = SEPARATOR.join(parts[1:]) or "0"
-        else:
-            key = "/".join(["c", *itertools.chain.from_iterable(part.split(SEPARATOR) for part in parts)])
-        (target / key).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target / key)
-
-
 def parsed(document: dict[str, Any]) -> ArrayMetadata:
     node = parse_document(json.dumps(document).encode())
     assert isinstance(node, ArrayMetadata)
@@ -192,14 +161,15 @@ def write_both(root: Path) -> dict[str, Any]:
         v3.mkdir(parents=True)
         v2.mkdir(parents=True)
         (v3 / "zarr.json").write_text(json.dumps(written))
-        array = zarr.open_array(v3, mode="r+")
-        if array.ndim:
-            array[...] = values_of(array)
+        opened = zarr.open_array(v3, mode="r+")
+        if opened.ndim:
+            opened[...] = values_of(opened)
             (v3 / "c" / "1" / "1").unlink(missing_ok=True)
         else:
-            array[()] = 11
-        values[name] = array[...]
-        move_chunks(v3, v2, to_v2=True)
+            opened[()] = 11
+        values[name] = opened[...]
+        for path in (each for each in v3.rglob("*") if each.is_file() and each.name != "zarr.json"):
+            shutil.copy(path, v2 / (SEPARATOR.join(path.relative_to(v3).parts[1:]) or "0"))
         for key, made in array_documents(parsed(written), SEPARATOR).items():
             (v2 / key).write_text(json.dumps(made))
     return values

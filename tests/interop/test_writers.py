@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from tests.support.datasets import files_below
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket
-from tests.support.writers import WRITERS, assert_packed, assert_sound, flush, open_tensorstore, tool
+from tests.support.writers import WRITERS, assert_packed, assert_sound, flush, tool
 
 BY_NAME = {case.name: case for case in CASES}
 WRITTEN = [BY_NAME[name] for name in (
@@ -60,46 +59,6 @@ def test_a_whole_array_is_written_and_read_natively(mount: Mounter, tmp_path: Pa
     for case in cases:
         assert_same(READERS["zarr"](again.path / case.name), case.values)
         assert_natively(tmp_path / "source" / case.name, case, tmp_path / "encoded" / case.name, case.values)
-
-
-LIVES = [("1d-ragged", "zarr"), ("after-everything", "tensorstore"), ("keys-v2-dot", "zarr")]
-
-
-@pytest.mark.parametrize(("name", "library"), LIVES)
-def test_a_history_leaves_what_it_leaves_in_a_plain_directory(
-    mount: Mounter, tmp_path: Path, name: str, library: str
-) -> None:
-    case = BY_NAME[name]
-    write_case(case, tmp_path / "source" / name)
-    write_case(case, tmp_path / "encoded")
-    mounted = mount(tmp_path / "source", write=True)
-    paths = [mounted.path / name, tmp_path / "plain"]
-    shutil.copytree(*paths)
-    shape = list(case.values.shape)
-    chance = random.Random(name)
-    for step in range(11):
-        bounds = [sorted(chance.sample(range(length + 1), 2)) for length in shape]
-        selection = tuple(slice(*pair) for pair in bounds)
-        value = case.document["fill_value"] if step % 5 == 3 else chance.randint(1, 100)
-        if step % 5 == 4:
-            shape = [max(1, length + chance.randint(-6, 6)) for length in shape]
-        for path in paths:
-            opened = open_tensorstore(path) if library == "tensorstore" else zarr.open_array(str(path), mode="r+")
-            if step % 5 != 4:
-                opened[selection] = value
-            elif library == "tensorstore":
-                opened.resize(exclusive_max=shape).result()
-            else:
-                opened.resize(tuple(shape))
-        if step % 5 == 2:
-            flush(mounted)
-        assert_same(*map(READERS["zarr"], paths))
-        shown, plain = map(files_below, paths)
-        assert {key for key in shown if "zarr.json" not in key} == {key for key in plain if "zarr.json" not in key}
-    expected = READERS["zarr"](tmp_path / "plain")
-    mounted.unmount()
-    assert_sound(tmp_path / "source")
-    assert_natively(tmp_path / "source" / name, case, tmp_path / "encoded", expected)
 
 
 TOOLS = {
