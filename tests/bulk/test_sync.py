@@ -17,7 +17,7 @@ import pytest
 import trio
 import zarr
 
-from shardfs.bulk.delivery import Job
+from shardfs.bulk.delivery import Item, Job, MadeOf, NothingError, deliver
 from shardfs.bulk.engine import Context
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions
@@ -25,6 +25,7 @@ from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.format.lens.packed import Packing
+from shardfs.stores.base import NewObject, Stat
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
@@ -350,3 +351,19 @@ def test_a_shard_that_could_not_be_stored_again_and_then_left_the_source_is_remo
     shard.unlink()
     summary("pack", "--shards", "2", "--sync", source, made)
     assert set(files_below(made)) == {"zarr.json", "c/0"}
+
+
+def test_what_an_unknown_run_has_stored_is_removed_where_there_is_nothing_to_store(tmp_path: Path) -> None:
+    (tmp_path / "c").write_bytes(b"of a run that was killed")
+
+    async def nothing(_: NewObject) -> Stat:
+        raise NothingError
+
+    async def main() -> None:
+        store = LocalStore(str(tmp_path))
+        job = Job("", str(tmp_path))
+        await deliver(job, store, Item("c"), MadeOf(), 0, nothing)
+        await deliver(job, store, Item("d"), MadeOf(), 0, nothing)
+
+    trio.run(main)
+    assert files_below(tmp_path) == {}
