@@ -64,12 +64,17 @@ def of_array(name: str, path: str) -> list[Operation]:
 
 every_history = pytest.mark.parametrize(
     ("name", "path"),
-    [("append", path) for path in ARRAYS]
-    + [("replace what is pending", path) for path in ("start", "nested")]
-    + [("overwrite a whole shard", path) for path in ("end", "encoded")]
-    + [("erase all of a shard", path) for path in ("unchecked", "unsharded")]
-    + [("shrink and grow", "start"), ("carry forward", "unsharded"), ("beside and rename", "unchecked")]
-    + [("empty", "end"), ("the same again", "unsharded")],
+    [
+        ("append", "unchecked"),
+        ("replace what is pending", "nested"),
+        ("overwrite a whole shard", "encoded"),
+        ("erase all of a shard", "unsharded"),
+        ("shrink and grow", "start"),
+        ("carry forward", "unsharded"),
+        ("beside and rename", "unchecked"),
+        ("empty", "end"),
+        ("the same again", "unsharded"),
+    ],
 )
 
 
@@ -96,12 +101,12 @@ def test_a_power_cut_at_any_call_leaves_what_was_synced(template: Path, tmp_path
             crashes.check(after, book.at(at), power_cut=True)
 
 
-@pytest.mark.parametrize("path", ARRAYS)
+@pytest.mark.parametrize("path", ["start", "encoded", "unsharded"])
 def test_a_recovery_killed_at_any_call_is_done_by_the_next(template: Path, tmp_path: Path, path: str) -> None:
     crashes = Crashes(tmp_path, template, of_array("replace what is pending", path), random.Random(path))
     killed, book = crashes.whole()
     kills = crashes.kills(killed)
-    for at in kills if IS_LONG else crashes.chance.sample(kills, 5):
+    for at in kills if IS_LONG else crashes.chance.sample(kills, 4):
         root = crashes.after("killed")
         killed.after_kill(root, at, crashes.any_part())
         machine = Machine(root, **crashes.kind)

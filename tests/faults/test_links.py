@@ -80,16 +80,6 @@ def test_a_shard_that_is_a_link_inside_the_source_is_a_shard(mount: Mounter, sou
     assert files_below(mount(source).path / "image") == expected
 
 
-def test_an_array_behind_a_link_is_the_same_array(mount: Mounter, source: Path) -> None:
-    (source / "link").symlink_to("image")
-    (source / "deeper").mkdir()
-    (source / "deeper" / "link").symlink_to("../link")
-    root = mount(source).path
-    assert os.path.islink(root / "link")
-    expected = files_below(root / "image")
-    assert files_below(root / "link") == files_below(root / "deeper/link") == expected
-
-
 def test_links_are_shown_as_they_are_stored(mount: Mounter, source: Path) -> None:
     targets = {"relative": "image/zarr.json", "absolute": "/etc/hostname", "dangling": "nothing", "loop": "loop"}
     targets |= {"long": "x" * 4000, b"bytes-\xff".decode(errors="surrogateescape"): "\udcfe"}

@@ -116,18 +116,6 @@ def kill(mounted: Mount) -> None:
     mounted.process.wait(PATIENCE)
 
 
-def test_each_line_about_a_request_names_its_path(source: Path, mount: Mounter) -> None:
-    image = (mounted := mount(source, write=True, expect=("(flush|rename|create|setxattr): ",))).path / "image"
-    assert write(image / "zarr.json", b"{") == errno.EINVAL
-    assert write(image / "c/0/9", NEW) == errno.EINVAL
-    with pytest.raises(OSError, match="Invalid argument"):
-        os.rename(image / "c/0/0", image / "c/0/8")
-    lines = [line for line in mounted.log.splitlines() if "shardfs.fuse.operations" in line]
-    for names in (["image/zarr.json"], ["image/c/0/9"], ["image/c/0/0", "image/c/0/8"]):
-        assert any(all(name in line for name in names) for line in lines), mounted.log
-    assert all("image/" in line for line in lines)
-
-
 # Full disks
 
 
@@ -293,17 +281,6 @@ def test_a_read_only_source_is_refused_in_one_line(source: Path, tmp_path: Path,
         reading.unmount()
     finally:
         subprocess.run(["umount", "-l", frozen], check=True)
-
-
-def test_a_source_that_modes_protect_is_refused_in_one_line(source: Path, mount: Mounter) -> None:
-    source.chmod(0o555)
-    with pytest.raises(AssertionError, match="did not get ready") as raised:
-        mount(source, write=True, bound_by_modes=True)
-    said = str(raised.value).split("did not get ready:\n")[1].splitlines()
-    assert said[0].startswith("shardfs: ")
-    assert "Permission denied" in said[0]
-    source.chmod(0o755)
-    assert os.listdir(source) == ["image"]
 
 
 def protect(shard: Path) -> None:

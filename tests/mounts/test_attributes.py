@@ -12,7 +12,7 @@ import pytest
 from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding
 from tests.support.datasets import Corpus, by_key, store
 from tests.support.encoder import SHARDING, named
-from tests.support.mounting import Mounter, refuses
+from tests.support.mounting import Mounter
 
 PLACE = ["user.shardfs.shard", "user.shardfs.offset", "user.shardfs.nbytes"]
 
@@ -37,15 +37,6 @@ def test_a_chunk_tells_its_shard_offset_and_length(corpus: Corpus) -> None:
             stored = (source / os.fsdecode(shard)).read_bytes()
             assert int(nbytes) == len(data)
             assert stored[int(offset) : int(offset) + int(nbytes)] == data
-
-
-def test_a_chunk_lists_its_attributes_and_a_directory_of_chunks_has_none(corpus: Corpus) -> None:
-    case = next(case for case in CASES if case.name == "2d-ragged")
-    assert sorted(os.listxattr(corpus.path(case) / "c/0/0")) == sorted(PLACE)
-    assert os.listxattr(corpus.path(case) / "c/0") == []
-    for path, name in [("c/0", PLACE[0]), ("c/0/0", "user.other"), ("zarr.json", PLACE[1]), ("", PLACE[2])]:
-        with refuses(errno.ENODATA):
-            os.getxattr(corpus.path(case) / path, name)
 
 
 def test_attributes_of_stored_files_pass_through(mount: Mounter, tmp_path: Path) -> None:

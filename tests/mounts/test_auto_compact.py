@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
 
 from tests.support.corpus import array, sharding
-from tests.support.datasets import LONG_AGO, store
+from tests.support.datasets import store
 from tests.support.encoder import Layout
-from tests.support.mounting import PATIENCE, Mount, Mounter, eventually, flush
+from tests.support.mounting import Mount, Mounter, eventually, flush
 from tests.support.readers import READERS, read_zarr
 
 KEY, NEIGHBOUR, ELSEWHERE = "c/0/0", "c/1/1", "c/3/3"
@@ -113,34 +112,6 @@ def test_a_foreign_prefix_stays(mount: Mounter, tmp_path: Path) -> None:
     assert (source / "foreign" / SHARD).read_bytes().startswith(foreign)
     mounted.unmount()
     assert (source / "foreign" / SHARD).read_bytes().startswith(foreign)
-
-
-def test_a_commit_never_shows_as_another_version_of_chunks_that_it_does_not_touch(
-    mount: Mounter, tmp_path: Path
-) -> None:
-    """Also while it is under way, to who asks again and again."""
-    store(tmp_path / "source", document())
-    mounted = mount(tmp_path / "source", write=True, auto_compact=0.5, metadata_ttl=0)
-    (mounted.path / KEY).write_bytes(b"0" * 24)
-    expected = {key: seen for key, seen in attributes(mounted.path).items() if key != KEY}
-    number = (mounted.path / NEIGHBOUR).stat().st_ino
-    done, seen = threading.Event(), set()
-
-    def look() -> None:
-        while not done.is_set():
-            status = (mounted.path / NEIGHBOUR).stat()
-            seen.add((status.st_ino, status.st_mtime_ns))
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        waste(mounted, 12)
-        eventually(lambda: size(mounted) == SIZE)
-    finally:
-        done.set()
-        watcher.join(PATIENCE)
-    assert seen == {(number, LONG_AGO)}
-    assert {key: now for key, now in attributes(mounted.path).items() if key != KEY} == expected
 
 
 def test_chunks_that_another_program_changed_before_a_commit_are_new_versions(mount: Mounter, tmp_path: Path) -> None:

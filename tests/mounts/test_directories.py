@@ -127,18 +127,6 @@ def test_nested_directories_list_rows_and_columns(mounted: Mount, name: str) -> 
     assert name == "nested" or {"zarr.json", *PLAIN} <= set(os.listdir(root))
 
 
-def test_inode_numbers_and_kinds_in_a_listing_are_those_of_stat(mounted: Mount) -> None:
-    for path in ("", "row", "row/c", "flat", "nested/c", "nested/c/3"):
-        inodes = set()
-        with os.scandir(mounted.path / path) as entries:
-            for entry in entries:
-                status = os.lstat(entry.path)
-                assert entry.inode() == status.st_ino
-                assert entry.is_dir() == os.path.isdir(entry.path)
-                inodes.add(status.st_ino)
-        assert len(inodes) == len(os.listdir(mounted.path / path))
-
-
 def test_the_directories_of_chunks_that_no_shard_covers_are_found_but_not_listed(
     mount: Mounter, tmp_path: Path
 ) -> None:

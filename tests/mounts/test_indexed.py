@@ -91,25 +91,6 @@ def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, so
     assert np.array_equal(np.asarray(shown[...]), grown)
 
 
-def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_mount(
-    mount: Mounter, source: Path, tmp_path: Path
-) -> None:
-    mounted = mount(source, write=True)
-    other = tmp_path / "other"
-    store(other, DOCUMENT, made_values(), ABSENT)
-    for path in [other, *sorted(other.rglob("*"))]:
-        target = mounted.path / "new" / path.relative_to(other)
-        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
-    broken = {**DOCUMENT, "storage_transformers": indexed((0, 1))}
-    with pytest.raises(OSError, match="Invalid argument"):
-        (mounted.path / "new/zarr.json").write_text(json.dumps(broken))
-    mounted.expect("chunks_per_shard must hold integers of at least 1")
-    mounted.unmount()
-    assert np.array_equal(read(source / "new"), made_values())
-    shown = zarr.open_array(str(mount(source).path / "new"), mode="r")
-    assert np.array_equal(np.asarray(shown[...]), made_values())
-
-
 def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> None:
     (item,) = [item for item in run_json("info", "--json", source)["arrays"] if item["path"] == "image"]
     assert (item["storage_transformer"], item["sharded"]) == ("indexed", True)

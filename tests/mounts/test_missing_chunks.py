@@ -127,19 +127,6 @@ def test_a_chunk_that_is_removed_is_stored_as_the_fill_value_that_was_shown(
     assert_sound(source)
 
 
-def test_a_missing_chunk_is_written_in_parts_and_moved(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True, arguments=["--view=v2", "--decode"])
-    expected = values_of(source)["other"]
-    with (mounted.path / "other" / "0.0").open("r+b") as file:
-        file.seek(4)
-        file.write(np.float32(5).tobytes())
-    expected[0, 1] = 5
-    os.rename(mounted.path / "other" / "0.0", mounted.path / "other" / "1.0")
-    expected[4:8, :4], expected[:4, :4] = expected[:4, :4], -1
-    mounted.unmount()
-    assert np.array_equal(values_of(source)["other"], expected)
-
-
 @pytest.mark.parametrize(("how", "separator"), [("rm", "/"), ("chunks first", "/"), ("zarr 2", ".")])
 def test_an_array_that_is_removed_is_gone(mount: Mounter, source: Path, how: str, separator: str) -> None:
     mounted = mount(source, write=True, arguments=["--view=v2", f"--dimension-separator={separator}"])

@@ -94,14 +94,6 @@ def test_of_a_source_that_is_written_commands_show_what_is_pending_and_change_no
     assert run("recover", source).stdout == "nothing to recover\n"
 
 
-def test_siblings_are_written_at_the_same_time(mount: Mounter, source: Path) -> None:
-    mounts = [mount(source / name, write=True) for name in ("image", "labels")]
-    for mounted in mounts:
-        (mounted.path / "c/0/0").write_bytes(NEW)
-        mounted.unmount()
-        assert shardfs.open(mounted.source)[""].read_chunk((0, 0)) == NEW
-
-
 def test_read_only_mounts_are_fine_beside_a_writing_one(mount: Mounter, source: Path) -> None:
     before = mount(source, metadata_ttl=0)
     writing = mount(source, write=True)
@@ -120,16 +112,6 @@ def test_the_lock_of_a_killed_daemon_is_not_in_the_way(mount: Mounter, source: P
     again.unmount()
     assert stored(source) == NEW
     assert not (source / "image/.shardfs").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff{"])
-def test_a_lock_file_that_nobody_holds_is_not_in_the_way_whatever_it_says(
-    mount: Mounter, source: Path, content: bytes
-) -> None:
-    (source / ".shardfs").mkdir()
-    (source / ".shardfs/lock").write_bytes(content)
-    mount(source, write=True).unmount()
-    assert not (source / ".shardfs").exists()
 
 
 @pytest.mark.parametrize(("dead", "next_one"), [("image", "."), (".", "image")], ids=["in-a-child", "in-a-parent"])
@@ -246,12 +228,3 @@ def test_a_directory_of_ours_that_is_a_link_is_never_followed(source: Path, plac
         assert (outside / "lock").read_text() == "somebody's"
         assert sorted(os.listdir(outside)) == ["empty", "lock"]
         shutil.rmtree(source / ".shardfs") if name else (source / ".shardfs").unlink()
-
-
-@pytest.mark.parametrize("name", ["", "journal", "lock"])
-def test_a_file_or_directory_in_the_place_of_ours_is_named(source: Path, place: Path, name: str) -> None:
-    path = source / ".shardfs" / name
-    path.parent.mkdir(exist_ok=True)
-    path.mkdir() if name == "lock" else path.write_text("somebody's")
-    assert str(path) in refusal(source, place)
-    assert path.exists()

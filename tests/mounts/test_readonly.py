@@ -80,9 +80,3 @@ def test_every_change_is_refused_and_nothing_reaches_the_source(mounted: Mount, 
         with refuses(errno.EROFS):
             change(mounted.path / path)
     assert stored(mounted) == before
-
-
-def test_access_says_so_beforehand(mounted: Mount) -> None:
-    for name in (*FILES, *DIRECTORIES):
-        assert os.access(mounted.path / name, os.R_OK)
-        assert not os.access(mounted.path / name, os.W_OK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,12 +56,3 @@ def test_a_copy_out_of_the_mount_is_an_ordinary_array(dataset: Dataset, copy: tu
         expected[8 * row : 8 * row + 8, 4 * column : 4 * column + 4] = 0
     for read in READERS.values():
         assert_same(read(tmp_path / "image"), expected)
-
-
-def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
-    shown, stored = os.statvfs(dataset.path), os.statvfs(dataset.source)
-    for name in ("f_frsize", "f_blocks", "f_files", "f_namemax"):
-        assert getattr(shown, name) == getattr(stored, name)
-    for name in ("f_bfree", "f_bavail", "f_ffree"):  # others write to the same disk meanwhile
-        assert getattr(shown, name) == pytest.approx(getattr(stored, name), rel=0.05)
-    assert shown.f_flag & os.ST_RDONLY

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.commands import run
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import LONG_AGO, files_below, store
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
@@ -308,12 +307,6 @@ def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
             os.pwrite(fd, bytes(NBYTES), 0)
             with refuses(errno.ENODEV):
                 mmap.mmap(fd, NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def test_nor_with_the_page_cache(mount: Mounter, tmp_path: Path) -> None:
-    store(tmp_path / "source", DOCUMENT)
-    mounted = mount(tmp_path / "source", write=True, page_cache=True)
-    test_a_file_that_is_written_cannot_be_mapped_shared(mounted.path)
 
 
 # Attributes
@@ -641,8 +634,3 @@ def test_a_directory_that_is_not_listed_can_be_written_in(new_array: New) -> Non
     assert os.listdir(root / "c") == ["2", "3"]  # as far as the shard goes
     assert os.listdir(root / "c/2") == ["1"]
     assert os.listdir(root / "c/3") == []
-
-
-def test_the_flush_attribute_is_not_listed(mounted: Mount) -> None:
-    assert "user.shardfs.flush" not in os.listxattr(mounted.path)
-    assert run("flush", mounted.path).returncode == 0

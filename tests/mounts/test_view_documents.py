@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -36,19 +35,6 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_extended_attributes_of_a_document_are_those_of_the_stored_one(mount: Mounter, source: Path) -> None:
-    image = mount(source, write=True, arguments=["--view=v2"]).path / "image"
-    numbers = [(image / name).stat().st_ino for name in (".zarray", ".zattrs")]
-    assert len(set(numbers)) == 2
-    os.setxattr(image / ".zattrs", "user.test", b"value")
-    assert os.getxattr(image / ".zarray", "user.test") == b"value"
-    assert os.getxattr(source / "image/zarr.json", "user.test") == b"value"
-    os.removexattr(image / ".zarray", "user.test")
-    os.chmod(image / ".zarray", 0o600)
-    assert os.listxattr(source / "image/zarr.json") == []
-    assert [(image / name).stat().st_ino for name in (".zarray", ".zattrs")] == numbers
-
-
 def test_no_directory_takes_the_name_of_a_document_that_would_hide_it(mount: Mounter, source: Path) -> None:
     store(source / "silent", array((8, 6), (4, 6), sharding((2, 3), LITTLE)))
     root = mount(source, write=True, arguments=["--view=v2"], expect=("cannot be a directory",)).path
@@ -57,14 +43,6 @@ def test_no_directory_takes_the_name_of_a_document_that_would_hide_it(mount: Mou
     assert not (source / "silent/.zattrs").exists()
     (root / "folder/.zattrs").mkdir(parents=True)
     assert os.listdir(root / "folder") == [".zattrs"]
-
-
-@pytest.mark.parametrize("view", ["v2", "v3"])
-def test_an_array_without_axes_can_be_removed(mount: Mounter, source: Path, view: str) -> None:
-    root = mount(source, write=True, arguments=[f"--view={view}"]).path
-    for name in ("point", "scalar"):
-        shutil.rmtree(root / name)
-        assert not (source / name).exists()
 
 
 def test_a_directory_that_holds_chunks_becomes_no_group(mount: Mounter, source: Path) -> None:

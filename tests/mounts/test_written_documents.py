@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import warnings
@@ -68,7 +67,7 @@ def assert_consolidated(path: Path) -> None:
                 assert np.array_equal(np.asarray(array[6:12]), VALUES[6:12]), name
 
 
-@pytest.mark.parametrize(("writer", "shards"), [("zarr", None), ("tensorstore", "2"), ("zarrs", "2")])
+@pytest.mark.parametrize(("writer", "shards"), [("zarr", None), ("tensorstore", "2")])
 def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
     mount: Mounter, tmp_path: Path, writer: str, shards: str | None
 ) -> None:
@@ -87,36 +86,6 @@ def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
     assert_consolidated(source / "moved.zarr")
     assert_sound(source)
     assert_consolidated(mount(source, write=True, shards=shards).path / "moved.zarr")
-
-
-@pytest.mark.parametrize(("view", "shards"), [("v3", "2"), ("v3-decoded", None)])
-def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
-    mount: Mounter, tmp_path: Path, view: str, shards: str | None
-) -> None:
-    native = tmp_path / "native.zarr"
-    make(native)
-    if view != "v3":
-        for name in PLAIN:
-            shutil.rmtree(native / name)  # they would have to be plain themselves
-        (native / "group/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-        zarr.consolidate_metadata(str(native))
-    (tmp_path / "source").mkdir()
-    arguments = ["--decode"] if view != "v3" else []
-    mounted = mount(tmp_path / "source", write=True, shards=shards, arguments=arguments)
-    files = list(files_below(native).items())
-    random.Random(0).shuffle(files)
-    copied = {}
-    for key, data in files:
-        (mounted.path / key).parent.mkdir(parents=True, exist_ok=True)
-        (mounted.path / key).write_bytes(data)
-        copied[key] = data
-        assert files_below(mounted.path) == copied
-    if view == "v3":
-        assert_consolidated(mounted.path)
-    mounted.unmount()
-    assert {key: data for key, data in files_below(tmp_path / "source").items() if key.endswith("zarr.json")} == {
-        key: data for key, data in files if key.endswith("zarr.json")
-    } or shards
 
 
 V2_NAMES = {".zarray", ".zattrs", ".zgroup", ".zmetadata"}

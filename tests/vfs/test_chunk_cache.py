@@ -13,11 +13,11 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, ShardfsError
+from shardfs.errors import ShardfsError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
 from shardfs.vfs.chunk_cache import ChunkCache, DecodedChunk
-from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
+from tests.support.corpus import LITTLE, ZSTD, array, sharding
 from tests.support.datasets import store
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
@@ -159,69 +159,3 @@ async def test_the_chunks_used_last_stay_within_the_bound(tmp_path: Path) -> Non
     # 1 went for 2, as 0 had been used since, and 2 for 1.
     assert decoding.statistics.decoded_chunks == 4
     assert decoding.statistics.decode_hits == 2
-
-
-@in_trio
-async def test_of_chunks_larger_than_the_bound_the_last_one_is_kept_until_another_is_decoded(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, ZSTD), VALUES)
-    decoding = await open_decoding(tmp_path, max_nbytes=NBYTES - 1)
-    held = [await decoding.plain((row, 0)) for row in range(8)]
-    for row, chunk in enumerate(held):
-        pieces = [bytes(await chunk.read(offset, 1000)) for offset in range(0, NBYTES + 1000, 1000)]
-        assert b"".join(pieces) == VALUES[row].tobytes()
-    assert decoding.statistics.decoded_chunks == 8
-    await held[7].read(0, 1)
-    assert decoding.statistics.decoded_chunks == 8
-    assert await (await decoding.plain((7, 0))).get() is await held[7].get(), "all who read it share it"
-    await held[6].read(0, 1)  # which was let go for the next one
-    await held[7].read(0, 1)  # and that for this one
-    assert decoding.statistics.decoded_chunks == 10
-
-
-@in_trio
-async def test_no_more_chunks_are_in_flight_than_there_is_room_for(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, ZSTD), VALUES)
-    decoding = await open_decoding(tmp_path)
-    decoding.chunks = ChunkCache(2**20, decoding.statistics, in_flight_nbytes=4 * NBYTES)
-    await decoding.extent((0, 0))
-    decoding.gate.close()
-    got: list[memoryview] = []
-
-    async def ask(row: int) -> None:
-        got.append(await decoding.get((row, 0)))
-
-    async with trio.open_nursery() as nursery:
-        for row in range(8):
-            nursery.start_soon(ask, row)
-        await trio.testing.wait_all_tasks_blocked()
-        assert decoding.gate.reads in (2, 3)  # as far as chunks get smaller by encoding
-        decoding.gate.opened.set()
-    assert len(got) == decoding.gate.reads == 8
-
-
-@pytest.mark.parametrize("codecs", [(LITTLE, ZSTD), (LITTLE, CRC32C), (LITTLE,)], ids=["zstd", "crc32c", "plain"])
-def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object, ...], tmp_path: Path) -> None:
-    store(tmp_path, document(*codecs, chunk_shape=(1, 8)))
-
-    @in_trio
-    async def main() -> None:
-        decoding = await open_decoding(tmp_path)
-        wrong = ChunkCodec.parse("int32", (1, 9), decoding.array.codecs)
-        chunk = DecodedChunk(decoding.chunks, decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
-        with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
-            await chunk.read(0, 1)
-        with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
-            await chunk.content()
-
-    main()
-
-
-@in_trio
-async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, CRC32C, chunk_shape=(1, 100_000)))
-    decoding = await open_decoding(tmp_path)
-    small = ChunkCodec.parse("int32", (1, 8), decoding.array.codecs)
-    extent = await decoding.extent((0, 0))
-    with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
-        await decoding.chunks.get(decoding.array.layout, (0, 0), extent, small)
-    assert decoding.gate.reads == 0

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shardfs.errors import StaleError, StoreError
-from shardfs.format.lens.unsharded import POSITION_BITS
-from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, ChunkNumbering, Inodes, in_table
+from shardfs.errors import StaleError
+from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, Inodes, in_table
 
 
 def known(table: Inodes, path: str) -> int | None:
@@ -49,13 +48,6 @@ def test_an_array_in_place_of_another_has_other_numbers() -> None:
     assert ranges.at("a/b") is None
     with pytest.raises(StaleError):
         ranges.find(second.ino(0, 0))
-
-
-def test_numbers_run_out_with_a_message() -> None:
-    ranges = ArrayRanges()
-    ranges.add("large", b"", 2**54 - 2**37)
-    with pytest.raises(StoreError, match="mount again"):
-        ranges.add("one more", b"", 2**37)
 
 
 PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]
@@ -137,44 +129,4 @@ class Kernel(RuleBasedStateMachine):
 TestKernel = Kernel.TestCase
 
 
-def test_what_is_not_known_is_stale_and_not_kept() -> None:
-    table = Inodes()
-    table.retain(77)
-    table.forget(77, 1)
-    assert len(table) == 0
-    with pytest.raises(StaleError):
-        table.row(77)
-
-
-def test_what_the_kernel_was_not_told_of_is_swept() -> None:
-    table = Inodes()
-    ino = table.reserve()
-    table.keep(ino, "version", entry="entry")
-    table.number("file", "d/a", 1)
-    table.sweep()
-    assert len(table) == 0
-    assert not table._paths
-
-
-def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:
-    table = Inodes()
-    ino = table.number("file", "a", "identity", nlink=2, key="identity")
-    for path in "bcb":
-        assert table.number("file", path, "identity", nlink=2, key="identity") == ino
-    assert [known(table, path) for path in "abc"] == [None, ino, ino]
-    table.moved("b", "c")  # two names of one file stay
-    assert [known(table, path) for path in "bc"] == [ino, ino]
-    table.removed("b")
-    assert (table.row(ino).path, table.name_of(ino)) == ("c", "c")
-    table.removed("c")
-    assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
-    assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
-
-
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
-
-
-def test_the_largest_grid_that_is_shown_fits() -> None:
-    shape = (2**POSITION_BITS - 1,)
-    positions = ChunkNumbering.of(shape, nested=True)
-    assert positions.of_chunk((shape[0] - 1,)) == 2**POSITION_BITS - 1

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import stat
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from shardfs.dataset import hierarchy
-from shardfs.vfs import filesystem
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from tests.support.corpus import BASE, array, extension, sharding
@@ -102,54 +99,6 @@ async def test_chunks_take_no_place_in_the_table(opened: Opened, tmp_path: Path)
     await kernel.walk(await kernel.look_up(ROOT, b"large"))
     assert len(kernel.references) > 64 * 64
     assert known(fs) == 3, "the root, the array and its document"
-
-
-@pytest.mark.parametrize("room", [1, 5])
-@in_trio
-async def test_names_that_a_reply_had_no_room_for_are_not_kept(opened: Opened, room: int) -> None:
-    """As in `ls | head`: the kernel takes no reference to what it did not get."""
-    fs = await open_tree(opened)
-    kernel = Kernel(fs)
-    directory = await kernel.look_up(ROOT, b"directory")
-    assert len(await kernel.list(directory, room)) == room
-    kernel.forget()
-    assert known(fs) == 1
-
-
-@in_trio
-async def test_a_name_that_is_gone_is_forgotten_with_its_references(opened: Opened, tmp_path: Path) -> None:
-    fs = await open_tree(opened)
-    kernel = Kernel(fs)
-    directory = await kernel.look_up(ROOT, b"directory")
-    for _ in range(10):
-        await kernel.look_up(directory, b"f0")
-        os.replace(tmp_path / "directory" / "f1", tmp_path / "directory" / "f0")
-        (tmp_path / "directory" / "f1").write_bytes(b"new")
-    kernel.forget()
-    assert known(fs) == 1
-
-
-@in_trio
-async def test_of_an_array_that_was_walked_a_path_and_a_range_of_numbers_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of each array that was walked before, as many nodes and chunk trees as the caches hold stay beside that."""
-    monkeypatch.setattr(hierarchy, "_MAX_NODES", 4)
-    monkeypatch.setattr(filesystem, "_MAX_RECENT", 4)
-    for i in range(24):
-        store(tmp_path / f"{i // 8}" / f"{i % 8}", array((4, 4), (4, 4), sharding((2, 2))))
-    opened = open_source(tmp_path, max_open=4)
-    fs = await open_tree(opened)
-    kernel = Kernel(fs)
-    groups = [await kernel.look_up(ROOT, b"%d" % i) for i in range(3)]
-    await kernel.walk(groups[0])
-    before = objects()
-    await kernel.walk(groups[1])
-    assert objects() - before == Counter(ArrayNumbers=8, Row=16)
-    kernel.forget()
-    await kernel.walk(await kernel.look_up(ROOT, b"2"))
-    kernel.forget()
-    assert objects() - before == Counter(ArrayNumbers=16)
 
 
 def objects() -> Counter[str]:

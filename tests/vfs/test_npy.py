@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
-import zarr
 
-from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
-from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import NpyView
 from tests.support.corpus import GZIP, LITTLE, array, sharding, transpose
 from tests.support.datasets import store
 from tests.support.documents import write
-from tests.support.opened import Opened, find, in_trio, list_directory, open_source
+from tests.support.opened import Opened, find, in_trio, open_source
 
 SHAPE = (5, 7, 11)
 VALUES = np.arange(math.prod(SHAPE), dtype="<i4").reshape(SHAPE)
@@ -109,83 +105,3 @@ async def test_a_read_of_very_many_chunks_lets_others_work_and_can_be_given_up(t
         scope.cancel()
         await handle.read(2**24, 2**17)
     assert scope.cancelled_caught
-
-
-@in_trio
-async def test_damage_in_what_is_made_ready_is_met_where_it_is(tmp_path: Path) -> None:
-    values = np.arange(2**15, dtype="<i4")
-    store(tmp_path / "a", array(values.shape, values.shape, sharding((2**10,), LITTLE, GZIP)), values)
-    content = saved(values)
-    _, fs = await open_npy(tmp_path)
-    extent = (await (await fs.hierarchy.node("a")).array.find((24,)))[1]
-    assert extent is not None
-    shard = bytearray((tmp_path / "a/c/0").read_bytes())
-    shard[extent.offset + 20] ^= 255
-    (tmp_path / "a/c/0").write_bytes(shard)
-    _, fs = await open_npy(tmp_path)
-    handle = await open_file(fs, "a.npy")
-    sound = 128 + 24 * 2**12
-    nbytes = 2**12
-    for at in range(0, sound - nbytes, nbytes):
-        assert bytes(await handle.read(at, nbytes)) == content[at : at + nbytes]
-    with pytest.raises(CorruptionError, match="c/24 of a does not decode"):
-        await handle.read(sound, nbytes)
-
-
-@pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
-def test_a_shard_that_is_rewritten_is_read_as_it_is_by_who_opens_next_or_has_not_read_it(
-    codecs: tuple[Any, ...], tmp_path: Path
-) -> None:
-    document = array((4, 6, 1), (4, 3, 1), sharding((2, 3, 1), *codecs))
-    nine = np.full((4, 6, 1), 9, "<i4")
-    old = np.arange(24, dtype="<i4").reshape(4, 6, 1)
-    store(tmp_path / "a", document, old)
-    store(tmp_path / "nine", document, nine)
-
-    @in_trio
-    async def main() -> None:
-        _, fs = await open_npy(tmp_path)
-        before, other = await open_file(fs, "a.npy"), await open_file(fs, "a.npy")
-        assert bytes(await before.read(0, 1000)) == saved(old)
-        shutil.copyfile(tmp_path / "nine/c/0/1/0", tmp_path / "a/c/0/1/0")  # in place: what is open is stale
-        expected = saved(np.concatenate([old[:, :3], nine[:, 3:]], axis=1))
-        assert bytes(await other.read(0, 1000)) == expected
-        assert bytes(await (await open_file(fs, "a.npy")).read(0, 1000)) == expected
-
-    main()
-
-
-@in_trio
-async def test_an_open_file_keeps_its_shape_and_is_stale_when_its_chunks_are_others(tmp_path: Path) -> None:
-    store(tmp_path / "a", array((4, 6), (4, 3), sharding((2, 3), LITTLE, GZIP)))
-    values = zarr.open_array(tmp_path / "a", mode="r+")
-    content = saved(values[:])
-    opened, fs = await open_npy(tmp_path)
-    ino = (await find(fs, "a.npy")).ino
-    handle = await open_file(fs, "a.npy")
-    values.resize((9, 6))
-    values[4:] = 5
-    opened.clock.now += 2
-    assert bytes(await handle.read(0, 1000)) == content
-    assert (await fs.attributes(ino)).size == len(content)
-    assert (await find(fs, "a.npy")).size == len(content) + 5 * 6 * 4
-    with pytest.raises(StaleError):
-        await fs.open(ino)
-    shutil.rmtree(tmp_path / "a")
-    store(tmp_path / "a", array((4, 6), (4, 6), sharding((2, 2), LITTLE, GZIP)))
-    opened.clock.now += 2
-    with pytest.raises(StaleError, match="the array a has changed"):
-        await handle.read(0, 1000)
-
-
-@in_trio
-async def test_a_listing_lasts_while_one_document_is_being_written(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        store(tmp_path / name, array((4,), (4,), sharding((2,))))
-    opened, fs = await open_npy(tmp_path)
-    names = [row[0] for row in await list_directory(fs, ROOT)]
-    (tmp_path / "a/zarr.json").write_text("{")
-    opened.clock.now += 2
-    assert [row[0] for row in await list_directory(fs, ROOT)] == names
-    with pytest.raises(StoreError, match=r"a/zarr\.json is being written"):
-        await find(fs, "a.npy")

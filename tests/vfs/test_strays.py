@@ -78,29 +78,6 @@ async def test_strays_beside_the_chunks_pass_through(
         assert await text(fs, name) is None, "a name of a chunk outside the grid is never passed through"
 
 
-@pytest.mark.parametrize("document", [NESTED, V2], ids=["default", "v2"])
-@in_trio
-async def test_strays_inside_directories_of_chunks_pass_through(tmp_path: Path, document: Any) -> None:
-    store(tmp_path, document)
-    root = "c/" if document is NESTED else ""
-    for directory in filter(None, (root.strip("/"), f"{root}0", f"{root}1")):
-        for name in NOT_KEYS:
-            (tmp_path / directory / name).write_bytes(f"{directory}/{name}".encode())
-    (tmp_path / f"{root}0" / "deep").mkdir()
-    (tmp_path / f"{root}0" / "deep" / "0").write_bytes(b"deep")
-    (tmp_path / f"{root}0" / "7").write_bytes(b"outside the grid")
-    fs = await tree_of(tmp_path)
-    if root:
-        assert await names(fs, "c") == sorted(["0", "1", "2", "3", *NOT_KEYS])
-    assert await names(fs, f"{root}0") == sorted(["0", "1", "deep", *NOT_KEYS])
-    assert await names(fs, f"{root}1") == sorted(["0", "1", *NOT_KEYS])
-    assert await names(fs, f"{root}2") == ["0", "1"]
-    for name in NOT_KEYS:
-        assert await text(fs, f"{root}0/{name}") == f"{root}0/{name}".encode()
-    assert await text(fs, f"{root}0/deep/0") == b"deep"
-    assert await text(fs, f"{root}0/7") is None
-
-
 @pytest.mark.parametrize("depth", [*range(880, 1000, 6)])
 @in_trio
 async def test_a_deeply_nested_document_does_not_take_its_directory_with_it(tmp_path: Path, depth: int) -> None:

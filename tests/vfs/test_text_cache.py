@@ -31,12 +31,6 @@ def text_of(known: TextCache, path: str = "zarr.json", shown: bytes = SHOWN) -> 
     return text.text
 
 
-def test_a_change_by_others_is_shown_and_so_is_its_end() -> None:
-    known = written()
-    changed = b'{"a": []}'
-    assert [text_of(known, shown=shown) for shown in (SHOWN, changed, SHOWN)] == [COMPACT, changed, COMPACT]
-
-
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 3 * (len(COMPACT) + document._OVERHEAD_NBYTES)
     monkeypatch.setattr(document, "_MAX_TEXTS_NBYTES", most)

@@ -20,7 +20,7 @@ from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import Attributes, ChunkHandle, Owner
-from shardfs.vfs.inodes import ROOT, Inodes
+from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process
 from tests.support.opened import find, in_trio, read_file
@@ -171,18 +171,6 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(root:
 
 
 @in_trio
-async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(root: Path) -> None:
-    process = await Process.start(root, Syscalls())
-    fs, files = process.fs, process.writing.changes
-    directory = (await find(fs, "unchecked")).ino
-    generated = await read_file(fs, (await files.lookup(directory, b"zarr.json")).ino)
-    compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
-    await write(files, directory, b"zarr.json", compact)
-    await files.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
-    assert await read_file(fs, (await find(fs, "moved/zarr.json")).ino) == compact
-
-
-@in_trio
 async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     files = process.writing.changes
@@ -196,18 +184,6 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(r
     assert await read_file(process.fs, (await files.lookup(directory, b"0")).ino) == b"first and the rest"
     await files.fs.open_files[beside].flush()
     await files.close(beside)
-
-
-@in_trio
-async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (root / "notes").write_bytes(b"text")
-    process = await Process.start(root, Syscalls())
-    first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
-    monkeypatch.delattr(Inodes, "moved_directory")
-    await process.writing.changes.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
-    assert (await process.writing.changes.lookup(ROOT, b"moved")).ino == first
 
 
 @in_trio
