@@ -5,6 +5,7 @@ An error is raised where its cause is known, with a message that names the thing
 """
 
 import errno as _errno
+from collections.abc import Sequence
 from typing import ClassVar
 
 _MAX_MESSAGE = 500
@@ -35,6 +36,12 @@ def printable(text: str) -> str:
 def counted(count: int, what: str) -> str:
     """Return *count* and *what* is counted, a word whose plural ends in s."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first of *names*, up to *most*, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 class MetadataError(ShardfsError):

@@ -30,7 +30,7 @@ from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, sha
 from shardfs.bulk.run import Plan
 from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.maintenance.walk import walk_files
-from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError
+from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
@@ -297,11 +297,9 @@ class PackPlan(Plan):
         for planned in self.planned:
             lines.setdefault(str(planned), []).append(planned.path)
         for what, paths in lines.items():
-            others = f" and {len(paths) - 2:,} more" if len(paths) > 2 else ""
-            yield f"{', '.join(path or '(root)' for path in paths[:2])}{others}: {what}"
+            yield f"{first_of([path or '(root)' for path in paths], 2)}: {what}"
         if superseded:  # else readers of v2 would take shards for chunks
-            others = f" and {len(superseded) - 2:,} more" if len(superseded) > 2 else ""
-            yield f"{', '.join(superseded[:2])}{others}: left out, of Zarr v2 beside zarr.json"
+            yield f"{first_of(superseded, 2)}: left out, of Zarr v2 beside zarr.json"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield what is to be done; keys are noted in *manifest* before."""

@@ -16,7 +16,7 @@ from shardfs.cli.sources import open_source, source_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else
-from shardfs.errors import MetadataError, ShardfsError, counted, printable
+from shardfs.errors import MetadataError, ShardfsError, counted, first_of, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes, type_name
@@ -201,7 +201,7 @@ def _render_table(described: Sequence[Described]) -> str:
         for kind, note in (("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))):
             if note is not None:
                 notes.setdefault((kind, note), []).append(item["path"] or "(root)")
-    lines += [f"{kind}: {_named(paths)}: {note}" for (kind, note), paths in notes.items()]
+    lines += [f"{kind}: {first_of(paths, _MAX_NAMED)}: {note}" for (kind, note), paths in notes.items()]
     sized = [item for item in described if "shards" in item]
     sharded = [item for item in sized if item["sharded"]]
     known = [item for item in sized if item["decoded_nbytes"] is not None]
@@ -261,11 +261,6 @@ def _views(shown: Sequence[str]) -> str:
     decoded = {each.view for each in VIEW_OPTIONS if each.decode and each.text in shown}
     names = [each.view if each.text in shown else f"{each.view}*" if each.view in decoded else "" for each in plain]
     return " ".join(name for name in names if name)
-
-
-def _named(paths: Sequence[str]) -> str:
-    more = len(paths) - _MAX_NAMED
-    return ", ".join(paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _render_array(item: Described) -> str:
