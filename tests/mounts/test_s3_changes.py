@@ -119,17 +119,3 @@ def test_a_deleted_shard_is_absent_and_what_was_fetched_of_it_can_be_read(remote
         assert error_of(descriptor, 18 * MIB) == errno.ESTALE
     finally:
         os.close(descriptor)
-
-
-def test_a_deleted_shard_that_is_believed_to_be_there_is_absent_once_it_is_read(remote: Remote) -> None:
-    replace(remote, document(4096))
-    root = remote.mount(**LONG, expect=("read: ",))
-    assert (root / "c/0").exists()
-    remote.bucket.delete(remote.key("c/0"))
-    with pytest.raises(OSError, match="Stale file handle"):  # it was opened as what it is no more
-        (root / "c/2").read_bytes()
-    remote.taken()
-    for name in ("c/2", "c/0"):
-        with pytest.raises(FileNotFoundError):
-            (root / name).read_bytes()
-    assert remote.asked() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run, run_json
+from tests.support.commands import run_json
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter, figures
@@ -37,16 +36,6 @@ ODD = [
     "x" * 200,
 ]
 """Names that are something else in a URL, in XML, or in a shell."""
-
-
-def test_a_command_says_of_a_bucket_what_it_says_of_the_same_files_on_disk(mixed: Remote) -> None:
-    for arguments in (["info", "--json"], ["info", "--tools"], ["map", "--json"], ["verify", "--json", "--data"]):
-        here = run(*arguments, mixed.local)
-        there = run(*arguments, mixed.url, **mixed.bucket.environment)
-        assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
-        # It ends with what to type, which has the source and the options that reach it.
-        options = re.compile(rf"(?<=shardfs mount )(.* )?{re.escape(mixed.url)}")
-        assert options.sub(str(mixed.local), there.stdout) == here.stdout
 
 
 def test_references_are_those_on_disk_but_for_the_urls_of_shards(mixed: Remote) -> None:

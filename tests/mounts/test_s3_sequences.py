@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -70,28 +69,6 @@ def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(s
     requests, received = shards.taken(nbytes)
     assert requests <= 2 + nbytes / WINDOW
     assert received == index_nbytes(count) + nbytes
-
-
-@pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("shards", ["not listed"], indirect=True)
-def test_without_a_listing_only_a_small_shard_takes_one_more(shards: Shards, nbytes: int) -> None:
-    shards.read(shards.known(nbytes), nbytes)
-    requests, received = shards.taken(nbytes)
-    assert requests <= max(3, 2 + nbytes / WINDOW)  # the first chunk alone may have been a random one
-    assert received == index_nbytes(len(shards.chunks[nbytes])) + nbytes
-
-
-def test_many_who_ask_for_a_shard_that_nobody_knows_fetch_its_index_once(remote: Remote) -> None:
-    chunks = fill(remote, "", bytes_of(64, nshards=2))
-    root = remote.mount()
-    (root / "zarr.json").read_bytes()
-    remote.taken()
-    remote.proxy.latency = 0.05
-    numbers = [*range(0, 128, 8)]
-    assert parallel_digests(root, [[number] for number in numbers]) == digests(chunks, [[n] for n in numbers])
-    asked = Counter(remote.asked())
-    assert [asked.pop(f"GET c/{shard} -1028") for shard in (0, 1)] == [1, 1]
-    assert sum(asked.values()) <= len(numbers)
 
 
 def test_many_who_read_the_same_shard_fetch_it_once(remote: Remote) -> None:

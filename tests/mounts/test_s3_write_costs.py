@@ -346,14 +346,3 @@ def test_a_large_file_that_is_renamed_is_copied_by_s3(shard: Shard) -> None:
     replace(path / "large.bin", bytes(9 * MIB))
     upload = ["CreateMultipartUpload", "UploadPartCopy", "CompleteMultipartUpload"]
     assert asked(shard) == ["PUT files/tmp", *[f"{name} files/large.bin" for name in upload], "DELETE files/tmp"]
-
-
-def test_a_document_that_is_edited_costs_one_request_besides_looks(shard: Shard) -> None:
-    shard.store()
-    shard.mount()
-    document = json.loads((shard.path / "zarr.json").read_bytes())
-    asked(shard)
-    for number in range(2):
-        (shard.path / "zarr.json").write_text(json.dumps(document | {"attributes": {"n": number}}))
-        changes = [words for words in asked(shard) if words.split()[0] not in ("GET", "HEAD")]
-        assert changes == ["PUT zarr.json"]

@@ -11,13 +11,12 @@ import pytest
 
 from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import array, sharding
-from tests.support.hosts import DOCUMENT, NEW, PREFIX, Host, make_host
+from tests.support.hosts import NEW, PREFIX, Host, make_host
 from tests.support.mounting import Mount, Mounter, flush
 from tests.support.s3_faults import Ignore
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
-GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 CHANGES = ("PutObject", "CopyObject", "DeleteObject", "CreateMultipartUpload", "CompleteMultipartUpload")
 SHARD = f"{PREFIX}/c/0/0"
 
@@ -97,19 +96,6 @@ def test_what_an_object_has_besides_its_bytes_survives_every_commit(host: Host, 
         assert head["Metadata"] == {"owner": "lab"}
         assert len(re.split(r"[ ,]", " ".join(transactions))) == (16 if key == SHARD else 3)
     mounted.unmount()
-
-
-def test_a_document_is_stored_when_it_is_closed(host: Host, mounted: Mount, s3_proxy: S3Proxy) -> None:
-    document = json.loads((mounted.path / "zarr.json").read_bytes()) | {"attributes": {"title": "new"}}
-    (mounted.path / "zarr.json").write_text(json.dumps(document))
-    assert changes(s3_proxy) == [("PutObject", "zarr.json")]
-    stored = json.loads(host.bucket.get(f"{PREFIX}/zarr.json"))
-    assert stored == DOCUMENT | {"attributes": {"title": "new"}}
-    assert host.bucket.head(f"{PREFIX}/zarr.json")["ContentType"] == "application/octet-stream"  # as it was
-
-    (mounted.path / "g").mkdir()
-    (mounted.path / "g/zarr.json").write_bytes(GROUP)
-    assert host.bucket.head(f"{PREFIX}/g/zarr.json")["ContentType"] == "application/json"
 
 
 def test_a_shrink_empties_what_is_outside_and_growing_again_shows_nothing_of_it(host: Host, mounted: Mount) -> None:

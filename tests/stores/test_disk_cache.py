@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -99,21 +98,6 @@ def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-
-
-# What it gives back
-
-
-def test_what_is_not_wholly_there_is_not_found(make: Make) -> None:
-    counts = Counts()
-    cache = make(counts=counts)
-    cache.add(NAME, ETAG, 100, b"x" * 100)
-    for offset, nbytes in [(99, 1), (99, 2), (200, 1), (0, 300)]:
-        assert cache.find(NAME, ETAG, offset, nbytes) is None
-    assert cache.find("another", ETAG, 100, 100) is None
-    assert cache.find(NAME, "another", 100, 100) is None
-    assert counts.cache_hits == counts.cache_bytes == counts.cache_damaged == 0
-    assert cache.find(NAME, ETAG, 150, 100) == b"x" * 50
 
 
 # Damage
@@ -226,28 +210,6 @@ def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
     assert cache.find("new", ETAG, 0, 4) == b"data"
 
 
-def test_threads_share_a_cache(make: Make) -> None:
-    cache, content, failures = make(4 * MIB), some_bytes(MIB), []
-
-    def work(seed: int) -> None:
-        random = Random(seed)
-        for _ in range(100):
-            offset, nbytes = random.randrange(MIB - 50_000), random.randrange(1, 50_000)
-            name = f"{random.randrange(6)}"
-            found = cache.find(name, ETAG, offset, nbytes)
-            if found is None:
-                cache.add(name, ETAG, offset, content[offset : offset + nbytes])
-            elif found != content[offset : offset + len(found)]:
-                failures.append((name, offset, nbytes))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 WORK = """
 import sys
 from random import Random
@@ -317,15 +279,6 @@ def test_a_directory_with_something_else_in_it_is_refused_and_untouched(make: Ma
     with pytest.raises(UsageError, match=r"cache is not empty"):
         make(0)
     assert {path.name: path.read_text() for path in directory.iterdir()} == {name: "mine"}
-
-
-def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(
-    make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UsageError, match=f"{directory}.*cannot be written"):
-        make()
 
 
 def test_a_directory_that_others_may_write_is_refused(make: Make, directory: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.stores.ranges import MAX_GAP, MAX_NBYTES, WINDOW_NBYTES, Reads, Span, merge, window
+from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES, Reads, Span, merge, window
 
 MIB = 2**20
 
@@ -19,12 +19,6 @@ def test_a_gap_that_costs_less_than_a_request_is_fetched_along() -> None:
     far = 10 + MAX_GAP
     assert merge([Span(0, 10), Span(far, far + 1)]) == [Span(0, far + 1)]
     assert merge([Span(0, 10), Span(far + 1, far + 2)]) == [Span(0, 10), Span(far + 1, far + 2)]
-
-
-def test_neighbours_stay_apart_when_they_would_be_too_much_for_one_request() -> None:
-    half = MAX_NBYTES // 2
-    assert merge([Span(0, half), Span(half, MAX_NBYTES)]) == [Span(0, MAX_NBYTES)]
-    assert merge([Span(0, half), Span(half, MAX_NBYTES + 1)]) == [Span(0, half), Span(half, MAX_NBYTES + 1)]
 
 
 @given(st.lists(spans, max_size=12), st.integers(0, 20), st.integers(1, 120))

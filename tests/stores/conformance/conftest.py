@@ -13,10 +13,9 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.store import S3Store
-from tests.support.fake_s3 import FakeS3
 
 PREFIX = "data.zarr"
-STORES = ["local", "s3", "s3 server"]
+STORES = ["local", "s3"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,6 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     match request.param:
         case "local":
             return local(tmp_path / "source")
-        case "s3":
-            return s3(FakeS3().client, tmp_path / "state", PREFIX)
         case _:
             bucket = request.getfixturevalue("s3_bucket")
             client = S3Client(bucket.name, S3Options(endpoint_url=bucket.endpoint_url), Counts())

@@ -16,7 +16,6 @@ from shardfs.errors import (
     CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
-    NoAttributeError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
@@ -125,23 +124,6 @@ async def test_directories_are_listed(store: Store, subject: Subject) -> None:
     assert await names(await subject.again(store), "d") == {"f": Kind.FILE}
 
 
-@with_store
-async def test_urls_end_with_the_key(store: Store, subject: Subject) -> None:
-    assert store.url_of("d/f").endswith("d/f")
-    assert store.ttl >= 0
-    assert (await store.capacity()).name_max >= 255
-    await store.check()
-    store.forget("d/f")
-    assert await read(store, "d/f") == b"0123456789"
-
-
-@with_store
-async def test_what_has_no_attributes_says_so(store: Store, subject: Subject) -> None:
-    assert list(await store.attributes("d/f")) == []
-    with pytest.raises(NoAttributeError):
-        await store.attribute("d/f", b"user.none")
-
-
 # Versions
 
 
@@ -161,15 +143,6 @@ async def test_ranges_are_read_exactly(store: Store, subject: Subject) -> None:
             with snapshot.mapped() as view:
                 assert bytes(view) == b"0123456789"
                 view.release()
-
-
-@with_store
-async def test_an_empty_file_is_one(store: Store, subject: Subject) -> None:
-    await store.replace("empty", b"")
-    for opened in (store, await subject.again(store)):
-        snapshot = await opened.open("empty", tail_nbytes=8)
-        assert snapshot.size == 0
-        assert bytes(await snapshot.read(0, 0)) == b""
 
 
 @with_store
@@ -249,15 +222,6 @@ async def test_an_edit_of_what_is_not_that_any_more_is_a_conflict(store: Store, 
         with pytest.raises(ConflictError):
             await edit.splice(Splice((content(b"x"),)))
     assert await read(store, "d/new") == b"made meanwhile"
-
-
-@with_store
-async def test_an_edit_that_changes_nothing_changes_nothing(store: Store, subject: Subject) -> None:
-    before = await store.stat("d/f")
-    async with store.edit("d/f"):
-        pass
-    await store.check_writable("d/f")
-    assert await store.stat("d/f") == before
 
 
 # Documents
@@ -358,17 +322,6 @@ async def test_files_are_made_where_they_can_be(store: Store, subject: Subject) 
         await store.create("x/new", 0o644, exclusive=True)
     with pytest.raises(NotADirectoryHereError):
         await store.create("zarr.json/new", 0o644, exclusive=True)
-
-
-@with_store
-async def test_times_are_set(store: Store, subject: Subject) -> None:
-    file = await store.create("d/new", 0o644, exclusive=True)
-    assert file.set_attributes(mtime_ns=10**18).mtime_ns == 10**18
-    status = await store.set_attributes("d/new", mtime_ns=2 * 10**18)
-    assert status.mtime_ns == 2 * 10**18
-    assert status == await store.stat("d/new")
-    with pytest.raises(NotFoundError):
-        await store.set_attributes("x", mtime_ns=1)
 
 
 # Names that change

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import botocore.exceptions as boto
-import obstore.exceptions
 import pytest
 from botocore.parsers import ResponseParserError
 
@@ -20,15 +19,12 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.s3.errors import (
-    NOT_PARTIAL,
-    OTHER_RANGE,
     SILENT,
     TRUNCATED,
     Cause,
     Failure,
     Request,
     of_boto3,
-    of_obstore,
 )
 
 ENDPOINT = "https://s3.example.org"
@@ -36,100 +32,9 @@ GET = Request("GetObject", "bucket", "key")
 PUT_IF = Request("PutObject", "bucket", "key", is_conditional=True, is_repeatable=False)
 
 
-def status_dump(status: int, body: str, key: str = "key") -> Exception:
-    """What obstore 0.12 raises for a reply that is an error; *body* as Rust quotes it."""
-    return obstore.exceptions.GenericError(
-        f"Generic S3 error: Error performing GET {ENDPOINT}/bucket/{key} in 1ms - Server returned {status}: {body}\n\n"
-        "Debug source:\n"
-        "Generic {\n"
-        f'    path: "{key}",\n'
-        "    source: RetryError(\n"
-        "        RetryErrorImpl {\n"
-        "            method: GET,\n"
-        f"            uri: Some(\n                {ENDPOINT}/bucket/{key},\n            ),\n"
-        "            inner: Status {\n"
-        f"                status: {status},\n"
-        f'                body: Some(\n                    "{body}",\n                ),\n'
-        "            },\n        },\n    ),\n}"
-    )
-
-
-def http_dump(kind: str, inner: str) -> Exception:
-    """What obstore 0.12 raises where there is no reply."""
-    return obstore.exceptions.GenericError(
-        "Generic S3 error: HTTP error: error sending request\n\nDebug source:\n"
-        'Generic {\n    store: "S3",\n    source: HttpError {\n'
-        f"        kind: {kind},\n        source: {inner},\n    }},\n}}"
-    )
-
-
-def source_dump(source: str) -> Exception:
-    return obstore.exceptions.GenericError(
-        f'Generic S3 error: x\n\nDebug source:\nGeneric {{\n    store: "S3",\n    source: {source}\n}}'
-    )
-
-
 def client_error(status: int, code: str, operation: str = "GetObject", **error: str) -> Exception:
     response = {"Error": {"Code": code, **error}, "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {}}}
     return boto.ClientError(response, operation)
-
-
-@pytest.mark.parametrize(
-    ("error", "failure"),
-    [
-        (status_dump(503, "<Error><Code>SlowDown</Code></Error>"), (503, "SlowDown", None)),
-        (status_dump(502, "<html>Bad Gateway</html>"), (502, "", None)),
-        (
-            status_dump(400, "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>"),
-            (400, "AuthorizationHeaderMalformed", "eu-west-1"),
-        ),
-        (
-            status_dump(404, "<Code>NoSuchKey</Code>", key="status: 503, <Code>SlowDown</Code>"),
-            (404, "NoSuchKey", None),
-        ),
-        (status_dump(403, "<Code>AWS4-HMAC Credential=KEY</Code>"), (403, "", None)),
-        (status_dump(403, f"<Code>{'A' * 65}</Code>"), (403, "", None)),
-        (source_dump("RetryError {\n        inner: BareRedirect,\n    }"), (301, "PermanentRedirect", None)),
-    ],
-)
-def test_status_and_code_are_read_from_what_obstore_says(
-    error: Exception, failure: tuple[int, str, str | None]
-) -> None:
-    found = of_obstore(error, ENDPOINT)
-    assert found.cause is Cause.REPLY
-    assert (found.status, found.code, found.region) == failure
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (source_dump("NotPartial,"), NOT_PARTIAL),
-        (source_dump('ParseContentRange {\n        value: "bytes 0--1/0",\n    },'), NOT_PARTIAL),
-        (source_dump("UnexpectedRange {\n        expected: 0..10,\n        actual: 0..3,\n    },"), OTHER_RANGE),
-        (http_dump("Interrupted", "Custom { error: IncompleteBody }"), TRUNCATED),
-        (http_dump("Interrupted", "Os { code: 104 }"), Failure(Cause.NO_REPLY, "the connection was broken")),
-        (http_dump("Timeout", "TimedOut"), SILENT),
-        (
-            http_dump("Connect", "ConnectError(\n    ConnectionRefused"),
-            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: the connection is refused"),
-        ),
-        (
-            http_dump("Connect", 'ConnectError(\n    "dns error"'),
-            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: its name cannot be resolved"),
-        ),
-        (
-            http_dump("Connect", "InvalidCertificate(UnknownIssuer)"),
-            Failure(
-                Cause.NOT_TRUSTED,
-                f"{ENDPOINT} is not trusted: its certificate is signed by an unknown authority; AWS_CA_BUNDLE "
-                "can name a file with certificates to trust",
-            ),
-        ),
-        (obstore.exceptions.GenericError("of another version"), Failure(Cause.NO_REPLY, "the reply is invalid")),
-    ],
-)
-def test_why_there_is_no_reply_is_read_from_what_obstore_says(error: Exception, expected: Failure) -> None:
-    assert of_obstore(error, ENDPOINT) == expected
 
 
 @pytest.mark.parametrize(

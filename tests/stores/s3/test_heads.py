@@ -90,28 +90,6 @@ async def test_a_failure_is_no_empty_directory_and_is_forgotten() -> None:
 
 
 @on_mock_clock
-async def test_a_listing_is_believed_for_a_time_and_answers_for_its_names() -> None:
-    fake = bucket("a/x", "a/y", "a/z/1")
-    store = reader_of(fake)
-    await store.list("a")
-    fake.take_log()
-    assert (await store.stat("a")).kind is DIRECTORY
-    assert (await store.stat("a/x")).size == 3
-    assert (await store.stat("a/z")).kind is DIRECTORY
-    assert await store.is_absent("a/none")
-    for key in ("a/none", "a/none/below", "a/x/below"):
-        with pytest.raises(NotFoundError):
-            await store.stat(key)
-    stats = await store.stat_in("a", ["z", "none", "x"])
-    assert [stat and stat.kind for stat in stats] == [DIRECTORY, None, FILE]
-    assert len(await store.list("a")) == 3
-    assert fake.take_log() == []
-    await trio.sleep(TTL)
-    await store.list("a")
-    assert fake.take_log() == lists("a/")
-
-
-@on_mock_clock
 async def test_our_own_changes_correct_what_was_listed() -> None:
     fake = bucket("a/x", "a/y")
     store = reader_of(fake)
@@ -126,21 +104,6 @@ async def test_our_own_changes_correct_what_was_listed() -> None:
     assert (await store.stat("b/c")).kind is DIRECTORY
     assert (await store.stat("a/new")).size == 7
     assert await store.is_absent("a/x")
-    assert fake.take_log() == []
-
-
-@on_mock_clock
-async def test_a_directory_goes_with_the_last_name_in_it_unless_an_object_stands_for_it() -> None:
-    fake = bucket("a/b/x", "m/", "m/x")
-    store = reader_of(fake)
-    for key in ("", "a", "a/b", "m"):
-        await store.list(key)
-    fake.take_log()
-    store.heads.changed("a/b/x", None)
-    store.heads.changed("m/x", None)
-    assert await names(store, "") == [Entry("m", DIRECTORY)]
-    store.heads.marker_removed("m")
-    assert await names(store, "") == []
     assert fake.take_log() == []
 
 
@@ -176,26 +139,6 @@ async def test_the_names_that_are_kept_are_bounded() -> None:
     for number in range(30):  # that there are no names is known too
         await heads.list(f"none{number}")
     assert len(heads._listings) <= 10
-
-
-@on_mock_clock
-async def test_names_that_are_asked_for_in_one_directory_take_two_requests_however_many_they_are() -> None:
-    fake = bucket("a/x")
-    store = reader_of(fake)
-    for number in range(9):
-        with pytest.raises(NotFoundError):
-            await store.stat(f"a/{number}.partial")
-    assert fake.take_log() == lists("a/0.partial", "a/")
-
-
-@on_mock_clock
-async def test_a_directory_of_many_pages_is_not_listed_for_the_sake_of_its_names() -> None:
-    fake = bucket(*(f"a/{number:05}" for number in range(2500)))
-    store = reader_of(fake)
-    for number in range(4):
-        with pytest.raises(NotFoundError):
-            await store.stat(f"a/{number}.partial")
-    assert fake.take_log() == lists("a/0.partial", "a/", *(f"a/{number}.partial" for number in (1, 2, 3)))
 
 
 @on_mock_clock

@@ -55,13 +55,6 @@ def test_every_part_is_one_that_s3_takes(splice: Splice) -> None:
 
 
 @given(splices)
-def test_what_is_sent_goes_in_one_part_between_copies(splice: Splice) -> None:
-    parts = plan_parts(splice, len(OLD), SMALL)
-    for run in (list(run) for is_sent, run in itertools.groupby(parts, lambda part: isinstance(part, Sent)) if is_sent):
-        assert len(run) == max(1, -(-sum(part.nbytes for part in run) // SMALL.max_part))
-
-
-@given(splices)
 def test_at_each_seam_less_than_two_smallest_parts_of_old_bytes_are_sent(splice: Splice) -> None:
     parts = plan_parts(splice, len(OLD), SMALL)
     sent = sum(p.nbytes for part in parts if isinstance(part, Sent) for p in part.pieces if isinstance(p, Kept))

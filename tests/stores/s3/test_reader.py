@@ -11,10 +11,8 @@ from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, get, on_mock_clock, pattern, reader_of
 
-MIB = 2**20
 OLD = pattern(1000)
 NEW = pattern(1000, seed=1)
-HEAD = Request("HeadObject", "k")
 PLAIN = Properties()
 
 
@@ -22,19 +20,6 @@ def stored(data: bytes = OLD, key: str = "k", **options: object) -> tuple[FakeS3
     fake = FakeS3(latency=LATENCY)
     stat = fake.store(key, data)
     return fake, reader_of(fake, **options), stat
-
-
-@on_mock_clock
-async def test_opening_is_one_request() -> None:
-    fake, store, _ = stored()
-    assert (await store.open("k")).size == 1000
-    assert fake.take_log() == [HEAD]
-    store.forget("k")
-    await store.open("k", head_nbytes=100)
-    assert fake.take_log() == [get("k", 0, 100, None)]
-    store.forget("k")
-    await store.open("k", tail_nbytes=100)
-    assert fake.take_log() == [Request("GetObject", "k", "-100")]
 
 
 @on_mock_clock

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -145,22 +142,3 @@ def test_credentials_that_expired_and_are_not_renewed_are_an_error_soon(
             run(call)
     assert tried.counts.retries == (0 if is_gone else 1)
     both(tried.client)
-
-
-FORK = """
-import os, sys
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts
-from shardfs.stores.s3.requests import S3Options
-client = S3Client(sys.argv[1], S3Options(), Counts())
-child = os.fork()
-if child == 0:
-    os._exit(0 if bytes(client.get_blocking("key").data) == b"data" else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_client_that_was_made_and_not_used_before_a_fork_works_after_it(s3_bucket: Bucket) -> None:
-    s3_bucket.put("key", b"data")
-    environment = {**os.environ, **s3_bucket.environment}
-    assert subprocess.run([sys.executable, "-c", FORK, s3_bucket.name], env=environment, timeout=60).returncode == 0

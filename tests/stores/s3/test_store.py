@@ -9,12 +9,10 @@ import pytest
 import trio
 
 from shardfs.errors import (
-    CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
     NameTooLongError,
     NotFoundError,
-    ReadOnlyError,
     RefusedError,
     StaleError,
 )
@@ -23,7 +21,7 @@ from shardfs.stores.s3.files import SPOOLS
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
+from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, text, writing
 
 
 @pytest.fixture
@@ -67,9 +65,6 @@ async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_
     with pytest.raises(StaleError):  # that was not shown
         await store.replace("zarr.json", b"written")
     assert objects(fake)["zarr.json"] == b"made"
-
-
-# Shards
 
 
 # Names that shardfs keeps for itself
@@ -163,18 +158,6 @@ async def test_the_object_that_stands_for_a_directory_goes_with_it(fake: FakeS3,
 
 
 @on_mock_clock
-async def test_no_directory_is_moved(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.make_directories("d/e")
-    for key in ("a", "d", ".shardfs/spools"):
-        with pytest.raises(CrossDeviceError):
-            await store.rename(key, "b", exclusive=True)
-    with pytest.raises(IsADirectoryHereError):
-        await store.rename("zarr.json", "d", exclusive=False)
-    assert await names(store) == {"a", "d", "zarr.json"}
-
-
-@on_mock_clock
 async def test_names_that_s3_cannot_have_are_refused_when_they_are_made(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     deep = "/".join(["x" * 200] * 5)
@@ -188,37 +171,3 @@ async def test_names_that_s3_cannot_have_are_refused_when_they_are_made(fake: Fa
             await store.rename("zarr.json", key, exclusive=False)
     await store.flush()
     assert changes(fake) == {}
-
-
-# Beginning to write
-
-
-CHANGES = {
-    "create": lambda s: s.create("new", 0o644, exclusive=True),
-    "open_passthrough": lambda s: s.open_passthrough("zarr.json", writable=True),
-    "replace": lambda s: s.replace("zarr.json", b"x"),
-    "unlink": lambda s: s.unlink("zarr.json"),
-    "mkdir": lambda s: s.mkdir("d", 0o755),
-    "rmdir": lambda s: s.rmdir("a"),
-    "rename": lambda s: s.rename("zarr.json", "new", exclusive=True),
-    "link": lambda s: s.link("zarr.json", "new"),
-    "symlink": lambda s: s.symlink("new", b"x"),
-    "make_directories": lambda s: s.make_directories("d"),
-    "set_attributes": lambda s: s.set_attributes("zarr.json", mode=0o600),
-    "set_attribute": lambda s: s.set_attribute("zarr.json", b"user.x", b"x"),
-    "remove_attribute": lambda s: s.remove_attribute("zarr.json", b"user.x"),
-    "sync_directory": lambda s: s.sync_directory("a"),
-    "check_writable": lambda s: s.check_writable("a/c/0"),
-    "edit": lambda s: s.edit("a/c/0").__aenter__(),
-}
-
-
-@on_mock_clock
-async def test_nothing_is_changed_before_writing_has_begun(fake: FakeS3) -> None:
-    store = store_of(fake)
-    for change in CHANGES.values():
-        with pytest.raises(ReadOnlyError):
-            await change(store)
-    assert changes(fake) == {}
-    assert await text(store, "zarr.json") == b"{}"
-    await store.flush()
