@@ -377,7 +377,7 @@ class TwoSmallMounts(TwoMounts):
         assert disk_nbytes(self.directory) <= self.max_nbytes * 1.2 + OBJECT_NBYTES
 
 
-SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+SETTINGS = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestTwoMounts = TwoMounts.TestCase
 TestTwoMounts.settings = SETTINGS
 TestTwoSmallMounts = TwoSmallMounts.TestCase

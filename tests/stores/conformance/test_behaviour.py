@@ -22,7 +22,7 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.stores.base import Entry, Kept, Kind, Splice, Stat, Store
+from shardfs.stores.base import Kept, Kind, Splice, Stat, Store
 from tests.stores.conformance.conftest import Subject
 from tests.stores.local.splices import content
 
@@ -112,18 +112,6 @@ async def test_names_have_states(store: Store, subject: Subject) -> None:
         assert not await opened.is_absent("d/f")
 
 
-@with_store
-async def test_directories_are_listed(store: Store, subject: Subject) -> None:
-    assert await names(store) == {"d": Kind.DIRECTORY, "e": Kind.DIRECTORY, "zarr.json": Kind.FILE}
-    assert list(await store.list("d")) == [Entry("f", Kind.FILE)]
-    assert await names(store, "e") == {}
-    with pytest.raises(NotFoundError):
-        await store.list("x")
-    with pytest.raises(NotADirectoryHereError):
-        await store.list("zarr.json")
-    assert await names(await subject.again(store), "d") == {"f": Kind.FILE}
-
-
 # Versions
 
 
@@ -198,19 +186,6 @@ async def test_an_edit_of_a_new_file_makes_its_directories(store: Store, subject
 
 
 @with_store
-async def test_an_edit_deletes(store: Store, subject: Subject) -> None:
-    async with store.edit("d/f") as edit:
-        assert edit.can_delete
-        await edit.delete()
-    assert await (await subject.again(store)).is_absent("d/f")
-    with pytest.raises(NotFoundError):
-        await store.open("d/f")
-    async with store.edit("d/f") as edit:
-        with pytest.raises(NotFoundError):
-            await edit.delete()
-
-
-@with_store
 async def test_an_edit_of_what_is_not_that_any_more_is_a_conflict(store: Store, subject: Subject) -> None:
     async with store.edit("d/f") as edit:
         await store.replace("d/f", b"other")
@@ -268,17 +243,6 @@ async def test_files_that_pass_through_are_seen_at_once(store: Store, subject: S
 
 
 @with_store
-async def test_an_empty_file_is_stored_when_it_is_closed(store: Store, subject: Subject) -> None:
-    for key in ("d/new", "d/f"):
-        file = await store.create(key, 0o644, exclusive=False)
-        await file.truncate(0)
-        await file.flush()
-        await file.close()
-        for opened in (store, await subject.again(store)):
-            assert await read(opened, key) == b""
-
-
-@with_store
 async def test_a_file_that_is_open_keeps_its_content_when_its_name_goes(store: Store, subject: Subject) -> None:
     removed = await store.create("d/removed", 0o644, exclusive=True)
     replaced = await store.create("d/replaced", 0o644, exclusive=True)
@@ -299,73 +263,7 @@ async def test_a_file_that_is_open_keeps_its_content_when_its_name_goes(store: S
         assert await read(opened, "e/moved") == b"one two"
 
 
-@with_store
-async def test_stored_files_are_written(store: Store, subject: Subject) -> None:
-    file = await store.open_passthrough("d/f", writable=True)
-    await file.write(2, b"xx")
-    assert bytes(await file.read(0, 100)) == b"01xx456789"
-    again = await store.create("d/f", 0o600, exclusive=False)
-    await again.truncate(5)
-    assert await read(store, "d/f") == b"01xx4"
-    await again.flush()
-    assert await read(await subject.again(store), "d/f") == b"01xx4"
-
-
-@with_store
-async def test_files_are_made_where_they_can_be(store: Store, subject: Subject) -> None:
-    for key in ("d/f", "d", "e"):
-        with pytest.raises(ExistsError):
-            await store.create(key, 0o644, exclusive=True)
-    with pytest.raises(IsADirectoryHereError):
-        await store.create("d", 0o644, exclusive=False)
-    with pytest.raises(NotFoundError):
-        await store.create("x/new", 0o644, exclusive=True)
-    with pytest.raises(NotADirectoryHereError):
-        await store.create("zarr.json/new", 0o644, exclusive=True)
-
-
 # Names that change
-
-
-@with_store
-async def test_files_are_removed(store: Store, subject: Subject) -> None:
-    await put(store, "d/new", b"x")
-    await store.unlink("d/new")
-    await store.unlink("d/f")
-    for key, error in (("d/f", NotFoundError), ("x", NotFoundError), ("d", IsADirectoryHereError)):
-        with pytest.raises(error):
-            await store.unlink(key)
-    assert await names(store, "d") == {}
-    assert await (await subject.again(store)).is_absent("d/f")
-
-
-@with_store
-async def test_directories_are_made_and_removed(store: Store, subject: Subject) -> None:
-    await store.mkdir("e/g", 0o755)
-    assert await names(store, "e") == {"g": Kind.DIRECTORY}
-    for key, error in (
-        ("e", ExistsError),
-        ("zarr.json", ExistsError),
-        ("x/y", NotFoundError),
-        ("zarr.json/y", NotADirectoryHereError),
-    ):
-        with pytest.raises(error):
-            await store.mkdir(key, 0o755)
-    for key, error in (
-        ("e", NotEmptyError),
-        ("d", NotEmptyError),
-        ("x", NotFoundError),
-        ("zarr.json", NotADirectoryHereError),
-    ):
-        with pytest.raises(error):
-            await store.rmdir(key)
-    await store.rmdir("e/g")
-    await store.rmdir("e")
-    await store.unlink("d/f")
-    await store.rmdir("d")
-    assert await names(store) == {"zarr.json": Kind.FILE}
-    with pytest.raises(NotFoundError):
-        await store.stat("d")
 
 
 @with_store
@@ -379,29 +277,6 @@ async def test_directories_are_made_with_all_above_them(store: Store, subject: S
     await store.unlink("a/b/c/f")
     await prune(store, "a")
     assert await names(store) == {"d": Kind.DIRECTORY, "e": Kind.DIRECTORY, "zarr.json": Kind.FILE}
-
-
-@with_store
-async def test_files_are_moved(store: Store, subject: Subject) -> None:
-    await put(store, "new", b"waits")
-    await store.rename("d/f", "e/f", exclusive=True)
-    await store.rename("new", "d/new", exclusive=True)
-    for key, to in (("e/f", "d/new"), ("d/new", "zarr.json")):
-        with pytest.raises(ExistsError):
-            await store.rename(key, to, exclusive=True)
-    for key, to, error in (
-        ("x", "y", NotFoundError),
-        ("d/new", "x/y", NotFoundError),
-        ("d/new", "e", IsADirectoryHereError),
-    ):
-        with pytest.raises(error):
-            await store.rename(key, to, exclusive=False)
-    await store.rename("d/new", "e/f", exclusive=False)
-    await store.rename("e/f", "e/f", exclusive=False)
-    assert await names(store, "d") == {}
-    for opened in (store, await subject.again(store)):
-        assert await read(opened, "e/f") == b"waits"
-        assert await opened.is_absent("d/f")
 
 
 @with_store

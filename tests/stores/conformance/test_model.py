@@ -117,7 +117,7 @@ async def compare(subject: Subject, steps: list[Step], directory: Path) -> None:
 
 
 @given(steps=st.lists(STEPS, max_size=20))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_stores_come_to_the_same(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         subject = s3(FakeS3().client, Path(directory, "state"), "data.zarr")

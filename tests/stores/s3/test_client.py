@@ -97,8 +97,6 @@ def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, 
     for asking in (tried.client.get, tried.client.head):
         with pytest.raises(NotFoundError, match=f"s3://{s3_bucket.name}/nothing does not exist"):
             run(partial(asking, "nothing"))
-        with pytest.raises(NotFoundError):
-            run(partial(asking, "status: 503, <Code>SlowDown</Code>"))  # which is no answer of the server
     assert run(partial(tried.client.list_page, "nothing/")) == ([], [], None)
     client = client_of(Bucket("nothing-at-all", s3_bucket.endpoint_url)).client
     condition = Condition('"etag"')

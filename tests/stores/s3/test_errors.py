@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import botocore.exceptions as boto
+import obstore.exceptions
 import pytest
 from botocore.parsers import ResponseParserError
 
@@ -25,11 +26,55 @@ from shardfs.stores.s3.errors import (
     Failure,
     Request,
     of_boto3,
+    of_obstore,
 )
 
 ENDPOINT = "https://s3.example.org"
 GET = Request("GetObject", "bucket", "key")
 PUT_IF = Request("PutObject", "bucket", "key", is_conditional=True, is_repeatable=False)
+
+
+def status_dump(status: int, body: str, key: str = "key") -> Exception:
+    """What obstore 0.12 raises for a reply that is an error; *body* as Rust quotes it."""
+    return obstore.exceptions.GenericError(
+        f"Generic S3 error: Error performing GET {ENDPOINT}/bucket/{key} in 1ms - Server returned {status}: {body}\n\n"
+        "Debug source:\n"
+        "Generic {\n"
+        f'    path: "{key}",\n'
+        "    source: RetryError(\n"
+        "        RetryErrorImpl {\n"
+        "            method: GET,\n"
+        f"            uri: Some(\n                {ENDPOINT}/bucket/{key},\n            ),\n"
+        "            inner: Status {\n"
+        f"                status: {status},\n"
+        f'                body: Some(\n                    "{body}",\n                ),\n'
+        "            },\n        },\n    ),\n}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (status_dump(503, "<Error><Code>SlowDown</Code></Error>"), (503, "SlowDown", None)),
+        (status_dump(502, "<html>Bad Gateway</html>"), (502, "", None)),
+        (
+            status_dump(400, "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>"),
+            (400, "AuthorizationHeaderMalformed", "eu-west-1"),
+        ),
+        (
+            status_dump(404, "<Code>NoSuchKey</Code>", key="status: 503, <Code>SlowDown</Code>"),
+            (404, "NoSuchKey", None),
+        ),
+        (status_dump(403, "<Code>AWS4-HMAC Credential=KEY</Code>"), (403, "", None)),
+        (status_dump(403, f"<Code>{'A' * 65}</Code>"), (403, "", None)),
+    ],
+)
+def test_status_and_code_are_read_from_what_obstore_says(
+    error: Exception, failure: tuple[int, str, str | None]
+) -> None:
+    found = of_obstore(error, ENDPOINT)
+    assert found.cause is Cause.REPLY
+    assert (found.status, found.code, found.region) == failure
 
 
 def client_error(status: int, code: str, operation: str = "GetObject", **error: str) -> Exception:

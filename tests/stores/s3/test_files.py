@@ -343,22 +343,6 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
 
 
 @on_mock_clock
-async def test_what_is_refused_is_kept_and_said(fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fake.store(f"{PREFIX}/f", b"first")
-    store = await writing(fake, tmp_path)
-    await show(store, "f")
-    fake.store(f"{PREFIX}/f", b"of another host")
-    for _ in range(3):
-        with pytest.raises(StaleError):
-            await put_file(store, "f", b"ours")
-        with pytest.raises(StaleError):
-            await store.replace("f", b"ours")
-    assert kept(tmp_path) == {"f": b"ours"}
-    assert "f is kept in" in caplog.text
-    assert await text(store, "f") == b"of another host"
-
-
-@on_mock_clock
 async def test_what_is_written_after_its_note_failed_has_one(
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,20 +89,6 @@ async def test_a_version_that_another_host_brought_back_is_read(kept_nbytes: int
     assert bytes(await trio.to_thread.run_sync(snapshot.content(600, 100).read, 0, 100)) == OLD[600:700]
 
 
-def test_redirects_are_bounded_and_a_version_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.stores.s3.objects._MAX_REDIRECTS", 2)
-    a, b, c = (ObjectStat(10, f'"{name}"', 0) for name in "abc")
-    objects = reader_of(FakeS3(), clock=lambda: 0.0).objects
-    objects.changed("k", a, b, PLAIN, 5)
-    objects.changed("k", b, a, PLAIN, 4)
-    assert objects.latest("k", a) == (a, 10)
-    assert objects.latest("k", b) == (a, 4)
-    objects.changed("k", a, c, PLAIN, 3)
-    assert objects.latest("k", b) == (c, 3)
-    objects.changed("other", a, b, PLAIN, 5)
-    assert objects.latest("k", b) == (b, 10)
-
-
 @on_mock_clock
 async def test_our_own_change_is_believed_whatever_an_older_reply_says() -> None:
     _, store, _ = stored()

@@ -16,9 +16,8 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.stores.base import Expected, Splice
+from shardfs.stores.base import Expected
 from shardfs.stores.s3.files import SPOOLS
-from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
 from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, text, writing
@@ -68,35 +67,6 @@ async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_
 
 
 # Names that shardfs keeps for itself
-
-
-@on_mock_clock
-async def test_reserved_names_live_on_this_machine_and_take_no_request(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/.shardfs/of-a-local-copy", b"x")
-    store = await writing(fake, tmp_path)
-    await store.make_directories(".shardfs/scratch/a")
-    file = await store.create(".shardfs/scratch/a/f", 0o600, exclusive=True)
-    await file.write(0, b"data")
-    await store.rename(".shardfs/scratch/a/f", ".shardfs/scratch/a/g", exclusive=True)
-    await store.link(".shardfs/scratch/a/g", ".shardfs/scratch/a/h")
-    await store.symlink(".shardfs/scratch/a/l", b"g")
-    await store.set_attributes(".shardfs/scratch/a/g", mode=0o640)
-    assert (await store.stat(".shardfs/scratch/a/g")).mode & 0o777 == 0o640
-    assert await store.read_link(".shardfs/scratch/a/l") == b"g"
-    assert {entry.name for entry in await store.list(".shardfs/scratch/a")} == {"g", "h", "l"}
-    assert bytes(await (await store.open(".shardfs/scratch/a/g")).read(0, 4)) == b"data"
-    assert [s and s.size for s in await store.stat_in(".shardfs/scratch/a", ["g", "x"])] == [4, None]
-    await store.replace(".shardfs/scratch/a/doc", b"{}")
-    async with store.edit(".shardfs/scratch/a/shard") as edit:
-        await edit.splice(Splice((content(b"x"),)))
-    await store.sync_directory(".shardfs/scratch/a")
-    await store.unlink(".shardfs/scratch/a/doc")
-    await store.check_writable(".shardfs/scratch/a/g")
-    assert await store.is_absent(".shardfs/of-a-local-copy")
-    assert (await store.open_passthrough(".shardfs/scratch/a/g", writable=False)).stat().size == 4
-    assert (tmp_path / ".shardfs" / "scratch" / "a" / "g").read_bytes() == b"data"
-    assert fake.take_log() == []
-    assert {entry.name for entry in await store.list("")} == {".shardfs", "a", "zarr.json"}
 
 
 @on_mock_clock
