@@ -133,7 +133,9 @@ def test_plain_files_follow_every_change(mounted: Place, stored: ChangingArray) 
     plain.write_bytes(b"one")
     assert shown.read_bytes() == b"one"
     inode = os.stat(shown).st_ino
-    plain.write_bytes(b"number two")
+    with shown.open("rb", buffering=0) as file:
+        plain.write_bytes(b"number two")
+        assert (file.read(), os.fstat(file.fileno()).st_size) == (b"number two", 10)
     assert (shown.read_bytes(), os.stat(shown).st_ino) == (b"number two", inode)
     with plain.open("ab") as file:
         file.write(b", longer")

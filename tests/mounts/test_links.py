@@ -44,24 +44,6 @@ def test_two_names_of_a_plain_file_are_one_file(root: Path) -> None:
     assert ((root / "d/a").stat().st_ino, (root / "d/a").stat().st_nlink) == (number, 1)
 
 
-def test_a_file_that_is_open_keeps_its_number_whatever_its_names(root: Path) -> None:
-    (root / "a").write_bytes(b"one")
-    with (root / "a").open("r+b", buffering=0) as file:
-        number = os.fstat(file.fileno()).st_ino
-        os.link(root / "a", root / "b")
-        assert os.fstat(file.fileno()).st_nlink == 2
-        (root / "a").unlink()
-        (root / "a").write_bytes(b"another")
-        os.fchmod(file.fileno(), 0o600)
-        file.write(b"two")
-        assert (os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_nlink) == (number, 1)
-        assert (root / "b").stat().st_ino == number != (root / "a").stat().st_ino
-        (root / "b").unlink()
-        assert (os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_nlink) == (number, 0)
-        assert os.pread(file.fileno(), 10, 0) == b"two"
-    assert (root / "a").read_bytes() == b"another"
-
-
 @pytest.mark.parametrize(("name", "way"), [("file", "replaced"), ("c/0/0.__lock", "removed"), ("directory", "removed")])
 def test_the_number_of_what_is_gone_is_never_given_out_again(root: Path, name: str, way: str) -> None:
     """A file system may give the very next file the number of the last one; here the kernel may hold that still."""

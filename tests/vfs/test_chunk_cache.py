@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +11,11 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import ShardfsError
+from shardfs.errors import CorruptionError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
-from shardfs.vfs.chunk_cache import ChunkCache, DecodedChunk
-from tests.support.corpus import LITTLE, ZSTD, array, sharding
+from shardfs.vfs.chunk_cache import ChunkCache
+from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
 from tests.support.datasets import store
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
@@ -34,13 +32,12 @@ def document(*codecs: object, chunk_shape: tuple[int, ...] = CHUNK_SHAPE) -> dic
 
 
 class Gate:
-    """Counts the reads of payloads, and keeps them waiting while it is closed; may fail or cancel them."""
+    """Counts the reads of payloads, and keeps them waiting while it is closed."""
 
     def __init__(self) -> None:
         self.reads = 0
         self.opened = trio.Event()
         self.opened.set()
-        self.error: ShardfsError | None = None
 
     def close(self) -> None:
         self.opened = trio.Event()
@@ -50,8 +47,6 @@ class Gate:
             return
         self.reads += 1
         await self.opened.wait()
-        if self.error is not None:
-            raise self.error
 
 
 @dataclass
@@ -75,9 +70,6 @@ class Decoding:
         assert extent is not None
         return await self.chunks.get(self.array.layout, coords, extent, self.codec)
 
-    async def plain(self, coords: Coords) -> DecodedChunk:
-        return DecodedChunk(self.chunks, self.array.layout, coords, await self.extent(coords), self.codec)
-
 
 async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
     gate = Gate()
@@ -85,26 +77,6 @@ async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
     found = await opened.array()
     codec = ChunkCodec.parse("int32", found.grid.chunk_shape, found.codecs)
     return Decoding(found, codec, ChunkCache(max_nbytes, opened.statistics), opened.statistics, gate)
-
-
-@asynccontextmanager
-async def waiting(decoding: Decoding, ntasks: int, coords: Coords) -> AsyncIterator[list[object]]:
-    """Tasks that ask for one chunk while its read waits; what they got, or what they raised."""
-    got: list[object] = []
-
-    async def ask() -> None:
-        try:
-            got.append(bytes(await decoding.get(coords)))
-        except ShardfsError as error:
-            got.append(error)
-
-    await decoding.extent(coords)
-    decoding.gate.close()
-    async with trio.open_nursery() as nursery:
-        for _ in range(ntasks):
-            nursery.start_soon(ask)
-        await trio.testing.wait_all_tasks_blocked()
-        yield got
 
 
 @pytest.fixture(params=[CHUNK_SHAPE, (1, 32768)], ids=["at-once", "in-a-thread"])
@@ -116,7 +88,17 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @in_trio
 async def test_tasks_that_want_one_chunk_share_one_decoding(source: Path) -> None:
     decoding = await open_decoding(source)
-    async with waiting(decoding, 5, (3, 0)) as got:
+    await decoding.extent((3, 0))
+    decoding.gate.close()
+    got: list[bytes] = []
+
+    async def ask() -> None:
+        got.append(bytes(await decoding.get((3, 0))))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
         decoding.gate.opened.set()
     assert len(got) == 5
     assert len(set(got)) == 1
@@ -159,3 +141,35 @@ async def test_the_chunks_used_last_stay_within_the_bound(tmp_path: Path) -> Non
     # 1 went for 2, as 0 had been used since, and 2 for 1.
     assert decoding.statistics.decoded_chunks == 4
     assert decoding.statistics.decode_hits == 2
+
+
+@in_trio
+async def test_no_more_chunks_are_in_flight_than_there_is_room_for(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path)
+    decoding.chunks = ChunkCache(2**20, decoding.statistics, in_flight_nbytes=4 * NBYTES)
+    await decoding.extent((0, 0))
+    decoding.gate.close()
+    got: list[memoryview] = []
+
+    async def ask(row: int) -> None:
+        got.append(await decoding.get((row, 0)))
+
+    async with trio.open_nursery() as nursery:
+        for row in range(8):
+            nursery.start_soon(ask, row)
+        await trio.testing.wait_all_tasks_blocked()
+        assert decoding.gate.reads in (2, 3)  # as far as chunks get smaller by encoding
+        decoding.gate.opened.set()
+    assert len(got) == decoding.gate.reads == 8
+
+
+@in_trio
+async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, CRC32C, chunk_shape=(1, 100_000)))
+    decoding = await open_decoding(tmp_path)
+    small = ChunkCodec.parse("int32", (1, 8), decoding.array.codecs)
+    extent = await decoding.extent((0, 0))
+    with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
+        await decoding.chunks.get(decoding.array.layout, (0, 0), extent, small)
+    assert decoding.gate.reads == 0

@@ -130,3 +130,18 @@ TestKernel = Kernel.TestCase
 
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
+
+
+def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:
+    table = Inodes()
+    ino = table.number("file", "a", "identity", nlink=2, key="identity")
+    for path in "bcb":
+        assert table.number("file", path, "identity", nlink=2, key="identity") == ino
+    assert [known(table, path) for path in "abc"] == [None, ino, ino]
+    table.moved("b", "c")  # two names of one file stay
+    assert [known(table, path) for path in "bc"] == [ino, ino]
+    table.removed("b")
+    assert (table.row(ino).path, table.name_of(ino)) == ("c", "c")
+    table.removed("c")
+    assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
+    assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,26 @@ async def test_a_read_of_very_many_chunks_lets_others_work_and_can_be_given_up(t
         scope.cancel()
         await handle.read(2**24, 2**17)
     assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
+def test_a_shard_that_is_rewritten_is_read_as_it_is_by_who_opens_next_or_has_not_read_it(
+    codecs: tuple[Any, ...], tmp_path: Path
+) -> None:
+    document = array((4, 6, 1), (4, 3, 1), sharding((2, 3, 1), *codecs))
+    nine = np.full((4, 6, 1), 9, "<i4")
+    old = np.arange(24, dtype="<i4").reshape(4, 6, 1)
+    store(tmp_path / "a", document, old)
+    store(tmp_path / "nine", document, nine)
+
+    @in_trio
+    async def main() -> None:
+        _, fs = await open_npy(tmp_path)
+        before, other = await open_file(fs, "a.npy"), await open_file(fs, "a.npy")
+        assert bytes(await before.read(0, 1000)) == saved(old)
+        shutil.copyfile(tmp_path / "nine/c/0/1/0", tmp_path / "a/c/0/1/0")  # in place: what is open is stale
+        expected = saved(np.concatenate([old[:, :3], nine[:, 3:]], axis=1))
+        assert bytes(await other.read(0, 1000)) == expected
+        assert bytes(await (await open_file(fs, "a.npy")).read(0, 1000)) == expected
+
+    main()

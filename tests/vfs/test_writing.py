@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.errors import ExistsError, StaleError
+from shardfs.errors import ExistsError, RefusedError, StaleError
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import write_buffer
@@ -370,6 +370,28 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
         await fs.open_files[number].flush()
         await changes.close(number)
     assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
+
+
+@in_trio
+async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_and_nothing_else(root: Path) -> None:
+    process = await Process.start(root, Syscalls())
+    before = await process.array("end")
+    chunks, files = await find(process.fs, "end/c"), process.writing.changes
+    early, _, _ = await files.create(chunks.ino, b"1", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    await files.fs.open_files[early].write(0, b"encoded as before")
+    document = json.loads((root / "end/zarr.json").read_text())
+    document["codecs"][0]["configuration"]["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+    (root / "end/zarr.json").write_text(json.dumps(document))
+    chunks = await find(process.fs, "end/c")
+    number, _, _ = await files.create(chunks.ino, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    await files.fs.open_files[number].write(0, b"encoded as now")
+    await files.fs.open_files[number].flush()
+    with pytest.raises(RefusedError, match="other codecs"):
+        await files.fs.open_files[early].flush()
+    await process.writing.commit()
+    now = await process.array("end")
+    assert now.layout is before.layout
+    assert [(await now.find((n,)))[1] is not None for n in (0, 1)] == [True, False]
 
 
 def test_many_open_drafts_take_no_more_memory_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
