@@ -49,7 +49,7 @@ class Shards:
             assert (path / f"c/{number}").read_bytes() == self.chunks[nbytes][f"c/{number}"]
 
 
-@pytest.fixture(scope="module", params=["listed", "not listed"])
+@pytest.fixture(scope="module")
 def shards(s3_server: S3Server, module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
     with S3Proxy(s3_server.endpoint_url) as proxy:
         remote = Remote(s3_server.make_bucket(), proxy, module_mount, tmp_path_factory.mktemp("shards"))
@@ -60,7 +60,6 @@ def shards(s3_server: S3Server, module_mount: Mounter, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("shards", ["listed"], indirect=True)
 def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(shards: Shards, nbytes: int) -> None:
     path = shards.known(nbytes)
     count = len(os.listdir(path / "c"))  # as `cp -r` and `tar` do: whoever lists a directory reads it

@@ -35,6 +35,11 @@ def test_every_range_lies_in_exactly_one_that_is_fetched(wanted: list[Span], gap
         assert "1" * (gap + 1) not in "".join("1" if is_missing else "0" for is_missing in missing)
 
 
+def test_a_window_holds_what_is_wanted_however_large_that_is() -> None:
+    reads = Reads(100 * MIB, [Span(0, MIB)])
+    assert window(reads, Span(0, 30 * MIB), 100 * MIB) == Span(0, 30 * MIB)
+
+
 @pytest.mark.parametrize("size", [1, 5, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 16 * MIB - 1, 100 * MIB + 7, 1024 * MIB])
 def test_an_object_read_in_order_takes_a_request_for_each_8_mib(size: int) -> None:
     position, requests, end = 0, 0, None

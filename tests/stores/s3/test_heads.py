@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.requests import Location, ObjectStat
 from shardfs.stores.s3.store import S3Store
+from shardfs.stores.ttl import one_request
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
 
@@ -152,3 +154,20 @@ async def test_what_another_host_made_is_found_once_it_was_forgotten_though_its_
     store.forget("a/b/c")
     assert (await store.open("a/b/c")).size == 1
     assert (await store.stat("a")).kind is Kind.DIRECTORY
+
+
+def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
+    async def main() -> None:
+        fake = FakeS3(latency=0.1)
+        fake.store("d/k", b"k")
+        store = reader_of(fake, ttl=0, clock=time.monotonic)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.list, "d")
+            await trio.sleep(0.01)
+            with one_request():
+                await store.list("d")  # on its way already
+                await store.list("d")
+                await store.list("d")
+        assert fake.take_log() == lists("d/", "d/")
+
+    trio.run(main)
