@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
 
+_FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others go on
 _WORTH: Final = 1 / 16  # of the log: so much must be dead to be cleaned out where there is no other way to room
 
 
@@ -84,6 +85,7 @@ class Writer:
         layout, nbytes = array.layout, content.nbytes
         queue = self.commits.queue(layout, layout.locate(change.coords).shard)
         self.check()
+        self._check_share(queue, nbytes)
         while not self.has_room(nbytes):
             await self._make_room(queue, nbytes)
             self.check()
@@ -115,6 +117,19 @@ class Writer:
         """
         former = self.commits.layouts.get(layout.path, layout)
         return former if former is not layout and former.pending else None
+
+    def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
+        """Raise what keeps a shard from being committed, if *nbytes* more for it would leave too little for others.
+
+        Where the store as a whole does not answer there are no others, and what is written waits as long as it can.
+        """
+        if queue.error is None or isinstance(queue.error, UnreachableError):
+            return
+        failing = self.commits.failing
+        held = sum(each.payload_nbytes for each in failing)
+        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.log.limit()
+        if is_too_much or sum(len(each.changes) for each in failing) >= _FAILING * MAX_PENDING:
+            raise queue.error.with_traceback(None)
 
     async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
         """Wait until something was committed, or carried forward in the log, which had no room for *nbytes* more.

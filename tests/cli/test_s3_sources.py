@@ -115,12 +115,22 @@ def test_a_server_that_cannot_keep_writers_apart_is_written_only_by_a_single_wri
     assert commands.run_json("verify", "--json", url, **server)["sound"]
 
 
-def test_a_server_that_does_not_give_ranges_fails_reads_and_says_why(
-    bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter
+def test_a_server_that_does_not_give_ranges_is_refused(
+    bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path, mount: Mounter
 ) -> None:
+    """Every index and every chunk would be the whole shard, or an error at each read."""
+    variables = bucket.through(s3_proxy.url).environment
+    mounted = mount(bucket.url(PREFIX), env=variables)
     s3_proxy.fail("GetObject", Ignore("range"), times=None)
-    mounted = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment)
-    mounted.expect("asked for a range, the server gives the whole object", "is shown as stored", "lookup: ")
+    for done in (
+        commands.run("info", bucket.url(), **variables),
+        background(bucket.url(PREFIX), place, **variables),
+    ):
+        said = one_line_of(done, SOURCE)
+        assert said.startswith(f"{bucket.url()}")
+        assert "cannot be read: " in said
+        assert "asked for a range, the server gives the whole object" in said
+    mounted.expect("gives the whole object")  # also if it stops to give them
     with pytest.raises(OSError, match="Input/output error"):
         (mounted.path / "image/c/0/0").read_bytes()
 

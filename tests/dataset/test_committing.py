@@ -118,6 +118,19 @@ async def test_a_shard_that_cannot_be_committed_pins_its_own_bytes_and_nothing_e
 
 
 @in_leaps
+async def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(arrays: Path) -> None:
+    async with that_cannot_commit(arrays, "end", "start") as process:
+        for path in ("end", "start"):
+            await process.write(path, 0, b"a" * 20_000)
+        await trio.sleep(100)
+        for path in ("end", "start"):
+            with pytest.raises(StoreError, match=f"{path}/c/0 cannot be written"):
+                await process.write(path, 1, b"a" * 20_000)
+        for number in range(100):
+            await process.write("unchecked", number % 8, bytes(INNER))
+
+
+@in_leaps
 async def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(arrays: Path) -> None:
     async with that_cannot_commit(arrays, "end") as process:
         await process.write("end", 0, b"a" * 120_000)  # an empty journal takes any

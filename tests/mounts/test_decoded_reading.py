@@ -66,6 +66,18 @@ def test_every_array_of_the_corpus_is_plain_bytes_of_the_size_that_is_told(
             assert size == len(plain)
 
 
+def test_a_chunk_of_a_replaced_shard_is_decoded_anew_though_it_lies_in_the_same_place(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    document = damage.document(LITTLE, CRC32C)
+    old, new = (store(tmp_path / name, document, np.full((8, 12), value)) for name, value in (("s", 1), ("new", 2)))
+    shown = mount(tmp_path / "s", arguments=["--decode"], metadata_ttl=0).path / "c/0/0"
+    before = shown.read_bytes()
+    os.replace(tmp_path / "new" / damage.SHARD, tmp_path / "s" / damage.SHARD)
+    assert len(old["c/0/0"]) == len(new["c/0/0"]) == len(before) + 4
+    assert (before, shown.read_bytes()) == (old["c/0/0"][:-4], new["c/0/0"][:-4])
+
+
 def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mount: Mounter, tmp_path: Path) -> None:
     found_out = {"none": False, "zstd": False, "gzip": True, "crc32c": True, "blosc": False}
     """Whether the codecs find out that a bit is another."""

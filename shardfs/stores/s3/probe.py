@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -26,13 +27,14 @@ from shardfs.errors import (
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import DOCUMENT, Condition, Location, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Location, Properties, Range
 
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = 15.0
 """For how many seconds a source may be silent before it is said to be out of reach, while a user waits."""
 
+_FEW: Final = 10  # objects, of which the smallest is read
 _ABSENT: Final = Condition(None)
 _OTHER: Final = Condition('"00000000000000000000000000000000"')
 _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this endpoint honours\n"))
@@ -42,8 +44,8 @@ _PROPERTIES: Final = Properties({"ContentType": "text/plain"})
 async def check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
     """Return the names at the top, None if they are very many, and whether anything can be listed.
 
-    Raises `SourceError` if the source can neither be listed nor its document be read, and if nothing is stored there (a
-    bucket may be empty).
+    Raises `SourceError` if the source can neither be listed nor its document be read, if nothing is stored there (a
+    bucket may be empty), and if the server does not give ranges of objects.
     """
     try:
         with trio.fail_after(_PATIENCE):
@@ -75,10 +77,27 @@ async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] 
         return None, False
     if location.prefix and not page.objects and not page.prefixes:
         raise SourceError(await _what_is_there(client, location))
+    if not (urlsplit(client.endpoint_url).hostname or "").endswith(".amazonaws.com"):
+        await _require_ranges(client, prefix, page)
     if page.token is not None:
         return None, True
     files = [Entry(full[len(prefix) :], Kind.FILE) for full, _ in page.objects if full != prefix]
     return files + [Entry(full[len(prefix) : -1], Kind.DIRECTORY) for full in page.prefixes], True
+
+
+async def _require_ranges(client: S3Client, prefix: str, page: ListPage) -> None:
+    """Read the end of a small object; raises `StoreError` if the server gives all of it, or another part."""
+    found = _smallest(page) or _smallest(await client.list_page(prefix, delimiter="", limit=_FEW))
+    try:
+        if found is not None:
+            await client.get(found, Range(-1, 1))
+    except (AccessDeniedError, ConflictError, NotFoundError):  # which is said when it is wanted
+        return
+
+
+def _smallest(page: ListPage) -> str | None:
+    """Return the key of the smallest object of two bytes or more, of which a part is not the whole."""
+    return min(((stat.size, key) for key, stat in page.objects if stat.size > 1), default=(0, None))[1]
 
 
 async def _what_is_there(client: S3Client, location: Location) -> str:
