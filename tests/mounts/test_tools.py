@@ -45,7 +45,7 @@ def dataset(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> 
     return Dataset(module_mount, tmp_path_factory.mktemp("source"))
 
 
-@pytest.mark.parametrize("copy", [("cp", "-r"), ("cp", "-a"), ("rsync", "-a")], ids=" ".join)
+@pytest.mark.parametrize("copy", [("cp", "-a"), ("rsync", "-a")], ids=" ".join)
 def test_a_copy_out_of_the_mount_is_an_ordinary_array(dataset: Dataset, copy: tuple[str, str], tmp_path: Path) -> None:
     if not shutil.which(copy[0]):
         pytest.skip(f"{copy[0]} is not installed")

@@ -1,4 +1,4 @@
-"""Documents of Zarr v2 that are made of one `zarr.json`, as files: moved, linked, labelled, and gone."""
+"""Documents of Zarr v2 that are made of one `zarr.json`, as files: what may become one, and what is gone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ V2_ARRAY = {
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A sharded array, and one without axes, sharded and not."""
+    """A sharded array, and one without axes that is not sharded."""
     path = tmp_path / "data.zarr"
     store(path / "image", array((8, 6), (4, 6), sharding((2, 3), LITTLE), attributes={"a": 1}))
-    store(path / "point", array((), (), sharding((), LITTLE)))
     (path / "scalar").mkdir()
     (path / "scalar/zarr.json").write_text(json.dumps(array((), (), LITTLE)))
     return path

@@ -129,9 +129,6 @@ class Kernel(RuleBasedStateMachine):
 TestKernel = Kernel.TestCase
 
 
-shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
-
-
 def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:
     table = Inodes()
     ino = table.number("file", "a", "identity", nlink=2, key="identity")
