@@ -173,3 +173,13 @@ def test_the_requester_pays_for_every_request_if_asked(s3_bucket: Bucket, s3_pro
 
     trio.run(main)
     assert {request.operation for request in s3_proxy.log if "x-amz-request-payer" not in request.headers} == set()
+
+
+def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, tried: Tried) -> None:
+    class Short(Memory):
+        def read(self, offset: int, nbytes: int) -> bytes:
+            return super().read(offset, nbytes)[:-1]
+
+    with pytest.raises(StoreError, match="came as"):
+        run(partial(tried.client.put, "key", Short(b"x" * (2 * MIB)), PLAIN))
+    assert s3_bucket.keys() == []

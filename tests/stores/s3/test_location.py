@@ -72,3 +72,10 @@ URL = "s3://bucket/path"
 @pytest.mark.parametrize("endpoint", ["http://localhost:9000", "http://localhost:9000/"])
 def test_one_source_has_one_address_however_it_is_written(url: str, endpoint: str) -> None:
     assert Location.parse(url).address(endpoint) == Address(URL, "http://localhost:9000")
+
+
+def test_the_same_url_at_another_server_is_another_source_unless_both_are_of_aws() -> None:
+    location = Location.parse(URL)
+    assert location.address("http://a:9000") != location.address("http://b:9000") != location.address("http://b:9001")
+    assert location.address("https://amazonaws.com.example.org").endpoint
+    assert location.address("https://s3.amazonaws.com") == location.address("https://s3.eu-west-1.amazonaws.com")
