@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -204,3 +205,28 @@ def test_a_name_that_is_too_long_or_no_coordinate_is_enoent(mount: Mounter, tmp_
             os.stat(root / path)
     with pytest.raises(IsADirectoryError):
         (root / "c/0").read_bytes()
+
+
+def test_hard_links_pipes_and_sockets_are_shown_as_they_are(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "first").write_bytes(b"linked")
+    os.link(source / "first", source / "second")
+    os.mkfifo(source / "pipe", 0o620)
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(source, os.O_PATH)
+        listener.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+    if os.geteuid() == 0:
+        os.mknod(source / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    root = mount(source).path
+    for name in os.listdir(source):
+        shown, stored = os.lstat(root / name), os.lstat(source / name)
+        for field in ("st_mode", "st_size", "st_mtime_ns", "st_uid", "st_rdev", "st_nlink"):
+            assert getattr(shown, field) == getattr(stored, field), (name, field)
+    assert (root / "first").read_bytes() == (root / "second").read_bytes() == b"linked"
+    with pytest.raises(OSError, match="No such device"):
+        os.open(root / "pipe", os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader, like any other
+    reader = os.open(root / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert os.read(reader, 10) == b""
+    os.close(reader)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 from shardfs.stores.local.syscalls import BLOCK
 from tests.support.corpus import CRC32C, array, extension, sharding
+from tests.support.datasets import store
 from tests.support.mounting import Mounter, figures, flush
 
 MIB = 2**20
@@ -63,3 +65,24 @@ def test_a_commit_writes_payloads_and_indexes_and_nothing_else(mount: Mounter, t
     commit(0, PER_SHARD + 1, PER_SHARD + 2, indexes=2)
     commit(1, *range(PER_SHARD + 3, PER_SHARD + MANY), indexes=3)
     commit(indexes=0, is_whole=True)
+
+
+def test_a_chunk_that_is_renamed_into_place_takes_nine_kernel_requests_at_most(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", array((8, 12), (8, 12), sharding((2, 3))))
+    root = mount(tmp_path / "source", write=True, metadata_ttl=3600).path
+    keys = [f"{root}/c/{i}/{j}" for i in range(4) for j in range(4)]
+    os.stat(keys[0])
+    for directory in {os.path.dirname(key) for key in keys}:
+        os.stat(directory)
+    before = Counter(figures(root)["requests"])
+    for key in keys:
+        with open(f"{key}.partial", "xb", buffering=0) as file:
+            file.write(bytes(24))
+        os.rename(f"{key}.partial", key)
+    taken = Counter(figures(root)["requests"]) - before
+    del taken["getxattr"]  # by which it is asked
+    once = dict.fromkeys(["create", "write", "flush", "release", "rename"], len(keys))
+    # Names of chunks are looked up each time, and the mode of a directory is asked for when something changed in it.
+    assert taken.total() <= 9 * len(keys)
+    assert taken["lookup"] == 2 * len(keys)
+    assert {name: taken[name] for name in taken if name not in ("lookup", "getattr")} == once
