@@ -1,7 +1,5 @@
 """`shardfs.open`: metadata and inner chunks without FUSE; `shardfs.mount`: a mount for the length of a block."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """README and docs: their links lead somewhere, the options they name exist, and what they tell you to type works."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

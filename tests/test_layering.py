@@ -1,7 +1,5 @@
 """The rooms keep to themselves: what may import what, read from the source."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/semantics.md makes no statement without a test that exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Tasks that do what tasks should not."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """`--dask`: the same report from a cluster, whichever worker dies, and none from workers that are not fit for it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

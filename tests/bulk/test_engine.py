@@ -1,7 +1,5 @@
 """The engine: every task is done or named, whoever dies over it; Ctrl-C waits for what runs, and no process is left."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """`shardfs pack`: every chunk as it was encoded, in shards that other libraries read, or named with what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Bulk work from and to buckets: the same bytes as in directories, by requests that are counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

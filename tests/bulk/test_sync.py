@@ -1,7 +1,5 @@
 """`--sync`: an interrupted run goes on, what changed is done again, and the end is that of an undisturbed run."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`shardfs unpack`: the very files that a mount shows; and back from `pack`, the very chunks that went in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Zarr v2 of every codec, data type and layout, as zarr-python 2 writes it: packed for all libraries, or refused."""
 
-from __future__ import annotations
-
 import bz2
 import json
 import lzma

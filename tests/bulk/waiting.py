@@ -1,7 +1,5 @@
 """`python -m tests.bulk.waiting DIRECTORY` has two processes do 100 tasks, none of which ends while that is locked."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Mounts made by `shardfs mount` in the background, none of which outlives its test."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`shardfs compact`: shards without dead bytes, in C order, atomically, and only where nothing is lost by it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

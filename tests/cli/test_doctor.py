@@ -1,7 +1,5 @@
 """`shardfs doctor`: what keeps a machine from mounting, or a source from being mounted, and the way out."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources that are not as they should be: `info` and `mount` say what they are, and show what is sound in them."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """`shardfs info`: what it says of every array, what each view shows of it, and the line to type for each tool."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`shardfs map`: where chunks are, in the grid of shards and in a shard, in figures and in pictures."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

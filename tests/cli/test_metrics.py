@@ -1,7 +1,5 @@
 """`shardfs mount --metrics`: figures that a real Prometheus scrapes."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The daemon behind `shardfs mount`: what it outlives, its log, and what it tells systemd."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pty

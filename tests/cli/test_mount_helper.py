@@ -1,7 +1,5 @@
 """mount(8), fstab and umount(8): the real ones, in a mount namespace where shardfs is installed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`shardfs mounts`, and mounts of other users: what is mounted, by whom, and how it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

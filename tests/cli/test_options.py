@@ -1,7 +1,5 @@
 """What users type: options reach the daemon as they are, and what cannot be done is refused with the way out."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The wheel: what man pages and shells make of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`shardfs recover`: what a killed mount, or another program that was killed, left behind, and its repair."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

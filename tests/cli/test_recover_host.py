@@ -1,7 +1,5 @@
 """`shardfs recover` of remote sources: what killed mounts left on this machine, and how it gets home."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

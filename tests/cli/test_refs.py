@@ -1,7 +1,5 @@
 """`shardfs refs`: references that stand for the same bytes as a mount would show, or an error."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

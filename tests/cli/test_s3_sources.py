@@ -1,7 +1,5 @@
 """s3:// sources: mounted as a directory is, or refused with what is wrong with server, network or permissions."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """`shardfs umount` and `flush`: what is in the shards then, for how long they wait, and what they say meanwhile."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """`shardfs verify`: silence about what is sound, and the exact name of all that is not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

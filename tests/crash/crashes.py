@@ -1,7 +1,5 @@
 """Histories that are stopped at any call of the disk, recovered, and compared with what may be there."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

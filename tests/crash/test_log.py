@@ -1,7 +1,5 @@
 """What was published and is not in its shard yet, in many small files, wherever the process or the machine stopped."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -6,8 +6,6 @@ whole.  Everything is in shards then that any reader understands, and nothing is
 the chunk files of unsharded arrays.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

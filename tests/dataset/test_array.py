@@ -1,7 +1,5 @@
 """Arrays below the mount: extents against the encoder, listings of shards, and what is kept of open ones."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from itertools import product

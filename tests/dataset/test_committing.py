@@ -1,7 +1,5 @@
 """What commits and recoveries meet: busy shards, torn ones, arrays that are gone, other programs, faults that pass."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

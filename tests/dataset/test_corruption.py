@@ -1,7 +1,5 @@
 """Damaged shards: an error for exactly what is damaged, and for nothing else."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable

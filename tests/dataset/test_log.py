@@ -1,7 +1,5 @@
 """The write-ahead log: what is read is what was appended, or nothing; tests/crash stops it at any call."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

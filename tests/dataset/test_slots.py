@@ -1,7 +1,5 @@
 """Who may write a source: the lock in a directory, and slots of this machine for remote sources."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

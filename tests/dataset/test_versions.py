@@ -1,7 +1,5 @@
 """Shards and documents that change or cannot be read for a moment: when it is seen, and what open extents read."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process beside the daemon, and what is shown of large documents by it."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

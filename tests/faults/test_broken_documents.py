@@ -1,7 +1,5 @@
 """Documents that cannot be shown unsharded: the directory is shown exactly as it is stored, and says why."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Damaged shards: EIO for what is touched, its names listed, and all else as it should be."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """A writing tree whose disk fails at one of its calls, without FUSE: whoever writes hears of it, nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Sizes that would take all memory if they were believed: refused or bounded, and the daemon stays small."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

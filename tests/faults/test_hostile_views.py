@@ -1,7 +1,5 @@
 """Documents that lie about sizes, types and codecs, in views that look into them: the mount answers, and is small."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Symbolic links in the source: shown as links, followed inside it, and never a way out of it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What keeps a bucket from being mounted or looked at: one line with the way out, before `run` loses patience."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle

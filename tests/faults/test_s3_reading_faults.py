@@ -1,7 +1,5 @@
 """Faults between a mount and its S3 server: right bytes after all, or an error, and never a hole."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Faults between a writing mount and its S3 server: what was written is in the bucket, or in the journal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Faults under a writing mount: whoever writes hears of them, nothing acknowledged is lost, and reading goes on."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

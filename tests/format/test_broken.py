@@ -1,7 +1,5 @@
 """Documents that are shown as stored: each has a reason, and none is taken for what it is not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Codec chains and the chunks that they encode: what every library makes of them, in bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

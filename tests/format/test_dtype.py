@@ -1,7 +1,5 @@
 """Data types: the layout that NumPy and other readers give to elements, or the reason why there is none."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fill values: the element that other readers see where no chunk is, to the last bit."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """Whatever a document says, the answer is a description, a reason, or a refusal; quick, and in bounded memory."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Chunk grids and chunk keys: every element in one chunk, every key one chunk, and nothing else accepted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The shard index: decoding against the encoder, and the judgement of entries."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Torn shards: the last whole index is found wherever it lies."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents: what is accepted, what is refused, and that nothing is lost on the way."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

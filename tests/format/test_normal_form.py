@@ -1,7 +1,5 @@
 """The fingerprint changes with what stored bytes mean, and with nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Where inner chunks lie: `locate`, its inverse, and rows of them, for every array of the corpus."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import product

@@ -1,7 +1,5 @@
 """Plans of new shards, carried out on bytes and held against a dictionary of what each entry should hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests and errors: every error becomes its errno, and no exception gets past the decorator."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import logging

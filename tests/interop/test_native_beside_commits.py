@@ -1,7 +1,5 @@
 """Programs that read and write shards natively, beside a mount that commits to them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

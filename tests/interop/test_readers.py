@@ -1,7 +1,5 @@
 """Values through the mount, by readers that never heard of sharding as far as they can tell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

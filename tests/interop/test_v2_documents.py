@@ -1,7 +1,5 @@
 """Chunks of Zarr v3 under the documents of Zarr v2 that describe them, as zarr-python 2 reads and edits them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Real programs read the views of a dataset in a directory and in a bucket; natively they cannot read all of it."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

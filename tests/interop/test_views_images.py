@@ -1,7 +1,5 @@
 """OME-Zarr 0.5 images in the v2 view are those of OME-Zarr 0.4, to its tools and to those who edit them."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """xarray and netCDF read of the v2 view the values that xarray reads natively, and write those that it reads then."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import cache

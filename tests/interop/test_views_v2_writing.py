@@ -1,7 +1,5 @@
 """Writers of Zarr v2 change sharded v3 arrays through the v2 view, and make new ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Zarr libraries and everyday tools write through mounts; what is stored then is read natively."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Extended attributes: where a chunk lies, why an array is shown as stored, and those of stored files."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mount --write --auto-compact RATIO`: shards that the mount appended to are rewritten when it is idle, unnoticed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

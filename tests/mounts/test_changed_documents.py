@@ -1,7 +1,5 @@
 """Documents, arrays and plain files that other programs change behind the mount."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 With a TTL of an hour nothing is seen because it was forgotten, only because it was looked at.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Directories that are moved, and documents that are changed, while chunks are written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Every array of the corpus through a real mount: names, sizes and bytes against the encoder."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import product

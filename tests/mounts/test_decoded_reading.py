@@ -1,7 +1,5 @@
 """Decoded chunks through real mounts: every array of the corpus, reads of any kind, and data that lies."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

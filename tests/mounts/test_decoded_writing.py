@@ -1,7 +1,5 @@
 """Writing decoded chunks through real mounts, in every way that files are written, to arrays stored in many ways."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

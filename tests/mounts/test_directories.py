@@ -1,7 +1,5 @@
 """Directories: complete in one pass however small the buffer, resumed right, `..`, rewinddir and seekdir."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """Chunks and documents that programs write in place: several at once, and names that are made and not published yet."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

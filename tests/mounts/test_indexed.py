@@ -1,7 +1,5 @@
 """Arrays sharded by the storage transformer of ZEP 2's first draft: read, written, compacted and verified as others."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """From mount to unmount: signals, crashes, a busy mount point, and the commands around them."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

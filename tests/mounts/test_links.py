@@ -1,7 +1,5 @@
 """Names of plain files, several of one file among them: the same as in a plain directory, also by inode number."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

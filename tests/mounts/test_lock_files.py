@@ -1,7 +1,5 @@
 """Lock files that programs keep beside shards: not shown, not used by programs on the mount, and in nobody's way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a mount prints and logs: whole lines, whatever bytes are in the names that they mention."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chunks that are not stored, in the v2 view of arrays with named axes: shown, written, and removed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Modes and owners are those of the source and are enforced; names may be any bytes; every kind of file is shown."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

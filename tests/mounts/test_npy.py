@@ -1,7 +1,5 @@
 """The npy view on real mounts: every array one file that NumPy reads and maps, read-only."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """One writing mount at a time for a dataset: who is refused, what a dead one leaves, and how a writing mount ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

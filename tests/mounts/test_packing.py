@@ -1,7 +1,5 @@
 """Unsharded arrays copied into a mount with `--shards`: a packer, in whatever order the files come, and back."""
 
-from __future__ import annotations
-
 import os
 import random
 import warnings

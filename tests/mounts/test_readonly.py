@@ -1,7 +1,5 @@
 """A read-only mount: every way to write answers EROFS, on every kind of file, and nothing changes."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reads are exact: any offset and size, mapped, large, and from many processes at once."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

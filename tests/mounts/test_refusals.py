@@ -1,7 +1,5 @@
 """What cannot be mounted: one line that says why and what to do, a documented exit status, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Mounts of a bucket that are killed, and the next mount of the same host: nothing that was published is lost."""
 
-from __future__ import annotations
-
 import errno
 from functools import partial
 from threading import Event

@@ -1,7 +1,5 @@
 """`--cache`: what was fetched is on the local disk, for other mounts and later ones, and is never believed blindly."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects that are replaced and deleted behind a mount of their bucket: what is open, and what is opened then."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Any

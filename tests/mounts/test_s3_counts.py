@@ -1,7 +1,5 @@
 """How many requests reading a mounted bucket takes, and which bytes: exactly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

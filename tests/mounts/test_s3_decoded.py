@@ -1,7 +1,5 @@
 """Decoded chunks of a bucket: sizes without chunks, one request for a chunk however it is read, and writing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents and plain files in a bucket: what is closed is stored, and nobody's work is lost in silence."""
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap

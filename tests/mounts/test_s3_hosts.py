@@ -1,7 +1,5 @@
 """Several hosts write to one bucket: nothing is lost, one of two wins whole, and what does not fit any more is kept."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A daemon that writes to a bucket is killed under load, again and again: what was closed stays, and is stored once."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What a mount of a bucket cannot keep, seen by programs: nothing of it is lost without being said in the documents."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

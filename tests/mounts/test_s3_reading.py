@@ -1,7 +1,5 @@
 """Buckets through a real mount: what a directory of the same files shows through one, to the byte."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

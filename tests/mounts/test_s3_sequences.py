@@ -1,7 +1,5 @@
 """Whole shards read in order, and many readers at a time, from a mounted bucket: how few requests that takes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A bucket is written through a mount: names, documents and plain files; what the bucket holds then, and when."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ with objects is not renamed, an empty one is known to its mount only, and who ha
 version.
 """
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from pathlib import Path

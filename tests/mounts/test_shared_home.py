@@ -1,7 +1,5 @@
 """State directories and sources on a file system that several hosts share, without locks that all of them see."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A source on a file system that keeps its callers waiting: who asks for something else does not wait."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Everyday tools on a mount: what they copy, count, hash and print is what the files hold."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

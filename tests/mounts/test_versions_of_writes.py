@@ -1,7 +1,5 @@
 """Versions of chunks that are written through a mount: inode numbers, times, open files, and what names stand for."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

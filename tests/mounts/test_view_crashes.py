@@ -1,7 +1,5 @@
 """A mount is killed in one view, and the next one has another: the journal knows no views."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents of Zarr v2 that are made of one `zarr.json`, as files: what may become one, and what is gone."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What views promise beyond what programs need: names, sizes, attributes, and what may be written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

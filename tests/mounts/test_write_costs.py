@@ -1,7 +1,5 @@
 """What a commit writes to the store: the payloads and one index per shard, and above 8 MiB one index more."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -3,8 +3,6 @@
 `tests/support/write_model.py` says where they differ by design.  With `SHARDFS_LONG=1` the run is a long one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Metadata documents that programs write through a mount: what they say there, and that they are read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The cache of ranges: what it gives back, what it notices, what it evicts, and what it bears."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

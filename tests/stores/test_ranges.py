@@ -1,7 +1,5 @@
 """Few requests are planned for many ranges, each byte in one of them, none much larger than what is wanted."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """An array whose shards and document other programs change behind the mount."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A program of Python is run in a process that is forked from one that has imported its libraries.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line of shardfs, run as a user runs it: in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

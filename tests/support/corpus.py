@@ -1,7 +1,5 @@
 """Named arrays for every corner of the format, and documents that must not be shown unsharded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Daemons that run in the background, and an end for all of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

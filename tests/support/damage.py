@@ -1,7 +1,5 @@
 """Damage to stored shards that has four entries and a crc32c in the index at their end."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

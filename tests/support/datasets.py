@@ -1,7 +1,5 @@
 """Datasets on disk for tests on real mounts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass

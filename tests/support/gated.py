@@ -1,7 +1,5 @@
 """A local store whose reads fail or wait when a test says so: faults that a disk cannot be asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any

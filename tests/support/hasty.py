@@ -1,7 +1,5 @@
 """Processes that hardly wait before they try again, and give a silent S3 server up when the test says."""
 
-from __future__ import annotations
-
 
 def hasty(*, silence: float = 60.0, pause: float = 0.01, first: float = 15.0) -> dict[str, str]:
     """Variables for processes that give a silent server up after *silence* seconds, and hardly wait to try again.

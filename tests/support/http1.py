@@ -1,7 +1,5 @@
 """As much of HTTP/1.1 as a proxy between an S3 client and a server needs: whole messages, one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,7 +1,5 @@
 """JSON values for property tests: arbitrary ones, and documents of the corpus with a part replaced."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shards that another program keeps locked, so that commits wait."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

@@ -1,7 +1,5 @@
 """Real mounts for tests: a daemon in a process of its own, whose log is judged at the end."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Sources opened without a mount: store, shards, hierarchy and tree, under a clock that only a test moves."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Many cases in few tests: a test goes through all cases of one kind, and names the one that fails."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ lines; `SHARDFS_LONG` makes all of them fresh.  So are those with variables that
 that other programs start.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

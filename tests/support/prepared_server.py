@@ -5,8 +5,6 @@ another, to which `inside/shardfs` connects.  A message has what subprocess.Pope
 standard ones and a pipe for the status.  The answer is the process id, with a pidfd.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

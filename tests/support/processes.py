@@ -1,7 +1,5 @@
 """Processes that tests start, and that do not outlive them."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 

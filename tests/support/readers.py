@@ -1,7 +1,5 @@
 """Zarr readers that are not ours."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can go wrong between a client and an S3 server, and when it does."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Datasets in a bucket, mounted through a proxy that writes down every request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """S3 sources on a bucket in memory and a clock that jumps: what a test of reading needs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """S3 stores that may be changed, on a bucket in memory and a clock that jumps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Datasets as xarray writes them, with missing values of every kind, and what it reads of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

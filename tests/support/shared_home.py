@@ -5,8 +5,6 @@ of them are two hosts' views of one file server.  It may be slow to find names `
 files `slow-to-read…`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """The encoder against native readers, worked examples and the corpus against itself."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The disk that fails and loses: faults, death, and what a power cut may leave."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Another user of this machine, by its number; it can do what is needed to run shardfs from this checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

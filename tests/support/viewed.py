@@ -1,7 +1,5 @@
 """A dataset for programs of many kinds: one group, whose dimensions go together, of arrays stored in many ways."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ Every operation is done by the operating system in a directory, but for what dif
   the size of one, where chunks are decoded.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What tests with real writers share: their own mounts, and what lies in the source afterwards."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import warnings

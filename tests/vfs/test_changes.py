@@ -1,7 +1,5 @@
 """How long the kernel may believe what it was answered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.corpus import array, sharding

@@ -1,7 +1,5 @@
 """Decoded chunks: each decoded once however many ask, kept within bounds, and never of another version."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

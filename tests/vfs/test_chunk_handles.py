@@ -1,7 +1,5 @@
 """Open inner chunks whose bytes went away between open and read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

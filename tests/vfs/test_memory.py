@@ -1,7 +1,5 @@
 """What the kernel forgets, the tree forgets."""
 
-from __future__ import annotations
-
 import stat
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The npy view without a mount: what a handle reads, what it survives, and what is reported."""
 
-from __future__ import annotations
-
 import io
 import math
 import shutil

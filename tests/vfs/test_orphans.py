@@ -1,7 +1,5 @@
 """Chunk files that an earlier mount put aside, when a mount begins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

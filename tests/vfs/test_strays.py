@@ -1,7 +1,5 @@
 """Everything that is stored beside chunks and documents passes through, as far as its name is not a chunk's."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The very text of documents that were written."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that are opened to be written while their names come to stand for something else."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

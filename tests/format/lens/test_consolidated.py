@@ -1,7 +1,5 @@
 """Consolidated metadata: copies of sharded arrays are rewritten and rewritten back, everything else is kept."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from typing import Any

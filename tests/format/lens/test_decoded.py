@@ -1,7 +1,5 @@
 """Documents of decoded chunks: readers open them, edits find their way back, and no other chunk is taken for one."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The laws of lenses: what is not edited comes back exactly, and what is edited shows as it was written."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The .npy form of arrays: the header as NumPy writes it, and the plan of any range as NumPy slices."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Arrays as unsharded ones: those that are sharded, those that are not, and new ones to be sharded."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An edited unsharded document goes back into the stored one, or is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Zarr v2 documents: what shows of a Zarr v3 array and group, and why something does not."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attributes of OME-Zarr 0.5 as those of 0.4, and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Zarr v2 documents that a program wrote: what they change of the Zarr v3 documents that they stand for."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Missing values as the fill value of a `.zarray`, and back to the attribute that xarray writes to v3."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """Arrays and groups that a program writes as Zarr v2: the Zarr v3 documents that they are stored as, or why not."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stores that have to behave alike."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

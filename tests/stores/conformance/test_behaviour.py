@@ -1,7 +1,5 @@
 """What every store does, on a local disk and on S3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps

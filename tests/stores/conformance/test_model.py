@@ -1,7 +1,5 @@
 """Whatever programs do to names and files, a bucket comes to what a local disk comes to."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

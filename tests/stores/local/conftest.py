@@ -1,7 +1,5 @@
 """A source with one file, and splices in small steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

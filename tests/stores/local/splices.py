@@ -1,7 +1,5 @@
 """One splice of each form, for tests of what it does and of how it fails."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path

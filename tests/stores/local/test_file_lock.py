@@ -1,7 +1,5 @@
 """Edits exclude each other, in one process and in several."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

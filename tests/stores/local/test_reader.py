@@ -1,7 +1,5 @@
 """Reads of local files: one version or `StaleError`, what is not there told from damage, and no link followed out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

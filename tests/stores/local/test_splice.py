@@ -1,7 +1,5 @@
 """Splices of local files: the new version or the old one, whatever fails, dies, loses power or comes between."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Names, attributes, documents and files that pass through: what a local store changes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

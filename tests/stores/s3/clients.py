@@ -1,7 +1,5 @@
 """Clients for tests, which do not wait between attempts."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Hosts that change the objects of one bucket, each with its own memory of what it saw."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every operation of the client against a real server, without faults."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The client behind a proxy that breaks what it should: what is sent again, what is not, and what is said."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

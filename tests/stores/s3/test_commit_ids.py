@@ -1,7 +1,5 @@
 """A change is known again by its id in the object's user metadata, for as long as there is room for it."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest

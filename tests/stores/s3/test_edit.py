@@ -1,7 +1,5 @@
 """Objects are changed once, on the condition that nobody else was faster, whatever becomes of the replies."""
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is made of the words of the libraries, and of the codes of S3."""
 
-from __future__ import annotations
-
 import botocore.exceptions as boto
 import obstore.exceptions
 import pytest

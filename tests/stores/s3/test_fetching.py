@@ -1,7 +1,5 @@
 """Exactly which requests readers of one object cause, whatever they read and when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that pass through: spooled on this machine while they are open, stored on condition when they are closed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial

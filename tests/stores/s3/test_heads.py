@@ -1,7 +1,5 @@
 """Directories from listings: each name once, each page once, and only what a file system can show."""
 
-from __future__ import annotations
-
 import logging
 import time
 

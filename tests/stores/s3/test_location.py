@@ -1,7 +1,5 @@
 """What an `s3://` URL names, and what keys there are called."""
 
-from __future__ import annotations
-
 import pytest
 
 from shardfs.errors import SourceError

@@ -1,7 +1,5 @@
 """A new version is made of parts that S3 takes, with as little traffic as that needs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """An endpoint is tried before several hosts rely on it, and nothing is left there."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

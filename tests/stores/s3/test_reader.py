@@ -1,7 +1,5 @@
 """Names, states and versions of objects: what is asked for, what is believed, and what a version promises."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

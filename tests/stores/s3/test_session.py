@@ -1,7 +1,5 @@
 """Where credentials, region and endpoint come from, and what is said where they are missing or wrong."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a store on S3 makes of documents, names and directories, and what it keeps on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
