@@ -73,6 +73,7 @@ class ChunkTree:
         self.removals: Counter[int] = Counter()
         self._prefix = lru_cache(_MAX_PREFIXES)(self.numbering.coords)  # of rows: few are in use
         self._valid_until = float("-inf")
+        self._directory_template: tuple[float, Attributes] | None = None
 
     @property
     def has_history(self) -> bool:
@@ -248,13 +249,18 @@ class ChunkTree:
 
         They are those of the directory that holds the shards, or of the array's own if there is none yet.
         """
-        hierarchy, store = self.fs.hierarchy, self.fs.store
-        status = (await hierarchy.node(self.path)).stat
-        if self.root and store.directory_stat is None:
-            with suppress(NotFoundError):
-                stored = await store.stat(join_key(self.path, self.root))
-                status = stored if stored.kind is Kind.DIRECTORY else status
-        return Attributes(self.directory_ino(position), status.size, hierarchy.remaining(self.path), status)
+        hierarchy, store, known = self.fs.hierarchy, self.fs.store, self._directory_template
+        now = hierarchy.clock()
+        if known is None or known[0] <= now:
+            status = (await hierarchy.node(self.path)).stat
+            if self.root and store.directory_stat is None:
+                with suppress(NotFoundError):
+                    stored = await store.stat(join_key(self.path, self.root))
+                    status = stored if stored.kind is Kind.DIRECTORY else status
+            until = now + hierarchy.remaining(self.path)
+            known = self._directory_template = until, Attributes(0, status.size, 0.0, status)
+        until, attributes = known
+        return attributes._replace(ino=self.directory_ino(position), ttl=until - now)
 
     def directory_ino(self, position: int) -> int:
         """Return the number of the directory at *position*."""
