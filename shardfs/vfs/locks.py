@@ -7,10 +7,10 @@ structure alone: names below stand for something else afterwards.  Locks are tak
 their paths, and write buffers; commits take none of them.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -22,73 +22,113 @@ T = TypeVar("T")
 class _Lock:
     """Many hold it together, or one alone; who comes while one has it alone, or waits for that, waits."""
 
+    __slots__ = ("_changed", "is_taken", "nshared", "nusers")
+
     def __init__(self) -> None:
-        self._nshared = 0
-        self._is_taken = False
-        self._changed = trio.lowlevel.ParkingLot()
+        self.nshared = 0
+        self.is_taken = False
+        self.nusers = 0  # who have it, or wait for it
+        self._changed: trio.lowlevel.ParkingLot | None = None
 
     async def acquire(self, *, alone: bool) -> None:
-        while self._is_taken:
-            await self._changed.park()
+        while self.is_taken:
+            await self._wait()
         if not alone:
-            self._nshared += 1
+            self.nshared += 1
             return
-        self._is_taken = True
+        self.is_taken = True
         try:
-            while self._nshared:
-                await self._changed.park()
+            while self.nshared:
+                await self._wait()
         except BaseException:
             self.release(alone=True)
             raise
 
     def release(self, *, alone: bool) -> None:
         if alone:
-            self._is_taken = False
+            self.is_taken = False
         else:
-            self._nshared -= 1
-        if self._changed:
+            self.nshared -= 1
+        if self._changed and (alone or not self.nshared):
             self._changed.unpark_all()
+
+    async def _wait(self) -> None:
+        if self._changed is None:
+            self._changed = trio.lowlevel.ParkingLot()
+        await self._changed.park()
+
+
+class _Held(AbstractAsyncContextManager[None]):
+    """Locks that are held in an `async with`: without a generator, as every request that changes something does it.
+
+    They are those of *nodes*, each shared, or alone if it is True; None is the structure, alone.
+    """
+
+    __slots__ = ("_held", "_locks", "_nodes")
+
+    def __init__(self, locks: "Locks", nodes: dict[str, bool] | None) -> None:
+        self._locks = locks
+        self._nodes = nodes
+        self._held: list[tuple[str, _Lock, bool]] = []
+
+    async def __aenter__(self) -> None:
+        await self._locks.structure.acquire(alone=self._nodes is None)
+        if self._nodes is None:
+            self._locks.turns += 1
+            return
+        try:
+            for path in sorted(self._nodes) if len(self._nodes) > 1 else self._nodes:
+                lock = self._locks.nodes.get(path)
+                if lock is None:
+                    lock = self._locks.nodes[path] = _Lock()
+                lock.nusers += 1
+                try:
+                    await lock.acquire(alone=self._nodes[path])
+                except BaseException:
+                    self._leave(path, lock)
+                    raise
+                self._held.append((path, lock, self._nodes[path]))
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for path, lock, alone in self._held:
+            lock.release(alone=alone)
+            self._leave(path, lock)
+        self._locks.turns += self._nodes is None
+        self._locks.structure.release(alone=self._nodes is None)
+
+    def _leave(self, path: str, lock: _Lock) -> None:
+        lock.nusers -= 1
+        if not lock.nusers:
+            del self._locks.nodes[path]
 
 
 class Locks:
     """The locks of one mount."""
 
     def __init__(self) -> None:
-        self._structure = _Lock()
-        self._nodes: WeakValueDictionary[str, _Lock] = WeakValueDictionary()  # that somebody holds or waits for
+        self.structure = _Lock()
+        self.nodes: dict[str, _Lock] = {}  # only those that somebody holds or waits for
         self.turns = 0
         """How often the structure was taken alone, or given back: odd while it is taken."""
 
-    @asynccontextmanager
-    async def hold(self, *shared: str, alone: Sequence[str] = ()) -> AsyncGenerator[None, None]:
+    def hold(self, *shared: str, alone: Sequence[str] = ()) -> _Held:
         """Work on names in the nodes *shared*, which go on standing for what they stand for.
 
         In those held *alone* nobody else works on a name: what they say is changed, or something is moved away.
         """
-        nodes = dict.fromkeys(shared, False) | dict.fromkeys(alone, True)
-        held = []
-        try:
-            await self._structure.acquire(alone=False)
-            held.append((self._structure, False))
-            for path, is_alone in sorted(nodes.items()):
-                lock = self._nodes.get(path) or self._nodes.setdefault(path, _Lock())
-                await lock.acquire(alone=is_alone)
-                held.append((lock, is_alone))
-            yield
-        finally:
-            for lock, is_alone in held:
-                lock.release(alone=is_alone)
+        return _Held(self, dict.fromkeys(shared, False) | dict.fromkeys(alone, True))
 
-    @asynccontextmanager
-    async def of_structure(self) -> AsyncGenerator[None, None]:
+    def of_structure(self) -> _Held:
         """Change what names stand for anywhere in the mount, while nobody works on any."""
-        await self._structure.acquire(alone=True)
-        self.turns += 1
-        try:
-            yield
-        finally:
-            self.turns += 1
-            self._structure.release(alone=True)
+        return _Held(self, None)
 
     def has_turned(self, turns: int) -> bool:
         """Whether the structure was taken at any time since `turns` was *turns*."""
