@@ -64,6 +64,9 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> Non
         ending.check()
 
 
+_KEPT: Final = "nothing is pending, so a bind mount, a container or a mount namespace may have the mount still"
+
+
 class _Ending:
     """The end of the daemon behind a mount, made before it is unmounted.
 
@@ -101,16 +104,15 @@ class _Ending:
             if (done := self._done()) != seen:
                 seen, moved = done, now
             if now >= moved + timeout:
-                left = self._left("; ") or "; nothing waits, so a container or mount namespace may have the mount still"
                 raise UnfinishedError(
                     f"{self._path} is unmounted, but its daemon{who} is not done, and made no progress for "
-                    f"{timeout:g} s{left}; it goes on, and what it cannot finish stays in the journal, for "
-                    f"the next mount with --write or `shardfs recover`{self._why}"
+                    f"{timeout:g} s; {self._left() or _KEPT}; it goes on, and what it cannot finish stays in the "
+                    f"journal, for the next mount with --write or `shardfs recover`{self._why}"
                 )
             if now >= next_word:
                 latest = self._latest()
-                what = self._progress.tell(latest) if latest is not None else self._left("")
-                say("; ".join(part for part in (what, f"waiting for the daemon{who} to end") if part))
+                what = self._progress.tell(latest) if latest is not None and latest.pending_chunks else self._left()
+                say(f"{what or _KEPT}; waiting for the daemon{who} to end")
                 next_word = now + _WORD_SECONDS
 
     def check(self) -> None:
@@ -126,7 +128,7 @@ class _Ending:
                 "may go on, and what it cannot finish stays in the journal there, for the next mount with --write "
                 f"or `shardfs recover`{self._why}"
             )
-        if left := self._left(""):
+        if left := self._left():
             raise StoreError(
                 f"{self._path} is unmounted, but not everything is in the shards ({left}): the rest stays in the "
                 f"journal, for the next mount with --write or `shardfs recover`{self._why}"
@@ -164,18 +166,18 @@ class _Ending:
         sent = None if latest is None else latest.store.get("bytes_sent")
         return sent, None if self._state is None else (_sizes(self._state.journal), _sizes(self._state.spools))
 
-    def _left(self, before: str) -> str:
-        """Return what is not in the store yet, for people, behind *before*; nothing if there is nothing."""
+    def _left(self) -> str:
+        """Return what is not in the store yet, for people; nothing if there is nothing."""
         if self._state is None:
             return ""
         try:
             changes = (record for record in read_left(self._state.journal).records if isinstance(record, Put | Erase))
             nchunks = len({(change.path, change.coords) for change in changes})
         except ShardfsError as error:
-            return f"{before}a journal that cannot be read: {error}"
+            return f"a journal that cannot be read: {error}"
         if not nchunks:
             return ""
-        return before + (f"{nchunks:,} chunks not in their shards" if nchunks > 1 else "1 chunk not in its shard")
+        return f"{nchunks:,} chunks not in their shards" if nchunks > 1 else "1 chunk not in its shard"
 
 
 def _state_of(figures: Snapshot) -> StateDirectory | None:

@@ -3,11 +3,14 @@
 import errno
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.mounting import Mount, flush
+from tests.support.corpus import array, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mount, Mounter, flush
 
 NAMES = ["a", "b", "f", "d/a", "d/b", "c/0/lock", "c/0/other"]
 
@@ -149,3 +152,20 @@ def with_fresh_attributes(path: Path) -> None:
     except OSError:
         return
     os.close(fd)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_a_snapshot_by_hard_links_keeps_every_shard_as_it_was(mount: Mounter, tmp_path: Path, location: str) -> None:
+    chunks = store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3), index_location=location)))
+    subprocess.run(["cp", "-al", tmp_path / "source", tmp_path / "snapshot"], check=True)
+    before = files_below(tmp_path / "snapshot")
+    mounted = mount(tmp_path / "source", write=True)
+    for new in (b"1" * 12, b"2" * 12):
+        (mounted.path / "c/0/0").write_bytes(new)
+        flush(mounted.path)
+        assert files_below(tmp_path / "snapshot") == before
+    (mounted.path / "c/0/1").unlink()
+    mounted.unmount()
+    assert files_below(tmp_path / "snapshot") == before
+    shown = files_below(mount(tmp_path / "source").path)
+    assert {key: shown.get(key) for key in chunks} == {**chunks, "c/0/0": new, "c/0/1": None}

@@ -83,7 +83,7 @@ def write_aside(
 
     *check* is called before it takes the place of what has the name; None: nothing must have it, else
     `FileExistsError`.  *content* follows that of the file open as *clone_of*, if one is given; raises `NoCloneError`
-    where that cannot be had without a copy, or would drop other names or attributes of it.  Returns the file, open, and
+    where that cannot be had without a copy, or would drop attributes of it.  Returns the file, open, and
     its state; after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
@@ -119,7 +119,7 @@ def write_aside(
 
 def _clone(syscalls: Syscalls, fd: int, source: int) -> None:
     try:
-        if os.fstat(source).st_nlink > 1 or _attributes(source) != _attributes(fd):
+        if _attributes(source) != _attributes(fd):
             raise NoCloneError
         syscalls.clone(fd, source)
     except OSError as error:

@@ -206,15 +206,17 @@ class LocalEdit:
     async def splice(self, splice: Splice) -> Stat:
         """Store the new version: in place if it begins with the whole old one, or is its beginning, else written anew.
 
-        What is appended where others would see a part of it is appended to a clone, if one can be had.
+        What is appended where others would see a part of it is appended to a clone, if one can be had.  A file that has
+        other names is written anew: they may be those of a snapshot, which keeps the old version then.
         """
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         async with self._made():
-            if change.is_appended and change.tail_nbytes and self.append_alignment == 1:
+            has_names = self.snapshot is not None and self.snapshot.stat.nlink > 1
+            if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or has_names):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
-            if change.is_appended or change.is_cut:
+            if change.is_cut or (change.is_appended and not has_names):
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent, self.rights)
