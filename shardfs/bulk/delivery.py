@@ -9,7 +9,7 @@ from typing import Final
 
 from shardfs.bulk.engine import Context, as_told
 from shardfs.dataset.hierarchy import Source
-from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError
+from shardfs.errors import IsADirectoryHereError, NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote
@@ -199,6 +199,9 @@ async def deliver(
         with suppress(NotFoundError, NotADirectoryHereError):
             await store.discard(item.key)
         return Delivered(item.key, str(made_of), state_of(None))
+    except (IsADirectoryHereError, NotADirectoryHereError) as error:
+        way_out = "DEST has a file where SOURCE has a directory, or the reverse: remove that, and go on with --sync"
+        raise type(error)(f"{item.key}: {way_out}") from None
     return Delivered(item.key, str(made_of), state_of(stat), is_stored=True, nbytes=stat.size)
 
 

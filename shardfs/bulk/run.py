@@ -33,6 +33,7 @@ from shardfs.errors import (
     ShardfsError,
     SourceError,
     UsageError,
+    counted,
 )
 from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
@@ -193,6 +194,9 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
                 for entry in await store.list(""):
                     if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name):
                         await prune(store, entry.name)
+        elif nleft := sum(1 for _ in manifest.left()):
+            left = f"{counted(nleft, 'object')} of DEST that SOURCE has no more"
+            report.problems.append(f"nothing was removed: {left} stay until a run ends without problems")
         if report.stored or report.removed:
             await store.settle()
         await store.clear_unfinished(())
@@ -207,6 +211,8 @@ async def _remove(store: Store, key: str, state: str | None) -> str | None:
     """
     try:
         now = await store.stat(key)
+        if now.kind is Kind.DIRECTORY and not store.rewrites:
+            return None  # the file is gone, and a directory has its name
         if state is not None and state != state_of(now):
             return f"{key} is not in SOURCE any more, and was changed since it was stored: remove it, or move it away"
         await store.discard(key)

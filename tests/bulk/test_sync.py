@@ -150,7 +150,7 @@ def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_
     gone.write_text("mine")
     sync = ("pack", *SHAPES, "--sync", "--json", "--jobs", "1", source, made)
     report = json.loads(run(*sync).stdout)
-    assert ["image/zarr.json" in problem for problem in report["problems"]] == [True]
+    assert ["image/zarr.json" in problem for problem in report["problems"]] == [True, False]
     assert report["unchanged"] == len(expected) - 1
     assert (document / "mine").read_text() == "mine"
     shutil.rmtree(document)
@@ -365,3 +365,19 @@ def test_what_an_unknown_run_has_stored_is_removed_where_there_is_nothing_to_sto
 
     trio.run(main)
     assert files_below(tmp_path) == {}
+
+
+def test_a_file_that_became_a_directory_is_named_with_the_way_out(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    (source / "n").write_text("file")
+    summary("pack", *SHAPES, source, made)
+    (source / "n").unlink()
+    shutil.copytree(source / "image", source / "n")
+    done = run("pack", *SHAPES, "--sync", source, made)
+    assert done.returncode == FAILED
+    assert "n/zarr.json: DEST has a file where SOURCE has a directory, or the reverse: remove that, and" in done.stderr
+    assert "nothing was removed: 1 object of DEST that SOURCE has no more stay" in done.stderr
+    (made / "n").unlink()
+    summary("pack", *SHAPES, "--sync", source, made)
+    np.testing.assert_array_equal(zarr.open_array(made / "n")[...], zarr.open_array(source / "n")[...])

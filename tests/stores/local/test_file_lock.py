@@ -123,9 +123,7 @@ async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_plac
 
 @pytest.mark.parametrize("has", ["second name", "attribute", "nothing more"])
 @in_trio
-async def test_an_append_by_a_clone_drops_no_attributes_and_leaves_other_names_the_old_version(
-    source: Path, has: str
-) -> None:
+async def test_an_append_by_a_clone_drops_no_attributes_and_changes_no_other_name(source: Path, has: str) -> None:
     class Cloning(InPlace):
         def clone(self, fd: int, source: int) -> None:
             os.pwrite(fd, os.pread(source, 2 * len(OLD), 0), 0)
