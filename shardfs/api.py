@@ -17,7 +17,7 @@ from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.dataset.hierarchy import DOCUMENT, Node, Source
 from shardfs.dataset.maintenance.walk import walk_nodes
-from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
+from shardfs.errors import FuseUnavailableError, NotFoundError, NotUnshardable, StoreError, UnfinishedError, UsageError
 from shardfs.format.document import parse_json
 from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
 from shardfs.format.sharding import Coords
@@ -54,7 +54,11 @@ def mount(
         store_options = store_options or StoreOptions()
         path = check_mount_point(os.fspath(place), root, store_options.cache)
         arguments = (options or MountOptions()).to_arguments() + store_options.to_arguments()
-        start_daemon([url, path, *arguments], temporary / "log")
+        try:
+            start_daemon([url, path, *arguments], temporary / "log")
+        except FuseUnavailableError:
+            says_why = True
+            raise
         try:
             yield place
         finally:
@@ -97,6 +101,8 @@ def pack(
     Returns the report, whose `problems` name what is missing from the destination.  Raises the errors of
     `shardfs.errors`.
     """
+    if index_location not in ("end", "start"):
+        raise UsageError(f"index_location cannot be {index_location!r}: choose end or start")
     packing = Packing(
         shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
     )

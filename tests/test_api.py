@@ -133,3 +133,12 @@ def test_a_block_that_leaves_a_file_open_is_told_so_and_nothing_is_deleted_throu
     with file:
         assert file.read() == shardfs.open(dataset)["image"].read_chunk((0, 0))
     assert files_below(dataset) == before
+
+
+def test_values_that_commands_refuse_are_refused(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match="at least 0"):
+        MountOptions(metadata_ttl=-1)
+    for wrong in ({"shard_size": -1}, {"index_location": "mid"}):
+        with pytest.raises(errors.UsageError):
+            shardfs.pack(dataset, tmp_path / "packed", **wrong)
+    assert not (tmp_path / "packed").exists()

@@ -68,7 +68,9 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             text = answer.read()
         if not text:
             process.wait()
-            raise FuseUnavailableError(f"the daemon died before the mount answered; {log_file} says more")
+            log.seek(before)
+            last = (log.read().decode(errors="replace").splitlines() or ["without a word"])[-1]
+            raise FuseUnavailableError(f"the daemon died before the mount answered: {last}; {log_file} says more")
         message = json.loads(text)
         if message["error"]:
             process.wait()

@@ -75,6 +75,8 @@ class MountOptions:
             raise UsageError("--shards and --auto-compact need a writing mount: add --write")
         if not self.write and self.single_writer:
             raise UsageError("--single-writer needs a writing mount: add --write")
+        if self.metadata_ttl is not None and not self.metadata_ttl >= 0:
+            raise UsageError("--metadata-ttl must be at least 0 seconds")
         if self.metrics is not None:
             parse_address(self.metrics)
         self._check_view()

@@ -61,6 +61,10 @@ class Packing:
     index_at_start: bool = False
     codecs: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.shard_nbytes < 1:
+            raise UsageError("--shard-size must be at least 1 byte")
+
     def __str__(self) -> str:
         counts = self.chunks_per_shard
         words = [f"--shards {','.join(map(str, counts))}" if counts else f"--shard-size {self.shard_nbytes}"]
