@@ -351,13 +351,13 @@ class TwoMounts(RuleBasedStateMachine):
     def harm(self, place: int, at: int, how: str) -> None:
         paths = entries(self.directory)
         path = paths[place % len(paths)]
-        match how:
-            case "flip":
-                flip(path, at % path.stat().st_size)
-            case "cut":
-                os.truncate(path, at % path.stat().st_size)
-            case "remove":
-                path.unlink()
+        nbytes = path.stat().st_size
+        if how == "remove" or not nbytes:
+            path.unlink()
+        elif how == "cut":
+            os.truncate(path, at % nbytes)
+        else:
+            flip(path, at % nbytes)
         for bounds in self.added.values():
             bounds.clear()
 
