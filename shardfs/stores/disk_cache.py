@@ -25,7 +25,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -255,11 +255,17 @@ class DiskCache:
         if abs(now - self._failed) < _PAUSE_SECONDS or self._has(entry):
             return
         try:
+            if self._failed != _NEVER:  # another directory may have the name
+                self._root = _open_directory(self._path, self._disk)
+                with self._lock:
+                    self._room = 0
+                    self._drawers.clear()
             self._add(entry, [entry.head(identity), _checksums(view), view])
             self._failed = _NEVER
-        except OSError as error:
+        except (OSError, UsageError) as error:
             if self._failed == _NEVER:
-                log.warning("nothing is added to the cache %s for now: %s", printable(self._path), error.strerror)
+                reason = error.strerror if isinstance(error, OSError) else error
+                log.warning("nothing is added to the cache %s for now: %s", printable(self._path), reason)
             self._failed = now
 
     def _add(self, entry: Entry, content: Sequence[Buffer]) -> None:
@@ -276,8 +282,9 @@ class DiskCache:
                 self._disk.unlink(temporary, self._root.fd)
             raise
         with self._lock:
-            self._drawer(entry).spans(entry.version).add(entry.span)
+            useless = self._drawer(entry).spans(entry.version).add(entry.span)
             self._room -= nbytes
+        self._remove(entry._replace(span=span) for span in useless)
         with self._counting:
             if self._room < 0:
                 self._count()
@@ -323,10 +330,11 @@ class DiskCache:
     def _list(self, name: str) -> list[tuple[float, int, Entry]]:
         """Look at a drawer; return when its entries were used, what they take on the disk, and which they are.
 
-        What is called like an entry and is none is removed.
+        What is called like an entry and is none is removed, and what lies within others.
         """
         drawer = _Drawer(listed=self._clock())
-        found: list[tuple[float, int, Entry]] = []
+        found: dict[Entry, tuple[float, int, Entry]] = {}
+        useless: list[Entry] = []
         with suppress(OSError):
             directory = Descriptor(os.open(name, DIRECTORY, dir_fd=self._root.fd))
             for file in os.scandir(directory.fd):
@@ -341,22 +349,23 @@ class DiskCache:
                 except CorruptionError as error:
                     self._give_up(entry, str(error))
                     continue
-                used = max(status.st_atime, status.st_mtime)
-                found.append((used, status.st_blocks * _DISK_BLOCK_NBYTES, entry))
-                drawer.spans(entry.version).add(entry.span)
+                found[entry] = max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES, entry
+                useless += [Entry(entry.version, span) for span in drawer.spans(entry.version).add(entry.span)]
         with self._lock:
             self._drawers[name] = drawer
-        return found
+        self._remove(useless)
+        return [row for entry, row in found.items() if entry not in useless]
 
     def _give_up(self, entry: Entry, reason: str) -> None:
         with self._lock:
             self._counts.cache_damaged += 1
         log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, printable(self._path), reason)
-        self._remove(entry)
+        self._remove([entry])
 
-    def _remove(self, entry: Entry) -> None:
-        with suppress(OSError):  # another process may have been first
-            self._disk.unlink(entry.path, self._root.fd)
+    def _remove(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            with suppress(OSError):  # another process may have been first
+                self._disk.unlink(entry.path, self._root.fd)
 
     def _count(self) -> None:
         """Look at everything that is there, whoever added it, and evict what was not used for longest."""
@@ -376,7 +385,7 @@ class DiskCache:
             if total <= least:
                 break
             self._forget(entry)
-            self._remove(entry)
+            self._remove([entry])
             total -= nbytes
         with self._lock:
             # What others add is unknown until the next count, so that one is due before the room is all used.
