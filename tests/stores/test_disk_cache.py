@@ -305,7 +305,10 @@ mounts = st.integers(0, 1)
 
 
 class TwoMounts(RuleBasedStateMachine):
-    """Two mounts with one directory: what they find is right, and what is there they find."""
+    """Two mounts with one directory: what they find is right, and what is there they find.
+
+    What a mount knows itself of a place, be it less, hides what the other one has added there.
+    """
 
     max_nbytes = 64 * MIB
 
@@ -315,7 +318,7 @@ class TwoMounts(RuleBasedStateMachine):
         self.clock = Clock()
         self.counts = Counts()
         self.mounts = [self.start(), self.start()]
-        self.added: dict[tuple[str, str], list[tuple[int, int]]] = {version: [] for version in VERSIONS}
+        self.added: dict[tuple[str, str], list[tuple[int, int, int]]] = {version: [] for version in VERSIONS}
 
     def start(self) -> DiskCache:
         return DiskCache(str(self.directory), self.max_nbytes, self.counts, clock=self.clock)
@@ -328,7 +331,7 @@ class TwoMounts(RuleBasedStateMachine):
         begin, end = bounds
         self.clock.pass_by(70)
         self.mounts[mount].add(*version, begin, CONTENT[version][begin:end])
-        self.added[version].append((begin, end))
+        self.added[version].append((mount, begin, end))
 
     @rule(mount=mounts, version=versions, bounds=ranges)
     def find(self, mount: int, version: tuple[str, str], bounds: tuple[int, int]) -> None:
@@ -337,10 +340,12 @@ class TwoMounts(RuleBasedStateMachine):
         found = self.mounts[mount].find(*version, begin, end - begin)
         nbytes = len(found or b"")
         assert (found or b"") == CONTENT[version][begin : begin + nbytes]
-        assert begin + nbytes == end or not self.is_kept(version, begin, end)
+        kept_by = self.kept_by(version, begin, end)
+        assert nbytes or not kept_by
+        assert begin + nbytes == end or mount not in kept_by
 
-    def is_kept(self, version: tuple[str, str], begin: int, end: int) -> bool:
-        return any(first <= begin and end <= last for first, last in self.added[version])
+    def kept_by(self, version: tuple[str, str], begin: int, end: int) -> set[int]:
+        return {mount for mount, first, last in self.added[version] if first <= begin and end <= last}
 
     @rule(mount=mounts)
     def remount(self, mount: int) -> None:
@@ -367,8 +372,8 @@ class TwoSmallMounts(TwoMounts):
 
     max_nbytes = 384 * 1024
 
-    def is_kept(self, version: tuple[str, str], begin: int, end: int) -> bool:
-        return False
+    def kept_by(self, version: tuple[str, str], begin: int, end: int) -> set[int]:
+        return set()
 
     @invariant()
     def the_room_is_kept(self) -> None:
