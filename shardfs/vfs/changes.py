@@ -1,4 +1,4 @@
-"""The requests that change something, and those that have to know what is being written."""
+"""Requests that change something, and requests whose answer depends on what is being written."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class Changes:
-    """The requests of a filesystem that may be changed, as its view, which has to be editable, shows it.
+    """The requests of a filesystem that may be changed; its view is an `EditableView`.
 
-    Chunks are published by *writer*, and new arrays are sharded as *chunks_per_shard* says.  *buffers* is where buffers
-    are written that are too large for memory; *copies* is the directory of the store where files are made before they
-    get their names, *orphans* that for chunk files that come before their array.
+    *writer* publishes chunks, and new arrays are sharded as *chunks_per_shard* says. *buffers* is the directory for
+    write buffers that are too large for memory. *copies* is the directory of the store where files are made before they
+    get their names, and *orphans* the one for chunk files that arrive before the document of their array.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Changes:
         self.orphans = OrphanChunks(fs, writer, orphans)
         self.documents = fs.publisher = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
 
-    # Looking at what is there, and at what is being written.
+    # Lookups and attributes, of what is being written too.
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name.
+        """Return the attributes of *name* in the directory *parent*; inode number 0 if there is no such name.
 
-        While a document makes an array of a directory, files in it are on their way from one place to another.
+        While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
         fs = self.fs
         turns, nchanges = self._locks.turns, fs.store.nchanges
@@ -68,7 +68,7 @@ class Changes:
         if attributes.ino == ABSENT and self.buffers:
             buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
             if buffer is not None:
-                if buffer.is_new:  # it is forgotten if the kernel was only told of another number of the name
+                if buffer.is_new:  # the kernel may have been given another number for this name
                     buffer.entry.keep_number(buffer.ino)
                 fs.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
@@ -77,9 +77,10 @@ class Changes:
         return attributes
 
     async def attributes(self, ino: int) -> Attributes:
-        """Return the attributes of *ino*, of what is being written as its writers see it, if nobody reads it.
+        """Return the attributes of *ino*.
 
-        The kernel does not say whose handle it asks for.
+        If it is being written, and nobody has it open to read, they are those that its writers see. The kernel does not
+        say for which handle it asks.
         """
         buffer = self.buffers.of_ino(ino)
         if buffer is not None and buffer.is_changed and not self.fs.readers(ino):
@@ -93,11 +94,15 @@ class Changes:
             return late.attributes
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
-        """Return what *question* says of what has the number *ino*."""
+        """Return the answer of the entry *ino* to *question*."""
         return await self._locks.settled(partial(self.fs.ask, ino, question))
 
     async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
-        """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
+        """Open a file to read.
+
+        Returns the number of the handle, the handle, and whether the file had been replaced: then the handle is of the
+        file that took its place.
+        """
         fs, nchanges = self.fs, self.fs.store.nchanges
         try:
             number, handle = await self._locks.settled(partial(fs.open, ino))
@@ -107,7 +112,7 @@ class Changes:
             buffer = self.buffers.of_ino(ino)
             if late is None and buffer is not None and not buffer.is_detached:
                 raise NotFoundError(f"{buffer.entry.path} is not published yet") from None
-            # The kernel does not say whose size it asks for, so all who have one number open must have the same.
+            # The kernel keeps one size per inode, so all handles of an inode must agree on it.
             if late is None or any(reader.attributes.size != late.attributes.size for reader in fs.readers(ino)):
                 raise
             fs.note_shown(entry, late, nchanges)
@@ -116,7 +121,7 @@ class Changes:
         return number, handle, False
 
     async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
-        """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
+        """Note in the store that a program saw no *name*: a file that it creates replaces nobody else's."""
         fs, directory = self.fs, await self.fs.entry(parent)
         if not isinstance(directory, Directory):
             return
@@ -124,37 +129,40 @@ class Changes:
         if name in fs.view.document_names:
             known = fs.hierarchy.last_seen(directory.path)
             if known is not None and known.document is not None:
-                return  # there is one, which has no such part
+                return  # the document exists; it just has no such part in this view
             names.add(DOCUMENT)
         for absent in names:
             fs.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
 
-    # Writing to files.
+    # Files.
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, owner: Owner
     ) -> tuple[int, Attributes, bool]:
-        """Make a file and open it; returns its handle, its attributes, and whether it goes without the page cache."""
+        """Create a file and open it.
+
+        Returns the number of its handle, its attributes, and whether it bypasses the page cache.
+        """
         self.writer.check()
         async with self._hold(parent):
             handle = await (await self._child(parent, name)).create(mode, flags, owner)
             self.fs.retain(handle.ino)
             attributes = handle.attributes
-            if not handle.is_direct:  # the kernel takes this size even if somebody else wrote before it sees the answer
+            if not handle.is_direct:  # another process may have written to it before the kernel sees this size
                 attributes = attributes._replace(ttl=0.0)
             return self.fs.add_file(handle), attributes, handle.is_direct
 
     async def open(self, ino: int, flags: int) -> tuple[int, bool]:
-        """Open a file to write; returns its handle, and whether it is read directly."""
+        """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""
         self.writer.check()
         async with self._hold(ino):
             handle = await (await self.fs.entry(ino)).open_to_write(flags)
             return self.fs.add_file(handle), handle.is_direct
 
     async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
-        """Give a file another size: one that is open, or, without the number of a handle, at once.
+        """Change the size of a file, through the handle *number* or, without one, at once.
 
-        Returns its attributes then: a chunk that was cut is another version, and *ino* is out of date.
+        Returns its attributes. A chunk that was truncated without a handle is a new version, and *ino* is out of date.
         """
         self.writer.check()
         if number is not None:
@@ -183,7 +191,7 @@ class Changes:
     async def _publish(self, buffer: WriteBuffer) -> None:
         if buffer.is_changed and buffer.is_detached:
             async with self._locks.hold(buffer.entry.node_path):
-                pass  # who moves its name gives it the new one before this
+                pass  # a rename that is under way moves the buffer to its new name first
         while buffer.is_unpublished:
             entry = buffer.entry
             makes_node = await entry.makes_node()
@@ -193,13 +201,13 @@ class Changes:
                 lock = self._locks.hold(alone=[entry.node_path])
             else:
                 lock = self._locks.hold(entry.node_path)
-            async with lock:  # until it was had, the file may have been moved, and its node removed
+            async with lock:  # while waiting for the lock, the file may have been moved, or its node removed
                 if buffer.entry is entry and (makes_node or not await entry.makes_node()):
                     await buffer.publish()
                     return
 
     def _hold(self, ino: int, *alone: str) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while something is done with the names in a directory, or with a file."""
+        """Lock the node of *ino* in shared mode, and the nodes *alone* exclusively."""
         return self._locks.hold(self.fs.node_path(ino), alone=alone)
 
     # Names.
@@ -213,10 +221,10 @@ class Changes:
                 self.fs.let_go(entry.path)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
-        """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing.
+        """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it.
 
-        Returns whether it was a file beside chunks: the kernel gives its number to the new name, which may be a chunk
-        with another one, and has to be told.
+        Returns whether the file was a scratch file beside chunks. The kernel keeps its inode number for the new name,
+        which may be a chunk with a number of its own, so it has to be told.
         """
         self.writer.check()
         while True:
@@ -234,14 +242,14 @@ class Changes:
                     if becomes_directory and not is_directory:
                         continue
                     if nodes is not None and nodes != await self._nodes_of(new_parent, new_name, moving=old):
-                        continue  # directories were moved, or made nodes, while this waited
+                        continue  # directories were moved, or became nodes, while this waited
                 new = await self._child(new_parent, new_name)
                 if old != new:
                     await self._rename(old, new, exclusive=exclusive)
                 return isinstance(old, Passthrough) and old.is_scratch
 
     async def _moving(self, parent: int, name: bytes) -> tuple[Entry, bool]:
-        """Return what is to be moved, and whether it is a directory, which may be or hold arrays."""
+        """Return the entry to be moved, and whether it is a directory, which may be or contain arrays."""
         entry = await self._child(parent, name)
         if not isinstance(entry, Passthrough) or entry.is_scratch:
             return entry, False
@@ -249,7 +257,7 @@ class Changes:
 
     @asynccontextmanager
     async def _hold_name(self, parent: int, name: bytes, *, makes: bool) -> AsyncGenerator[Entry, None]:
-        """Hold what *name* stands for while it is taken, or removed if it *makes* nothing."""
+        """Lock what is needed to create or replace *name*, or to remove it if not *makes*."""
         while True:
             turns, nodes = self._locks.turns, await self._nodes_of(parent, name, makes=makes)
             async with self._hold_nodes(nodes):
@@ -264,10 +272,10 @@ class Changes:
     async def _nodes_of(
         self, parent: int, name: bytes, *, makes: bool = True, moving: Entry | None = None, alone: bool = False
     ) -> tuple[list[str], list[str]] | None:
-        """Return the nodes that are shared, and those that are held alone, while *name* is taken; None is all of them.
+        """Return which nodes to lock in shared mode, and which exclusively, to change *name*; None is all.
 
-        A document may make a node of the directory.  Of what is *moving* nothing is published between its move and its
-        end; *alone*: it is a directory.
+        A document may make its directory a node. Nothing below *moving* may be published until the move is complete;
+        *alone* says that it is a directory.
         """
         directory = await self.fs.entry(parent)
         path = join_key(directory.path, os.fsdecode(name))
@@ -298,39 +306,39 @@ class Changes:
             await self._hand_over_buffer(buffer, new)
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
-        """Give a file a second name; that of a chunk or a document is a copy."""
+        """Give a file a second name; for a chunk or a document, that is a copy."""
         self.writer.check()
         async with self._hold_name(new_parent, new_name, makes=True) as new:
             await (await self.fs.entry(ino)).link_to(new)
             made = await self.fs.lookup(new_parent, new_name)
             if made.ino != ABSENT:
                 return made
-            # A document that says nothing is not there, which the kernel finds out when it looks next.
+            # An empty document is not shown; the kernel finds out at its next lookup.
             self.fs.retain(ino)
             return (await self.fs.attributes(ino))._replace(ttl=0.0)
 
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        """Make a symbolic link."""
+        """Create a symbolic link."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_link(target)
             return await self.fs.lookup(parent, name)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:
-        """Make a directory; those of chunks are there already."""
+        """Create a directory; directories of chunks exist already."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_directory(mode, owner)
             return await self.fs.lookup(parent, name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
-        """Remove an empty directory; of chunks, it goes as far as it is stored."""
+        """Remove an empty directory; of a directory of chunks, remove what is stored of it."""
         self.writer.check()
         async with self._hold(parent, join_key(self.fs.path_of(parent), os.fsdecode(name))):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
-        """Return what *name* in the directory *parent* stands for."""
+        """Return the entry of *name* in the directory *parent*."""
         text = os.fsdecode(name)
         if is_reserved(text):
             raise NotPermittedError(f"{text} is a name that shardfs reserves for itself")
@@ -339,29 +347,29 @@ class Changes:
     # Attributes.
 
     async def set_attributes(self, ino: int, changes: NewAttributes) -> None:
-        """Change attributes; mode and owner of chunks are their shards', and stay."""
+        """Change attributes; chunks keep the mode and the owner of their shard."""
         self.writer.check()
         await self.ask(ino, lambda entry: entry.set_attributes(changes))
 
     async def set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
-        """Set an extended attribute, or remove it if *value* is None; chunks have none but those that are computed."""
+        """Set an extended attribute, or remove it if *value* is None; those of chunks are computed and read-only."""
         self.writer.check()
         await self.ask(ino, lambda entry: entry.set_attribute(name, value))
 
     async def sync_directory(self, ino: int) -> None:
-        """Make durable what was published, and the names in a directory."""
+        """Make everything that was published durable, and the names in a directory."""
         await self.writer.log.sync_soon()
         await (await self.fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
-        """Bring everything that is pending into shards, and to the store."""
+        """Commit everything that is pending, and store all files that are being written."""
         await self.writer.commits.flush()
         await self.fs.store.flush()
 
-    # Files that are open while their names move.
+    # Open files whose names move.
 
     async def _hand_over_file(self, old: Passthrough, new: PublishedEntry) -> None:
-        """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
+        """Let the writers of the file *old*, which became the chunk or document *new*, write to *new* from now on."""
 
         def writers() -> list[tuple[int, PassthroughHandle]]:
             return [
@@ -373,20 +381,23 @@ class Changes:
         if not writers():
             return
         base = await new.current()
-        writing = writers()  # some may have closed meanwhile
+        writing = writers()  # some may have closed it meanwhile
         if base is None or not writing:
-            return  # a document that says nothing is not there: they write a file without a name
+            return  # an empty document is not shown: its writers have a file without a name
         buffer = self.buffers.get(new) or self.buffers.begin(new, base, base.attributes.status)
         for number, handle in writing:
-            # What is a file under another name still goes on being that.
+            # A file that has another name stays a file.
             is_link = isinstance(await self.fs.entry(handle.ino), Passthrough)
             self.fs.open_files[number] = self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0)
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
-        """Let those who write *buffer*, whose name became *new*, write that; not a plain file, which has no buffer."""
+        """Let the writers of *buffer*, whose name became *new*, write to *new*.
+
+        A passthrough file has no buffer: then they get `StaleError`.
+        """
         if not isinstance(new, PublishedEntry):
             buffer.state = State.MOVED
-        elif buffer.users:  # else all have closed it meanwhile
+        elif buffer.users:  # else all of them have closed it meanwhile
             self.buffers.rename(buffer, new)
             current = await new.current()
             if current is not None:

@@ -1,7 +1,6 @@
-"""Decoded inner chunks: decoded in threads, each once at a time, and kept as far as there is room.
+"""Decoded inner chunks: decoded in threads, once for all who want the same one, and cached.
 
-A `ChunkView` shows the chunks of an array, those included that are not stored and are shown all the same: the fill
-value again and again, encoded.
+A `ChunkView` shows the chunks of an array, including, where the view needs them, missing chunks as encoded fill values.
 """
 
 import os
@@ -29,14 +28,14 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.inodes import ChunkNumbering
 
-_AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
+_AT_ONCE_NBYTES: Final = 64 * 2**10  # decoding a smaller chunk is faster than handing it to a thread
 _IN_FLIGHT_NBYTES: Final = 256 * 2**20
 
 
 class VersionKey(NamedTuple):
-    """One version of a chunk: *version* is that of the object which holds its bytes, or the record in the journal.
+    """Identifies one version of a chunk, without keeping anything open.
 
-    It keeps nothing open.
+    *version* is that of the object which holds its bytes, or the record in the log.
     """
 
     path: str
@@ -47,7 +46,7 @@ class VersionKey(NamedTuple):
 
     @classmethod
     def of(cls, array: ArrayLayout, coords: Coords, extent: Extent) -> "VersionKey":
-        """Name the version *extent* of the chunk at *coords*."""
+        """Return the key of the version *extent* of the chunk at *coords*."""
         shard = extent.shard
         if isinstance(shard, Put):
             return cls(array.path, coords, ("pending", shard.sequence), 0, extent.nbytes)
@@ -60,9 +59,10 @@ class _Decoded(NamedTuple):
 
 
 class ChunkCache:
-    """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes, or one larger chunk.
+    """The decoded chunks of all arrays of a mount.
 
-    What is being read and decoded takes up to *in_flight_nbytes* more, or one larger chunk.
+    The most recently used stay, up to *max_nbytes* bytes or one larger chunk. Reading and decoding takes up to
+    *in_flight_nbytes* more, or one larger chunk.
     """
 
     def __init__(self, max_nbytes: int, statistics: Statistics, *, in_flight_nbytes: int = _IN_FLIGHT_NBYTES) -> None:
@@ -72,10 +72,10 @@ class ChunkCache:
         self._room = _Room(in_flight_nbytes)
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
-        """Return the decoded bytes of the version *extent* of the chunk at *coords*, of the right size if not encoded.
+        """Return the decoded bytes of the version *extent* of the chunk at *coords*.
 
-        Tasks that want the same one at the same time wait for each other, so that it is decoded once.  Raises
-        `CorruptionError`, naming the chunk, if it does not decode.
+        Without a codec, only their size is checked. Concurrent requests for one chunk wait for a single decoding.
+        Raises `CorruptionError`, naming the chunk, if it cannot be decoded.
         """
         if codec.is_identity:
             return memoryview(await extent.read(0, extent.nbytes))
@@ -93,7 +93,7 @@ class ChunkCache:
         return (await self._chunks.get(key, is_current, load)).data
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
-        """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
+        """Return the decoded bytes of a version of a chunk if they are cached, else None."""
         known = self._chunks.peek(key)
         if known is None or (known.codec is not codec and known.codec != codec):
             return None
@@ -118,7 +118,7 @@ class ChunkCache:
     async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         if codec.nbytes > MAX_DECODED_NBYTES:
             raise StoreError(f"{_name(array, coords)} is too large to decode: {codec.nbytes} bytes")
-        # No codec makes a chunk that much larger; what claims to be is not read.
+        # No codec makes a chunk that much larger, so one that claims to be is not read.
         if extent.nbytes > 2 * codec.nbytes + 2**16 * (1 + len(codec.after)):
             raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, and {codec.nbytes} decoded")
         async with self._room.take(extent.nbytes + codec.nbytes):
@@ -132,9 +132,9 @@ class ChunkCache:
 
 
 class DecodedChunk:
-    """One version of an inner chunk as array bytes: what `Extent` is to its encoded ones.
+    """One version of an inner chunk as array bytes: the decoded counterpart of `Extent`.
 
-    *fingerprint* is that of the metadata which *codec* comes from, where chunks may be pending.
+    *fingerprint* is that of the metadata *codec* was made from, if chunks may be pending.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class DecodedChunk:
         return self._codec.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset* of the decoded chunk: fewer at its end, none behind it."""
+        """Return up to *nbytes* bytes from *offset* of the decoded chunk; fewer only at its end."""
         if self._codec.is_identity:
             self._check()
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
 
     async def content(self) -> Content:
-        """Return the decoded bytes as content that can be stored."""
+        """Return the decoded bytes as content for the store."""
         if self._codec.is_identity:
             self._check()
             return await self.extent.content()
@@ -178,9 +178,9 @@ class DecodedChunk:
         return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 
     def _check(self) -> None:
-        """Raise `ConflictError` for a pending chunk that *codec* is not the codec of: it was published for another.
+        """Raise `ConflictError` for a pending chunk that was published under another codec.
 
-        And `CorruptionError` for one that is stored as array bytes and has not as many.
+        Raises `CorruptionError` for a chunk that is stored without a codec and has the wrong size.
         """
         shard = self.extent.shard
         wanted = self._fingerprint
@@ -193,7 +193,7 @@ class DecodedChunk:
 
 
 class _Room:
-    """Bytes of memory that tasks take, in the order in which they ask; who wants more than all of it gets it alone."""
+    """A budget of memory, granted in the order of requests; a request for more than all of it is granted alone."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -215,7 +215,7 @@ class _Room:
 
 
 def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
-    """Return the decoded bytes of a chunk, in memory of their own: a part of what was read would keep all of that."""
+    """Return the decoded bytes of a chunk in memory of their own: a slice would keep everything that was read alive."""
     data = codec.decode(encoded)
     is_part = np.may_share_memory(np.asarray(data), np.asarray(memoryview(encoded)))
     return memoryview(bytes(data)) if is_part else data
@@ -227,7 +227,7 @@ def _name(array: ArrayLayout, coords: Coords) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """*pattern* again and again, *nbytes* bytes of it, in no more memory than is read."""
+    """*nbytes* bytes of *pattern*, repeated, in no more memory than each read."""
 
     pattern: bytes
     nbytes: int
@@ -241,7 +241,7 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class FillChunk:
-    """A chunk of a fill value, which nobody stored: what `Extent` is to stored ones."""
+    """A missing chunk, shown as one of the fill value: the counterpart of `Extent` for what is not stored."""
 
     source: Content
 
@@ -251,20 +251,20 @@ class FillChunk:
         return self.source.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset* of the chunk: fewer at its end, none behind it."""
+        """Return up to *nbytes* bytes from *offset* of the chunk; fewer only at its end."""
         nbytes = min(nbytes, self.nbytes - offset)
         return self.source.read(offset, nbytes) if nbytes > 0 else b""
 
     async def content(self) -> Content:
-        """Return the bytes as content that can be stored."""
+        """Return the bytes as content for the store."""
         return self.source
 
 
 class Missing:
-    """What stands for the missing chunks of an array whose readers would take those for another value.
+    """How missing chunks are shown in an array whose readers would otherwise take them for another value.
 
-    Chunks are shown decoded if there is a *codec*.  If they are not *listed*, the array's document was removed,
-    and it goes chunk by chunk.
+    Chunks are shown decoded if there is a *codec*. They are not *listed* once the document of the array was removed:
+    the array is then being removed chunk by chunk.
     """
 
     def __init__(self, values: FillValues, codec: ChunkCodec | None, *, is_listed: bool) -> None:
@@ -274,9 +274,9 @@ class Missing:
         self._chunks: dict[bytes, FillChunk] = {}
 
     async def chunk(self, *, removed: bool = False) -> FillChunk:
-        """Return what a chunk that is not stored is shown as.
+        """Return what a missing chunk is shown as.
 
-        One that a program *removed* means the fill value that it was shown, and becomes a chunk of that.
+        A chunk that a program *removed* stands for the fill value that the program was shown.
         """
         element = self._values.shown if removed else self._values.stored
         known = self._chunks.get(element)
@@ -290,9 +290,9 @@ class Missing:
 
 
 class ChunkView(NamedTuple):
-    """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one.
+    """How the chunks of *array* are shown: their names, and decoded by *codec*, or encoded without one.
 
-    *missing* stands for chunks that are not there, where those are shown too.
+    *missing* says how missing chunks are shown, if they are.
     """
 
     array: Array
@@ -308,30 +308,31 @@ class ChunkView(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """What is the same for chunks that lie where these lie, mean what they mean, and show alike."""
+        """A key that is equal for views whose chunks are in the same places, mean the same and look the same."""
         said = (self.array.grid, self.array.layout.key_encoding, self.key_encoding, self.codec is None)
         return blake2b(repr(said).encode() + self.array.fingerprint, digest_size=16).digest()
 
     @property
     def shown_missing(self) -> Missing | None:
-        """What is shown for a chunk that is not there; None if nothing is.
+        """What is shown for a missing chunk; None if nothing is.
 
-        An array that is made through the mount shows what its writer wrote, who takes it for an error if more is there.
+        While an array is created through the mount, nothing is: its writer takes chunks that it did not write for an
+        error.
         """
         return self.missing if self.array.layout.directories is None else None
 
     @property
     def listed_missing(self) -> Missing | None:
-        """The same in a listing."""
+        """What a listing shows for a missing chunk; None if nothing."""
         missing = self.shown_missing
         return missing if missing is not None and missing.is_listed else None
 
     def has_chunks_of(self, other: "ChunkView") -> bool:
-        """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
+        """Whether the chunks are in the same places as those of *other*, mean the same and look the same."""
         return self is other or (self.array.layout is other.array.layout and self.key == other.key)
 
     def reads_like(self, other: "ChunkView") -> bool:
-        """Whether bytes that were written for a chunk of *other* are what a reader of this one takes them for."""
+        """Whether bytes that were written for a chunk of *other* mean the same in this view."""
         here, there = self.array, other.array
         if (here.grid.chunk_shape, here.document["data_type"]) != (there.grid.chunk_shape, there.document["data_type"]):
             return False

@@ -1,6 +1,6 @@
-"""Listings of the directories of a chunk tree: of chunks, and of directories above them.
+"""Listings of directories of a chunk tree: chunks, and directories of chunks.
 
-The cookie of a name is its coordinate + 1; where a name is a whole key, the index in the grid + 1.
+The cookie of a name is its last coordinate + 1, or its index in the grid + 1 where a name is a whole key.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ _BATCH: Final = 1024
 
 
 async def list_chunks(tree: "ChunkTree", prefix: Coords, cookie: int) -> AsyncGenerator[Batch, None]:
-    """Yield chunks, or directories of chunks, of the directory to which *prefix* leads, behind *cookie*."""
+    """Yield the chunks, or directories of chunks, below the coordinates *prefix*, after *cookie*."""
     start, ndim = 0 if cookie >= OTHERS else cookie, tree.array.grid.ndim
     if not tree.is_nested:
         batches = _list_flat(tree, start)
@@ -87,7 +87,7 @@ async def _only_chunk(tree: "ChunkTree") -> Batch:
 
 
 async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-    """List what lies in a row, and between it what is not there, if that is listed."""
+    """List the chunks of one row, and between them the missing ones, if those are listed."""
     missing, array = tree.chunk_view.listed_missing, tree.array
     if missing is None:
         async for run in array.list_row(prefix, start):
@@ -108,10 +108,10 @@ async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGener
 
 
 def _batches(tree: "ChunkTree", run: ListedRun, prefix: Coords, missing_nbytes: int | None) -> Iterable[Batch]:
-    """Yield the chunks of *run*, of the row below *prefix*.
+    """Yield the chunks of *run* in the row *prefix*.
 
-    Those that cannot be read get attributes that are not kept.  Those that are not stored are shown if they have a
-    size, *missing_nbytes*.
+    Attributes of chunks that cannot be read are not cached. Missing chunks are shown if they have a size,
+    *missing_nbytes*.
     """
     row = tree.numbering.of_chunk((*prefix, 0))
     ino = tree.numbers.version(run.state.generation, row)
@@ -146,7 +146,7 @@ def _batches(tree: "ChunkTree", run: ListedRun, prefix: Coords, missing_nbytes: 
 
 
 def _with_own(tree: "ChunkTree", prefix: Coords, numbers: Sequence[int], inos: Sequence[int]) -> list[int]:
-    """Return *inos* with those of versions that were published through the mount."""
+    """Replace numbers in *inos* by those of versions that were published through the mount."""
     listed, own = list(inos), tree.array.layout.own
     for i, number in enumerate(numbers):
         version = own.get((*prefix, number))
@@ -157,14 +157,14 @@ def _with_own(tree: "ChunkTree", prefix: Coords, numbers: Sequence[int], inos: S
 
 
 def _shifted(numbers: Sequence[int], distance: int) -> Sequence[int]:
-    """Return *numbers*, each larger by *distance*."""
+    """Return *numbers*, each increased by *distance*."""
     if isinstance(numbers, range):
         return range(numbers.start + distance, numbers.stop + distance)
     return [n + distance for n in numbers]
 
 
 def _decimals(numbers: Sequence[int]) -> list[bytes]:
-    """Return the names of coordinates; a row is listed again and again, so those of one are kept ready."""
+    """Return the names of coordinates; cached, since rows are listed again and again."""
     if isinstance(numbers, range) and numbers.stop <= len(_DECIMALS):
         return _DECIMALS[numbers.start : numbers.stop]
     return [b"%d" % n for n in numbers]

@@ -1,4 +1,4 @@
-"""Publishing documents: what a program wrote over the metadata that it sees, brought into the store."""
+"""Publishing documents: what a program wrote in the view is converted, and stored."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -55,9 +55,9 @@ class _Publication:
 
 
 class Documents:
-    """The documents of a tree that may be changed, as the view shows them.
+    """The documents of a filesystem that may be changed.
 
-    *chunks_per_shard* is how new arrays are sharded; None stores them as they are written.
+    *chunks_per_shard* says how new arrays are sharded; None stores them as they are written.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Documents:
     async def publish(
         self, entry: DocumentEntry, written: bytes, rights: NewRights, *, exclusive: bool = False
     ) -> None:
-        """Make *written* the document *entry*.
+        """Make *written* the content of the document *entry*.
 
-        Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
-        With *exclusive*, `ExistsError` if there is such a document.
+        Raises `RefusedError` if it is invalid or cannot be stored; the old document stays then. With *exclusive*,
+        raises `ExistsError` if there is a document.
         """
         shown = self._fs.hierarchy.last_seen(entry.node_path)
         node = await self._fs.hierarchy.look_again(entry.node_path)
@@ -105,7 +105,10 @@ class Documents:
             raise RefusedError(f"{entry.path} is refused: {error}") from None
 
     async def remove(self, entry: DocumentEntry) -> None:
-        """Remove a document; an array stays one until it is emptied or has a new document."""
+        """Remove a document.
+
+        The directory stays an array until it is empty or gets a new document.
+        """
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
         documents = fs.documents(node)
@@ -123,9 +126,9 @@ class Documents:
                 await self._writer.commits.flush(below=node.path)
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
-                if other in documents and other != entry.name:  # it goes when it is removed itself
+                if other in documents and other != entry.name:  # it is removed by a request of its own
                     await fs.store.replace(key, documents[other].text)
-                else:  # what was stored beside the v3 document, and hidden by it, must not come back
+                else:  # documents that the v3 document hid must not appear again
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await fs.store.unlink(key)
             await fs.store.unlink(join_key(node.path, DOCUMENT))
@@ -133,9 +136,10 @@ class Documents:
         fs.texts.forget(entry.path)
 
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
-        """Return *node*, which is no array any more if its document was removed and no chunk is left.
+        """Return *node*, without its array if the document was removed and no chunk is left.
 
-        It stays what it was if the document that was *written* means the same: programs that unpack remove first.
+        It stays as it was if the document *written* means the same: unpacking programs remove a file before they write
+        it.
         """
         chunks, stored = self._fs.chunk_tree(node), node.metadata
         if node.document is not None or chunks is None or not await chunks.is_empty():
@@ -145,7 +149,7 @@ class Documents:
             if edited is None:
                 return node
             if isinstance(stored, ArrayMetadata) and isinstance(edited, ArrayMetadata):
-                self._view.lens.put(stored, edited)  # refuses what does not describe the same chunks
+                self._view.lens.put(stored, edited)  # raises if it does not describe the same chunks
                 if edited.shape == stored.shape:
                     return node
         await self._abandon(chunks)
@@ -187,9 +191,9 @@ class Documents:
     async def _publish_group(
         self, node: Node, written: bytes, told: Mapping[str, bool], publication: _Publication
     ) -> None:
-        """Store the document of a group, *written* as v3, which tells of nodes.
+        """Store the v3 document *written* of a group, with its copies of the documents of other nodes.
 
-        Sharded arrays that it tells of before they are made are shown as they are stored: their writer writes shards.
+        A sharded array that is described here before it is created is shown as stored: its writer writes shards.
         """
         await self._require_no_chunks(node, "a group")
         nodes = await self._nodes_told(node.path, told)
@@ -203,20 +207,20 @@ class Documents:
     async def _edit_array(
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
     ) -> None:
-        """Change the document of an array whose chunks are shown, with chunks that lie outside its new shape."""
+        """Change the document of an array, and remove the chunks that are outside its new shape."""
         commits = self._writer.commits
         document = self._view.lens.put(stored, edited)
         check_resized(stored, document)
         store = partial(self._store_document, node, document, edited.document, publication)
         if edited.shape != stored.shape:
-            await commits.flush(below=node.path)  # a new shape is a new numbering of chunks
+            await commits.flush(below=node.path)  # a new shape renumbers the chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         try:
             await store()
-        except StoreError:  # it may be stored after all, and the next mount finds out
+        except StoreError:  # it may have been stored all the same: the next mount finds out
             raise
         except ShardfsError:
             now = (await self._fs.hierarchy.look_again(node.path)).metadata
@@ -227,7 +231,10 @@ class Documents:
         await commits.log.release_soon([shrink])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
-        """Store the document of a new array: sharded if that is wanted and possible, with chunks that came first."""
+        """Store the document of a new array, sharded if asked for and possible.
+
+        Chunks that came before it are taken in.
+        """
         document: Document | None = None
         if self._chunks_per_shard is not None:
             try:
@@ -248,7 +255,7 @@ class Documents:
         await self._refresh_copies(node.path)
 
     async def _begin(self, path: str, place: str) -> None:
-        """Let the array at *path*, which is made now, have the directories of chunks that are below *place*."""
+        """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
             self._fs.hierarchy.begin(chunks.array.layout)
@@ -257,14 +264,17 @@ class Documents:
     async def _store_document(
         self, node: Node, document: Document, edited: Document, publication: _Publication
     ) -> None:
-        """Store *document*, the text that was written if that says the same as *edited*, which it stands for."""
+        """Store *document*, in the words in which it was written if those say the same.
+
+        *edited* is the unsharded form of what was written.
+        """
         is_same = publication.entry.name == DOCUMENT and document == edited
         await self._store(node, publication.written if is_same else encode_json(document), publication)
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
         exclusive = publication.exclusive and node.document is None
-        # What these say will be in the document.
+        # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
         fs.store.note_shown(key, node.document_stat)
@@ -280,7 +290,7 @@ class Documents:
         await self._keep_texts(node.path, texts)
 
     async def _keep_texts(self, path: str, written: Mapping[str, DocumentText]) -> None:
-        """Show the documents of a node in the texts that were *written*, now or earlier, if these say the same."""
+        """Show the documents of a node in the words in which they were *written*, if these say the same."""
         fs = self._fs
         shown = self._view.documents(await fs.hierarchy.node(path))
         for name in self._view.document_names:
@@ -307,7 +317,7 @@ class Documents:
             await self._abandon(chunks)
 
     async def _nodes_told(self, path: str, told: Iterable[str]) -> dict[str, Node]:
-        """Return the nodes that the document of the group at *path* tells of, if there are any."""
+        """Return the nodes whose documents are copied in the document of the group at *path*."""
         found: dict[str, Node] = {}
         for relative in told:
             await trio.lowlevel.checkpoint()  # there may be thousands
@@ -317,12 +327,12 @@ class Documents:
         return found
 
     async def _with_copies(self, path: str, stored: bytes | None, written: bytes, nodes: Mapping[str, Node]) -> bytes:
-        """Return the document *written* of the group at *path* with its copies of *nodes* as these are stored.
+        """Return *written*, the document of the group at *path*, with its copies of *nodes* in their stored form.
 
-        *stored* is what an edit replaces: copies that were not edited stay.
+        *stored* is the document that is replaced: copies that were not edited stay as they are there.
         """
         lens = Consolidated(self._view.lens, self._fs.hierarchy.as_stored(path))
-        texts = {  # of one that was removed a moment ago, too
+        texts = {  # also of one that was just removed
             relative: node.document if node.document is not None else encode_json(node.metadata.document)
             for relative, node in nodes.items()
             if node.metadata is not None
@@ -330,7 +340,7 @@ class Documents:
         return await self._fs.worker.work(put_text, lens, stored, written, texts)
 
     async def _refresh_copies(self, path: str) -> None:
-        """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
+        """Update the copies, in the groups above, of an array that was sharded when it was stored."""
         while path:
             path = path.rpartition("/")[0]
             try:
@@ -339,7 +349,7 @@ class Documents:
                 log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
 
     async def _refresh_copies_in(self, path: str) -> None:
-        """Do so in one group, again if another host changes its document meanwhile."""
+        """Update the copies in one group; again if another host changes its document meanwhile."""
         hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
             node = await (hierarchy.look_again if attempt else hierarchy.node)(path)
@@ -362,9 +372,9 @@ class Documents:
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:
-    """Raise `RefusedError` if *edited* removes chunks that its writer cannot have known of.
+    """Raise `RefusedError` if *edited* would remove chunks that its writer cannot know of.
 
-    That is an array that another program has given the shape of *stored*, where the mount showed another one.
+    Another program has given the array the shape in *stored* since the mount showed it.
     """
     if shown is None or not isinstance(shown.metadata, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
         return

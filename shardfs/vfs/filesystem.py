@@ -1,4 +1,4 @@
-"""The filesystem that is shown: from an inode number to an entry, and the requests that change nothing."""
+"""The filesystem: from inode numbers to entries, and the requests that change nothing."""
 
 import os
 from collections import OrderedDict
@@ -46,12 +46,11 @@ _AT_ONCE: Final = 16
 class Filesystem:
     """What a mount shows of *store*.
 
-    Requests name inodes.  Those of chunk trees are computed; the others are in a table as long as the kernel knows
-    them.  *ttl* is how long, in seconds, an answer may be believed.  *scratch* is the directory of the store that holds
-    names beside chunks, if the source may be changed.
+    *ttl* is how many seconds an answer may be cached. *scratch* is the directory of the store for scratch files: names
+    among chunks that are not chunk keys; None if the source may not be changed.
     """
 
-    # What `vfs.changes` sets for a filesystem that may be changed; *copies* is the directory where files are made.
+    # Set by `vfs.changes`, if the source may be changed; *copies* is where files are made before they get their names.
     writer: Writer
     buffers: WriteBuffers
     publisher: Publisher
@@ -79,27 +78,27 @@ class Filesystem:
         self.inodes = Inodes()
         self.ranges = ArrayRanges()
         self._trees: WeakValueDictionary[ArrayNumbers, ChunkTree] = WeakValueDictionary()
-        self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the chunk trees that were used last
+        self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the most recently used chunk trees alive
         self.open_files: dict[int, FileHandle] = {}
         self.open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
 
     @property
     def is_writable(self) -> bool:
-        """Whether the source may be changed: then the kernel is not told to remember what writing changes."""
+        """Whether the source may be changed: then the kernel must not cache what a write changes."""
         return self.scratch is not None
 
     def is_scratch(self, path: str) -> bool:
-        """Whether the directory *path* of the store is for names beside chunks."""
+        """Whether the directory *path* of the store is for scratch files."""
         return self.scratch is not None and is_below(path, self.scratch)
 
     def is_document(self, path: str) -> bool:
-        """Whether what is stored under *path* is a document in this view, which is published as a whole."""
+        """Whether the file stored under *path* is a document in this view, and so is published as a whole."""
         directory, _, name = path.rpartition("/")
         return name in self.view.document_names and not self.is_scratch(directory)
 
     async def start(self) -> None:
-        """Look at the source; raises what keeps it from being read, and `SourceError` if there is nothing to show."""
+        """Look at the source; raises an error if it cannot be read, and `SourceError` if there is nothing to show."""
         status = await self.store.stat("")
         if self.view.translates:
             reason = self.view.left_out(await self.hierarchy.node(""))
@@ -114,7 +113,7 @@ class Filesystem:
     # Entries.
 
     async def entry(self, ino: int) -> Entry:
-        """Return what has the number *ino*; raises `StaleError` if that is not known any more."""
+        """Return the entry with the number *ino*; raises `StaleError` if it is not known any more."""
         if not in_table(ino):
             numbers = self.ranges.find(ino)
             tree = self._trees.get(numbers)
@@ -133,15 +132,15 @@ class Filesystem:
         return cast(type[Passthrough], row.kind)(self, row.path, row.ino, row.identity)
 
     def node_path(self, ino: int) -> str:
-        """Return the path of the node that has what *ino* is, or is part of; raises `StaleError`."""
+        """Return the path of the node that *ino* is, or belongs to; raises `StaleError`."""
         return self._entry_of(self.inodes.row(ino)).node_path if in_table(ino) else self.ranges.find(ino).path
 
     def passthrough(self, path: str, ino: int = 0, identity: object = None) -> Passthrough:
-        """Return what is stored under *path*, as it is stored."""
+        """Return the entry that shows what is stored under *path*, as it is stored."""
         return Passthrough(self, path, ino, identity)
 
     def path_of(self, ino: int) -> str:
-        """Return where *ino* is on the mount, for messages."""
+        """Return the path of *ino* on the mount, for messages."""
         try:
             if in_table(ino):
                 return self._entry_of(self.inodes.row(ino)).path
@@ -154,24 +153,24 @@ class Filesystem:
     # Names and attributes.
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
+        """Return the attributes of *name* in the directory *parent*; inode number 0 if there is no such name."""
         attributes = await (await self.entry(parent)).lookup(os.fsdecode(name))
         self.retain(attributes.ino)
         return attributes
 
     async def attributes(self, ino: int) -> Attributes:
-        """Return the attributes of *ino*; a superseded version answers for as long as it is open."""
+        """Return the attributes of *ino*; those of a replaced version as long as it is open."""
         try:
             return await (await self.entry(ino)).attributes()
         except ShardfsError:
-            # A reader must be told the size of what it reads; a writer knows what it wrote.
+            # A reader must see the size of the version that it reads; a writer knows what it wrote.
             handles = self.readers(ino) or [handle for handle in self.open_files.values() if handle.ino == ino]
             if not handles:
                 raise
             return handles[0].attributes
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
-        """Return what *question* says of what has the number *ino*."""
+        """Return the answer of the entry *ino* to *question*."""
         return await question(await self.entry(ino))
 
     def retain(self, ino: int) -> None:
@@ -180,31 +179,31 @@ class Filesystem:
             self.inodes.retain(ino)
 
     def forget(self, ino: int, lookups: int) -> None:
-        """Take back references of the kernel to *ino*."""
+        """Drop references of the kernel to *ino*."""
         if in_table(ino):
             self.inodes.forget(ino, lookups)
 
-    # Names that are shown as they are stored, in plain directories and beside chunks.
+    # Stored names, in directories of nodes and among chunks.
 
     def nothing(self) -> Attributes:
-        """Return what answers for a name that nothing is stored under."""
+        """Return the answer for a name that does not exist."""
         return absent(0.0 if self.is_writable else self.ttl)
 
     async def stored_attributes(self, key: str) -> Attributes:
-        """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
+        """Return the attributes of the file stored under *key*; raises `NotFoundError`."""
         if is_reserved(key.rpartition("/")[2]):
             raise NotFoundError(f"{key} is not shown")
         return self.attributes_of(key, await self.store.stat(key))
 
     async def lookup_stored(self, directory: str, name: str) -> Attributes:
-        """Return the attributes of *name* as it is stored in *directory*; number 0 if it is not."""
+        """Return the attributes of *name* as stored in *directory*; inode number 0 if it is not."""
         try:
             return await self.stored_attributes(join_key(directory, name))
         except (NotFoundError, NotADirectoryHereError):
             return self.nothing()
 
     def attributes_of(self, path: str, status: Stat) -> Attributes:
-        """Return the attributes of what is stored under *path*, and in this state."""
+        """Return the attributes of what is stored under *path* with the given *status*."""
         key, nlink = None, 1
         if status.kind is Kind.DIRECTORY:
             kind: type[Entry] = self.view.directory
@@ -212,25 +211,25 @@ class Filesystem:
             kind = StoredDocument
         else:
             kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
-            if status.file is not None:  # links are one file, where files are known
-                key = kind, status.identity  # of a link that is gone, a file may get the identity
+            if status.file is not None:  # hard links are one file, where the store identifies files
+                key = kind, status.identity  # a new file may get the identity of a removed link
         ino = self.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
         return Attributes(ino, status.size, self.ttl, status)
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
-        """Return the attributes of *name*, which is no chunk's, in a directory of chunks.
+        """Return the attributes of *name*, which is not a chunk key, in a directory of chunks.
 
-        What is stored under the name of a lock is about a shard, and not shown: see `place_beside_chunks`.
+        A stored lock is about a shard, and is not shown: see `place_beside_chunks`.
         """
         if is_lock(name) and self.scratch is None:
             return self.nothing()
         return await self.lookup_stored(await self.place_beside_chunks(directory, name), name)
 
     async def place_beside_chunks(self, directory: str, name: str) -> str:
-        """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
+        """Return the directory of the store for *name*, which is among chunks and is not a chunk key.
 
-        That is the directory of the same path for what has been stored there, else one among the scratch.  A lock that
-        a program takes on an inner chunk is always there: the stored file of that name would be the lock of a shard.
+        It is *directory* if the name is stored there, and else a directory for scratch files. A lock that a program
+        takes on an inner chunk is always a scratch file: a stored one would be the lock of a shard.
         """
         if self.scratch is not None and (is_lock(name) or not await self.is_stored(join_key(directory, name))):
             return join_key(self.scratch, directory)
@@ -245,12 +244,12 @@ class Filesystem:
         return True
 
     async def beside_chunks(self, directory: str, name: str) -> Passthrough:
-        """Return what *name*, which is no chunk's, stands for among chunks, to change it."""
+        """Return the entry of *name*, which is among chunks and is not a chunk key, for a change."""
         place = await self.place_beside_chunks(directory, name)
         return Passthrough(self, join_key(place, name), is_scratch=place != directory)
 
     async def remove_scratch(self, directory: str) -> None:
-        """Remove the names beside chunks in a directory that is gone, and below it, where nothing shows them."""
+        """Remove the scratch files of a directory that is gone, and of those below it."""
         scratch = join_key(self.scratch or "", directory)
         with suppress(NotFoundError, NotADirectoryHereError):
             async for key in walk_files(self.store, scratch):
@@ -259,14 +258,14 @@ class Filesystem:
             await prune(self.store, scratch)
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
-        """Return which of *names*, directories below *directory*, are of nodes that the view does not show.
+        """Return which of *names*, directories in *directory*, are nodes that the view does not show.
 
-        Those that cannot be read are not among them: they fail when somebody looks into them.
+        Nodes that cannot be read are shown: they give an error when somebody looks into them.
         """
         found: set[str] = set()
 
         async def look(name: str) -> None:
-            with suppress(ShardfsError):  # which comes again when somebody looks into the directory
+            with suppress(ShardfsError):  # which is raised again when somebody looks into the directory
                 node = await self.hierarchy.node(join_key(directory, name))
                 if node.metadata is not None and self.view.left_out(node) is not None:
                     found.add(name)
@@ -284,7 +283,7 @@ class Filesystem:
         *,
         base: int = OTHERS,
     ) -> AsyncGenerator[Batch, None]:
-        """Yield *generated* names, then those stored in *directory* that *hides* lets through, behind *cookie*.
+        """Yield *generated* names, then the names stored in *directory* without those that *hides*, after *cookie*.
 
         Cookies are larger than *base*.
         """
@@ -312,14 +311,14 @@ class Filesystem:
     async def list_scratch(
         self, directory: str, cookie: int, hides: Callable[[str], bool]
     ) -> AsyncGenerator[Batch, None]:
-        """Yield names that are kept beside the chunks in *directory*: their cookies follow those of stored names."""
+        """Yield the scratch files beside the chunks in *directory*; their cookies follow those of stored names."""
         if self.scratch is not None:
             scratch = join_key(self.scratch, directory)
             async for batch in self.list_stored(scratch, cookie, hides, base=OTHERS + _MANY):
                 yield batch
 
     async def stored_documents(self, path: str) -> Mapping[str, bytes]:
-        """Return the view's documents in the directory *path* that are stored as they were written."""
+        """Return the view's documents that are stored in the directory *path*, as they are stored."""
         found: dict[str, bytes] = {}
         for name in self.view.document_names:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
@@ -331,18 +330,18 @@ class Filesystem:
     # Open files and directories.
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
-        """Open a file; returns the number of the handle too."""
+        """Open a file; returns the number of the handle, and the handle."""
         handle = await (await self.entry(ino)).open()
         return self.add_file(handle), handle
 
     def add_file(self, handle: FileHandle) -> int:
-        """Take in an open file; returns the number of its handle."""
+        """Register an open file; returns the number of its handle."""
         self._last_handle += 1
         self.open_files[self._last_handle] = handle
         return self._last_handle
 
     def readers(self, ino: int) -> list[FileHandle]:
-        """Return the open files of the number *ino* that are no write buffers: they have a size of their own."""
+        """Return the open files of *ino* that are not write buffers: each of them has its own size."""
         return [handle for handle in self.open_files.values() if handle.ino == ino and not handle.is_buffered]
 
     def moved(self, old: str, new: str) -> None:
@@ -358,25 +357,25 @@ class Filesystem:
         self.follow(old, new)
 
     def writers(self) -> list[PassthroughHandle]:
-        """Return the files that pass through and are open to be written."""
+        """Return the passthrough files that are open for writing."""
         handles = self.open_files.values()
         return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
 
     def follow(self, old: str, new: str) -> None:
-        """Know open files by their new names after *old* was moved to *new*, with all below it."""
+        """Give open files their new names after *old* was moved to *new*, with everything below it."""
         self.let_go(new)
         for handle in self.writers():
             if is_below(handle.key, old):
                 handle.key = new + handle.key[len(old) :]
 
     def let_go(self, key: str) -> None:
-        """Know open files by another name that they have, if any, after *key* was removed or replaced."""
+        """Give open files another name that they have, or none, after *key* was removed or replaced."""
         for handle in self.writers():
             if handle.key == key:
                 handle.key = self.inodes.name_of(handle.ino)
 
     def path_of_handle(self, number: int) -> str:
-        """Return what is open under the handle *number*, for messages."""
+        """Return the path of the open file or directory with the handle *number*, for messages."""
         handle = self.open_files.get(number)
         if handle is not None:
             return getattr(handle, "path", "") or self.path_of(handle.ino)
@@ -386,8 +385,8 @@ class Filesystem:
     def open_directory(self, ino: int) -> int:
         """Open a directory; returns the number of the handle.
 
-        Raises `StaleError` for one of an array that has changed: the kernel looks the path up again then, which it does
-        not do when a listing fails.
+        Raises `StaleError` if its array has changed: the kernel looks the path up again after a failed open, but not
+        after a failed listing.
         """
         self.node_path(ino)
 
@@ -406,7 +405,7 @@ class Filesystem:
             self.inodes.sweep()
 
     def note_shown(self, entry: Entry, handle: FileHandle, nchanges: int) -> None:
-        """Tell the store which version a program reads: what it writes then must not replace another one."""
+        """Tell the store which version a program reads: what it writes may replace no other version."""
         key = entry.stored_key()
         if key is not None:
             self.store.note_shown(key, handle.attributes.status, since=nchanges)
@@ -414,7 +413,10 @@ class Filesystem:
     # Arrays and documents.
 
     def chunk_tree(self, node: Node) -> ChunkTree | None:
-        """Return the chunk tree of an array: with the same numbers for as long as its chunks lie where they lie."""
+        """Return the chunk tree of an array.
+
+        It has the same inode numbers for as long as the chunks are in the same places.
+        """
         chunk_view = self.view.chunk_view(node)
         if chunk_view is None:
             self.ranges.remove(node.path)
@@ -428,24 +430,24 @@ class Filesystem:
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
             numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
         elif numbers.layout != chunk_view.array.layout.serial:
-            numbers.epoch += 1  # which versions of chunks were seen before is forgotten
+            numbers.epoch += 1  # which versions were seen before is not known any more
         numbers.layout = chunk_view.array.layout.serial
         tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)
         return tree
 
     def _use(self, tree: ChunkTree) -> None:
-        """Keep *tree*, and drop the one that was used longest ago; its numbers stay known."""
+        """Keep *tree*, and drop the least recently used one; its inode numbers remain known."""
         self._recent[tree] = None
         self._recent.move_to_end(tree)
-        for _ in range(2):  # those that stay go round
+        for _ in range(2):  # a tree with history is kept, and moves to the end
             if len(self._recent) > _MAX_RECENT:
                 oldest, _ = self._recent.popitem(last=False)
                 if oldest.has_history and self.ranges.at(oldest.path) is oldest.numbers:
                     self._recent[oldest] = None
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
-        """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
+        """Return the current chunk tree of the array of *chunks*; raises `StaleError` if there is none any more."""
         found = self.chunk_tree(await self._node(chunks.path))
         if found is None:
             raise StaleError(f"the array {chunks.path or 'at the root'} is gone")
@@ -458,19 +460,19 @@ class Filesystem:
             raise StaleError(f"the array {path or 'at the root'} is gone") from None
 
     def documents(self, node: Node) -> Mapping[str, DocumentText]:
-        """Return the generated documents of *node* by name, in the texts in which they are shown."""
+        """Return the generated documents of *node* by name, in the words in which they are shown."""
         shown = self.view.documents(node)
         names = [*shown, *(self.view.document_names - shown.keys())] if shown else []
         found = {name: self.texts.text(join_key(node.path, name), shown.get(name)) for name in names}
         return {name: text for name, text in found.items() if text is not None}
 
     async def refresh(self, path: str) -> None:
-        """Look at the node at *path* again; inodes of chunks that lie elsewhere now are stale from here on."""
+        """Load the node at *path* again; inodes of chunks that have moved become stale."""
         self.hierarchy.forget(path)
         self.chunk_tree(await self.hierarchy.node(path))
 
     def became_chunks(self, directory: ChunkDirectory) -> None:
-        """Let a stored directory that became one of chunks go on under its number: programs work in it."""
+        """Let a stored directory that became a directory of chunks keep its inode number: programs work in it."""
         row = self.inodes.row_at(directory.path)
         if row is not None and row.kind is self.view.directory:
             directory.ino = row.ino

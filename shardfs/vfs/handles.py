@@ -1,4 +1,4 @@
-"""Open files and open directories, and what `stat` tells of a file of the tree."""
+"""Open files and directories, and the attributes of files."""
 
 import stat
 from bisect import bisect_left
@@ -13,14 +13,14 @@ from shardfs.stores.base import Buffer, Kind, NewAttributes, OpenFile, Stat
 from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
 
 ABSENT: Final = 0
-"""Inode number of a name that stands for nothing."""
+"""The inode number that stands for "no such name"."""
 
 
 class Attributes(NamedTuple):
-    """Attributes of one inode: its own number and size in bytes, the rest as *status* has it.
+    """The attributes of an inode: its number and its size in bytes; *status* has the rest.
 
-    *ttl* is for how many seconds the kernel may cache them.  Files that share a status share the very same object;
-    *mtime_ns* is there for those that have a modification time of their own.
+    *ttl* is how many seconds the kernel may cache them. Files with the same status share one object, so *mtime_ns* is
+    set for those with a modification time of their own.
     """
 
     ino: int
@@ -36,7 +36,7 @@ class Attributes(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who asks: the owner of what is new."""
+    """User and group of the process that makes a request: the owner of new files."""
 
     uid: int
     gid: int
@@ -47,7 +47,7 @@ UNKNOWN_FILE: Final = NOTHING._replace(kind=Kind.FILE, mode=stat.S_IFREG, nlink=
 
 
 def new_file(mode: int, uid: int, gid: int) -> Stat:
-    """Return the status of a file that is stored nowhere yet."""
+    """Return the status of a file that is not stored yet."""
     return UNKNOWN_FILE._replace(mode=stat.S_IFREG | stat.S_IMODE(mode), uid=uid, gid=gid)
 
 
@@ -59,20 +59,23 @@ def changed(status: Stat, changes: NewAttributes) -> Stat:
 
 
 def absent(ttl: float) -> Attributes:
-    """Return what answers for a name that stands for nothing, for the next *ttl* seconds."""
+    """Return the answer for a name that does not exist, valid for *ttl* seconds."""
     return Attributes(ABSENT, 0, ttl, NOTHING)
 
 
 def unreadable(shard: Stat | None) -> Attributes:
-    """Return what a listing says of a chunk that cannot be read: valid for no time, so that `stat` asks, and fails."""
+    """Return the attributes that a listing shows of a chunk that cannot be read.
+
+    They are not cached, so that `stat` asks, and gets the error.
+    """
     return Attributes(ABSENT, 0, 0.0, shard or UNKNOWN_FILE)
 
 
 class FileHandle:
-    """An open file with the number *ino*, to read; what is open to be written can do the rest.
+    """An open file with the inode number *ino*.
 
-    *is_direct*: it is an inner chunk, published as a whole or to be renamed onto one, and needs no page cache.
-    *is_buffered*: it has the attributes of a write buffer.
+    *is_direct*: it is an inner chunk, or a scratch file to be renamed to one, and bypasses the page cache.
+    *is_buffered*: its attributes are those of a write buffer.
     """
 
     is_direct = False
@@ -84,11 +87,11 @@ class FileHandle:
 
     @property
     def attributes(self) -> Attributes:
-        """Attributes of the version that the handle reads, as they were when it was opened."""
+        """The attributes of the version that the handle reads, as they were when it was opened."""
         return self._attributes
 
     def renumbered(self, ino: int) -> Self:
-        """Return the same file under the number *ino*, which the kernel has for an earlier version."""
+        """Return the handle under the number *ino*, which the kernel has for an earlier version."""
         handle = copy(self)
         handle.ino, handle._attributes = ino, self._attributes._replace(ino=ino, ttl=0.0)
         return handle
@@ -106,20 +109,20 @@ class FileHandle:
         raise NotImplementedError
 
     async def flush(self) -> None:
-        """Publish or store what was written, as is done whenever a descriptor is closed."""
+        """Publish or store what was written; called whenever a descriptor is closed."""
 
     async def sync(self) -> None:
         """Make durable what was written."""
 
     async def close(self) -> None:
-        """Let go of the file, of which nobody has a descriptor any more."""
+        """Release the file: all its descriptors are closed."""
 
 
 class ChunkHandle(FileHandle):
     """An open inner chunk.
 
-    The cache of a remote store may be out of date when a file is opened.  As long as nothing was read, *reopen* finds
-    the chunk as it is now, which a reader could have been given just as well.
+    The cache of a remote store may be out of date when a file is opened. If the version turns out to be gone before
+    anything was read, *reopen* opens the current one.
     """
 
     is_direct = True
@@ -142,13 +145,13 @@ class ChunkHandle(FileHandle):
         except StaleError:
             now = await reopen() if reopen is not None else None
             if now is None or now.extent.nbytes != self.extent.nbytes:
-                raise  # its size was told
+                raise  # its size is known to the program
             self.extent = now.extent
         return await self.extent.read(offset, nbytes)
 
 
 class DocumentHandle(FileHandle):
-    """An open generated document: its *text* at the time it was opened."""
+    """An open generated document, with its *text* at the time it was opened."""
 
     def __init__(self, attributes: Attributes, text: bytes) -> None:
         super().__init__(attributes)
@@ -160,9 +163,9 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open file that passes through, stored under *key*, which is "" if it has no name any more.
+    """An open passthrough file, stored under *key*, which is "" if it has no name any more.
 
-    *is_direct*: it was made beside chunks, to be renamed onto one, as a rule.
+    *is_direct*: it was created beside chunks, usually to be renamed to one.
     """
 
     def __init__(
@@ -177,12 +180,12 @@ class PassthroughHandle(FileHandle):
 
     @property
     def attributes(self) -> Attributes:
-        """Attributes of the open file, whatever became of its name."""
+        """The attributes of the open file, whatever happened to its name."""
         status = self.file.stat()
         return Attributes(self.ino, status.size, self._ttl, status)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return bytes as the stored file has them now."""
+        """Return bytes of the stored file in its current state."""
         return await self.file.read(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> None:
@@ -194,7 +197,7 @@ class PassthroughHandle(FileHandle):
         await self.file.truncate(nbytes)
 
     async def flush(self) -> None:
-        """Store what was written, where that is not done at once."""
+        """Store what was written, if the store did not do so at once."""
         if self.is_writable:
             await self.file.flush()
 
@@ -204,32 +207,32 @@ class PassthroughHandle(FileHandle):
             await self.file.sync()
 
     async def close(self) -> None:
-        """Let go of the stored file."""
+        """Close the stored file."""
         if self.is_writable:
             await self.file.close()
 
 
 OTHERS: Final = 1 << 48
-"""Cookies from here on are of names that no chunk tree has; those below are left to chunk trees."""
+"""Cookies from here on are for names that are not in a chunk tree; smaller ones are for chunk trees."""
 
 Row = tuple[bytes, int, int, int]
-"""One name of a listing: name, inode number, size, and the cookie that resumes the listing behind it."""
+"""One name of a listing: name, inode number, size, and the cookie after which the listing resumes."""
 
 
 class Batch(NamedTuple):
-    """Names of a listing, in the order of their cookies, that share all attributes but number and size."""
+    """Names of a listing, in the order of their cookies, that share all attributes except number and size."""
 
     attributes: Attributes
     rows: Sequence[Row]
     is_counted: bool = False
-    """Whether the kernel's references to these inodes are counted: those of chunk trees are not."""
+    """Whether references of the kernel to these inodes are counted; those to inodes of chunk trees are not."""
 
 
 class DirectoryHandle:
-    """An open directory; *listing* yields what follows a cookie, 0 being the beginning.
+    """An open directory; *listing* yields the names after a cookie, 0 being the beginning.
 
-    The kernel may drop the end of a reply that its caller had no room for, and ask again from the last name that was
-    taken; so what was produced is kept until the next request shows how far the last one came.
+    The kernel may not take all names of a reply, and then asks again from the last one it took. So a batch is kept
+    until the next request shows how far the kernel came.
     """
 
     def __init__(self, ino: int, listing: Callable[[int], AsyncGenerator[Batch, None]]) -> None:
@@ -241,7 +244,7 @@ class DirectoryHandle:
         self._next = 0
 
     async def seek(self, cookie: int) -> None:
-        """Go on behind *cookie*; 0 starts again, with what is there now."""
+        """Continue after *cookie*; 0 starts a new listing."""
         if self._source is None or cookie == 0 or not self._resume(cookie):
             await self.close()
             self._source = self._listing(cookie)
@@ -249,12 +252,12 @@ class DirectoryHandle:
         self._next = 0
 
     async def next_batch(self) -> Batch | None:
-        """Return the next names, None at the end."""
+        """Return the next names; None at the end."""
         if self._next == len(self._kept):
             try:
                 batch = await anext(self._source, None) if self._source is not None else None
             except BaseException:
-                self._source = None  # is finished by what it raised; the next request lists again from where it stands
+                self._source = None  # the generator ended with the error; the next request resumes at its cookie
                 raise
             if batch is None:
                 return None
@@ -263,14 +266,14 @@ class DirectoryHandle:
         return self._kept[self._next - 1]
 
     async def close(self) -> None:
-        """Let go of the listing."""
+        """Close the listing."""
         if self._source is not None:
             await self._source.aclose()
         self._source = None
         self._kept.clear()
 
     def _resume(self, cookie: int) -> bool:
-        """Drop what was taken up to *cookie*; return whether it was found."""
+        """Drop the names up to *cookie*; return whether it was found."""
         if cookie == self._start:
             return True
         for i, batch in enumerate(self._kept):

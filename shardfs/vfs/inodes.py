@@ -1,8 +1,8 @@
-"""Inode numbers: computed for chunks, and rows of a table for everything else.
+"""Inode numbers: computed for chunks, rows of a table for everything else.
 
-Numbers below 2^46 count up, in a table.  Those from there on are given to arrays in ranges, as large as each needs: a
-number is generation and position in the range of its array.  The position is that of a chunk or of a directory above
-chunks, and the generation tells versions of a chunk apart.  So a chunk's number is computed, however many there are.
+Numbers below 2^46 are rows of a table, counted up. Larger numbers are given to arrays in ranges, each as large as the
+array needs. A number in a range combines a position, of a chunk or a directory of chunks, with a generation, which
+distinguishes versions of a chunk. So the numbers of chunks take no memory, however many there are.
 """
 
 from bisect import bisect_right
@@ -20,27 +20,27 @@ from shardfs.format.sharding import Coords
 
 GENERATIONS: Final = 1024
 MISSING: Final = GENERATIONS - 1
-"""The generation of a chunk that is shown and not stored."""
+"""The generation of a missing chunk that is shown."""
 _FIRST: Final = 1 << 46
 _END: Final = 1 << 64
 
 ROOT: Final = 1
 GONE: Final = "gone"
-"""The identity of a stored file or directory that has no name any more, whatever its path stands for."""
+"""The identity of a stored file or directory that has no name any more, whatever its path stands for now."""
 
 
 def in_table(ino: int) -> bool:
-    """Whether *ino* belongs to the table, not to a chunk tree."""
+    """Whether *ino* belongs to the table rather than to a chunk tree."""
     return ino < _FIRST
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """What the table knows of one number.
+    """An inode of the table.
 
-    *kind* makes the entry of something with a path, whose *identity* tells whether the path still stands for it; a row
-    with an *entry* of its own has neither.  *path* is the one by which it was found last, on the mount as it is now; it
-    may have lost that since.  *nlink* is how many names it has, and *others* are those that are known beside *path*.
+    Either it has an *entry* of its own, or *kind* makes the entry from a path; then *identity* tells whether the path
+    still stands for it. *path* is the path under which it was last found, which it may have lost since. *nlink* is the
+    number of its names, and *others* are those known besides *path*.
     """
 
     ino: int
@@ -55,30 +55,30 @@ class Row:
 
 
 class Inodes:
-    """Rows of what is not in a chunk tree: numbers count up, and are forgotten when the kernel forgets them.
+    """The table: rows for everything that is not in a chunk tree, kept until the kernel forgets them.
 
-    A row is found by its number, by its path, or by its key: what identifies a file of several names.
+    A row is found by its number, by its path, or by its key, which identifies a file with several names.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._keys: dict[Hashable, Row] = {}
         self._paths: dict[str, Row] = {}
-        self._new: set[int] = set()  # which the kernel was not told of
+        self._new: set[int] = set()  # not told to the kernel yet
         self._last = ROOT - 1
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def reserve(self) -> int:
-        """Return a number that nothing has, for `keep`."""
+        """Return an unused number, for `keep`."""
         self._last += 1
         return self._last
 
     def keep(
         self, ino: int, kind: Hashable, *, path: str | None = None, identity: object = None, entry: object = None
     ) -> None:
-        """Let *ino*, which was given out, stand for something of this *kind* from now on, whatever it stood for."""
+        """Let the reserved number *ino* stand for an entry of this *kind* from now on."""
         row = self._rows.get(ino)
         if row is None:
             row = self._add(Row(ino, kind))
@@ -90,7 +90,10 @@ class Inodes:
             row.path = path
 
     def number(self, kind: Hashable, path: str, identity: object, *, nlink: int = 1, key: Hashable = None) -> int:
-        """Return the number of what was found under *path*: one for all names of a file, which its *key* identifies."""
+        """Return the number of the file found under *path*.
+
+        All names of a file that has a *key* share one number.
+        """
         row = self._paths.get(path) if key is None else self._keys.get(key)
         if key is None and row is not None and (row.kind, row.identity) != (kind, identity):
             row = None
@@ -101,7 +104,7 @@ class Inodes:
         return row.ino
 
     def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
-        """Return the number of the *entry* that *key* identifies."""
+        """Return the number of the *entry* identified by *key*."""
         row = self._keys.get(key) or self._add(Row(self.reserve(), kind, entry=entry, key=key))
         return row.ino
 
@@ -113,22 +116,22 @@ class Inodes:
         return row
 
     def row(self, ino: int) -> Row:
-        """Return the row with the number *ino*; raises `StaleError` if it is forgotten."""
+        """Return the row *ino*; raises `StaleError` if there is none."""
         try:
             return self._rows[ino]
         except KeyError:
             raise StaleError(f"inode {ino} is not known any more") from None
 
     def name_of(self, ino: int) -> str:
-        """Return a path that a file has now, "" if none is known."""
+        """Return a current path of a file, "" if none is known."""
         row = self._rows.get(ino)
         return names[-1] if row is not None and (names := self._names(row)) else ""
 
     def removed(self, path: str) -> None:
-        """Know that a name was removed, or is that of something else now.
+        """Note that a name was removed, or is about to stand for another file.
 
-        The number of a file without a name is that of no other, though the store may give a new file the identity of
-        one that is gone: who waits for a lock file compares numbers.
+        A file without names keeps its number to itself, even if the store reuses its identity for a new file: programs
+        that wait for a lock file compare numbers.
         """
         row = self._unbind(path)
         if row is not None:
@@ -137,15 +140,15 @@ class Inodes:
                 self._retire(row)
 
     def retire(self, key: Hashable) -> None:
-        """Give the number of what *key* identifies, and is gone, to nothing else."""
+        """Never again use the number of the file that *key* identifies, which is gone."""
         row = self._keys.get(key)
         if row is not None:
             self._retire(row)
 
     def moved(self, old: str, new: str) -> bool:
-        """Follow a file that was moved in the store, in place of what had the path *new*.
+        """Follow a file that was moved in the store, replacing what had the path *new*.
 
-        Returns False for two names of one file, which both stay.
+        Returns False if both are names of one file: then both stay.
         """
         row = self.row_at(old)
         if row is not None and row is self.row_at(new):
@@ -157,7 +160,7 @@ class Inodes:
         return True
 
     def moved_directory(self, old: str, new: str) -> None:
-        """Follow a directory that was moved in the store, with all below it, in place of what had the path *new*."""
+        """Follow a directory that was moved in the store, with all below it, replacing what had the path *new*."""
         self.removed(new)
         for path in [path for path in self._paths if is_below(path, old)]:
             row = self._unbind(path)
@@ -165,14 +168,14 @@ class Inodes:
                 self._bind(row, new + path[len(old) :])
 
     def retain(self, ino: int) -> None:
-        """Count one more reference of the kernel."""
+        """Count a reference of the kernel."""
         row = self._rows.get(ino)
         if row is not None:
             row.lookups += 1
             self._new.discard(ino)
 
     def forget(self, ino: int, lookups: int) -> None:
-        """Take back *lookups* references of the kernel."""
+        """Drop *lookups* references of the kernel."""
         row = self._rows.get(ino)
         if row is None or ino == ROOT:
             return
@@ -190,11 +193,11 @@ class Inodes:
         return self._paths.get(path)
 
     def _names(self, row: Row) -> list[str]:
-        """Return the names that *row* is known to have now, in the order in which they were found."""
+        """Return the names that *row* is known to have, in the order in which they were found."""
         return [path for path in (*row.others, row.path) if self._paths.get(path) is row]
 
     def _bind(self, row: Row, path: str) -> None:
-        """Let *row* have *path*, and no other row; it keeps the names found last, as many as it has links."""
+        """Let *row* have *path*, and no other row; it keeps its latest names, as many as it has links."""
         if row.path == path and self._paths.get(path) is row:
             return
         self._unbind(path)
@@ -205,7 +208,7 @@ class Inodes:
         row.path, row.others, self._paths[path] = path, tuple(names[nlost:]), row
 
     def _unbind(self, path: str) -> Row | None:
-        """Take *path* from the row that has it, which goes on under another name if it has one; return that row."""
+        """Take *path* from the row that has it, and return that row, which may have another name."""
         row = self._paths.pop(path, None)
         if row is not None and row.others:
             *others, row.path = self._names(row)
@@ -213,7 +216,7 @@ class Inodes:
         return row
 
     def _forget_names(self, row: Row) -> None:
-        """Forget by what *row* is found; it keeps its path."""
+        """Make *row* unreachable by path and key; its own `path` stays."""
         if row.key is not None and self._keys.get(row.key) is row:
             del self._keys[row.key]
         for path in self._names(row):
@@ -232,12 +235,11 @@ class Inodes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkNumbering:
-    """Every chunk of a grid, and every directory above chunks, as one number: its position.
+    """Numbers all chunks of a grid, and all directories above them: their positions.
 
-    The directories of each depth follow each other in C order, depth by depth, and the chunks come last; so a position
-    is found from coordinates, and coordinates from a position, without a table.  *axes* are how many coordinates the
-    names above a thing give at each depth: 0, 1, … for nested keys, 0 and all for flat ones; *bases* are the first
-    positions of each depth.
+    Directories come first, by depth and then in C order; the chunks come last. So positions and coordinates are
+    computed from each other. *axes* says how many coordinates there are at each depth: 0, 1, … for nested keys, 0 and
+    all for flat ones. *bases* are the first positions of each depth.
     """
 
     grid_shape: tuple[int, ...]
@@ -254,7 +256,7 @@ class ChunkNumbering:
 
     @property
     def count(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.bases[-1] + prod(self.grid_shape)
 
     def of_chunk(self, coords: Coords) -> int:
@@ -262,7 +264,7 @@ class ChunkNumbering:
         return self.bases[-1] + index_in_c_order(coords, self.grid_shape)
 
     def of_directory(self, coords: Coords) -> int:
-        """Return the position of the directory whose path gives *coords*, which are fewer than all."""
+        """Return the position of the directory with these *coords*, fewer than the grid has axes."""
         return self.bases[len(coords)] + index_in_c_order(coords, self.grid_shape[: len(coords)])
 
     def parent(self, position: int) -> tuple[int, int]:
@@ -271,17 +273,17 @@ class ChunkNumbering:
         return self.bases[-2] + directory, last
 
     def coords(self, position: int) -> Coords:
-        """Return the coordinates of a chunk, or those that the path of a directory gives."""
+        """Return the coordinates of the chunk, or of the directory, at *position*."""
         depth = bisect_right(self.bases, position) - 1
         return coords_in_c_order(position - self.bases[depth], self.grid_shape[: self.axes[depth]])
 
 
 @dataclass(slots=True, eq=False)
 class ArrayNumbers:
-    """The numbers of the array at *path*: for each generation *npositions*, from *start* on.
+    """The inode numbers of the array at *path*: *npositions* per generation, beginning at *start*.
 
-    *key* tells whether an array there has the same chunks still.  *epoch* counts how often its *layout* was forgotten,
-    and with it which versions were seen.
+    *key* changes when the chunks of the array do. *epoch* counts how often its *layout* was dropped, and with it the
+    versions that were seen.
     """
 
     path: str
@@ -292,28 +294,31 @@ class ArrayNumbers:
     epoch: int = 0
 
     def ino(self, generation: int, position: int) -> int:
-        """Return the number of *position*; generations repeat after 1024."""
+        """Return the number of *position*; generations wrap around at 1024."""
         return self.start + generation % GENERATIONS * self.npositions + position
 
     def version(self, generation: int, position: int) -> int:
-        """Return the number of a version of a stored chunk; its generations repeat after 1023, never `MISSING`."""
+        """Return the number of a version of a stored chunk; generations wrap around at 1023, never `MISSING`."""
         return self.ino((generation + self.epoch) % MISSING, position)
 
     def position(self, ino: int) -> int:
-        """Return the position, of which `ino` made a number."""
+        """Return the position of which *ino* is a number."""
         return (ino - self.start) % self.npositions
 
 
 class ArrayRanges:
-    """Who has which numbers.  None is given again, so an inode of an array that is gone is stale for good."""
+    """The ranges of inode numbers given to arrays.
+
+    No range is given twice, so inodes of a removed array stay stale.
+    """
 
     def __init__(self) -> None:
-        self._known: list[ArrayNumbers] = []  # by their starts
+        self._known: list[ArrayNumbers] = []  # sorted by start
         self._by_path: dict[str, ArrayNumbers] = {}
         self._next = _FIRST
 
     def add(self, path: str, key: bytes, npositions: int) -> ArrayNumbers:
-        """Give numbers to the array at *path*, in place of those that one there had."""
+        """Give the array at *path* a new range; an earlier one becomes stale."""
         if self._next + npositions * GENERATIONS > _END:
             raise StoreError("the arrays that were opened through this mount have used all inode numbers; mount again")
         self.remove(path)
@@ -338,7 +343,7 @@ class ArrayRanges:
             self.remove(path)
 
     def find(self, ino: int) -> ArrayNumbers:
-        """Return the numbers of which *ino* is one; raises `StaleError`."""
+        """Return the numbers that contain *ino*; raises `StaleError`."""
         i = bisect_right(self._known, ino, key=_start) - 1
         if i < 0 or ino - self._known[i].start >= self._known[i].npositions * GENERATIONS:
             raise StaleError("the array has changed")

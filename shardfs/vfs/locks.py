@@ -1,10 +1,11 @@
-"""What keeps the meaning of names while they are worked on.
+"""Locks that keep the meaning of names while they are worked on.
 
-Every request that changes something shares the *structure* of the mount, and the *node* (a directory, by its path) that
-it is about.  A document takes its node alone, as does what is moved away from there, so that nothing is published in
-the array meanwhile; others go on.  Directories that are moved, and documents that make a node of a directory, take the
-structure alone: names below stand for something else afterwards.  Locks are taken in the order of structure, nodes by
-their paths, and write buffers; commits take none of them.
+Every request that changes something takes the lock of the mount's *structure* in shared mode, and that of its *node* (a
+directory, by path). Documents, and whatever is moved out of a node, take the node exclusively, so that nothing is
+published in the array meanwhile; other nodes are not affected. Moving a directory, and documents that make their
+directory a node, take the structure exclusively, because names below stand for something else afterwards.
+
+Locks are taken in this order: structure, nodes by path, write buffers. Commits take none of them.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,14 +21,14 @@ T = TypeVar("T")
 
 
 class _Lock:
-    """Many hold it together, or one alone; who comes while one has it alone, or waits for that, waits."""
+    """A reader-writer lock: whoever comes while it is held exclusively, or somebody waits for that, waits."""
 
     __slots__ = ("_changed", "is_taken", "nshared", "nusers")
 
     def __init__(self) -> None:
         self.nshared = 0
         self.is_taken = False
-        self.nusers = 0  # who have it, or wait for it
+        self.nusers = 0  # holders and waiters
         self._changed: trio.lowlevel.ParkingLot | None = None
 
     async def acquire(self, *, alone: bool) -> None:
@@ -59,9 +60,9 @@ class _Lock:
 
 
 class _Held(AbstractAsyncContextManager[None]):
-    """Locks that are held in an `async with`: without a generator, as every request that changes something does it.
+    """Locks that are held by an `async with`; a class, because a generator would be slower for every request.
 
-    They are those of *nodes*, each shared, or alone if it is True; None is the structure, alone.
+    *nodes* maps paths to whether the lock is exclusive; None stands for the structure, exclusively.
     """
 
     __slots__ = ("_held", "_locks", "_nodes")
@@ -115,29 +116,26 @@ class Locks:
 
     def __init__(self) -> None:
         self.structure = _Lock()
-        self.nodes: dict[str, _Lock] = {}  # only those that somebody holds or waits for
+        self.nodes: dict[str, _Lock] = {}  # only those that are held or waited for
         self.turns = 0
-        """How often the structure was taken alone, or given back: odd while it is taken."""
+        """How often the structure was locked exclusively or unlocked: odd while it is locked."""
 
     def hold(self, *shared: str, alone: Sequence[str] = ()) -> _Held:
-        """Work on names in the nodes *shared*, which go on standing for what they stand for.
-
-        In those held *alone* nobody else works on a name: what they say is changed, or something is moved away.
-        """
+        """Lock the nodes *shared* in shared mode, and the nodes *alone* exclusively."""
         return _Held(self, dict.fromkeys(shared, False) | dict.fromkeys(alone, True))
 
     def of_structure(self) -> _Held:
-        """Change what names stand for anywhere in the mount, while nobody works on any."""
+        """Lock the structure exclusively: nobody else works on any name."""
         return _Held(self, None)
 
     def has_turned(self, turns: int) -> bool:
-        """Whether the structure was taken at any time since `turns` was *turns*."""
+        """Whether the structure was locked exclusively at any time since `turns` was *turns*."""
         return turns != self.turns or bool(turns % 2)
 
     async def settled(self, look: Callable[[], Awaitable[T]]) -> T:
-        """Return what *look* finds, again if it found nothing while the structure was taken.
+        """Return the result of *look*; again if it found nothing while the structure was locked exclusively.
 
-        Files in a directory that becomes an array are on their way from one place to another meanwhile.
+        While a directory becomes an array, its files are being moved.
         """
         turns = self.turns
         try:

@@ -1,7 +1,7 @@
-"""Chunk files that came before the document of their array.
+"""Orphan chunks: chunk files that arrived before the document of their array.
 
-They lie in the store as plain files.  When the document comes, and makes the array a sharded one, they are put aside
-at once, so that none is taken for a shard, and are then published one by one.
+They are stored as ordinary files. When the document arrives and makes the array a sharded one, they are first moved
+aside together, so that none is taken for a shard, and then published one by one.
 """
 
 import logging
@@ -28,9 +28,9 @@ _V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/")
 
 
 class OrphanChunks:
-    """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
+    """The orphan chunks of new arrays, moved aside below *directory* of the store, under the paths of their arrays.
 
-    What a program is still writing is published by `absorb_file` when it is done.
+    A file that a program is still writing is published by `absorb_file` when it is closed.
     """
 
     def __init__(self, fs: Filesystem, writer: Writer, directory: str) -> None:
@@ -41,19 +41,19 @@ class OrphanChunks:
         self._writer = writer
 
     def has(self, key: str) -> bool:
-        """Whether *key* is one of them, and nobody is writing it."""
+        """Whether *key* is an orphan chunk, and nobody is writing it."""
         return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.writers())
 
     def array_path(self, key: str) -> str:
-        """Return the path of the array that the chunk file *key* is for."""
+        """Return the path of the array of the orphan chunk *key*."""
         return key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")[0].removesuffix("/")
 
     def place(self, path: str) -> str:
-        """Return the directory that has the chunk files of the array at *path*."""
+        """Return the directory for the orphan chunks of the array at *path*."""
         return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
 
     async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> str | None:
-        """Move what has names of chunks in the directory *path*; return where to, None if there is nothing."""
+        """Move files with names of chunks in the directory *path* aside; return where to, None if there are none."""
         names = [entry.name for entry in await self._store.list(path) if encoding.begins(entry.name, ndim)]
         if not names:
             return None
@@ -62,13 +62,13 @@ class OrphanChunks:
         for name in names:
             await self._move(join_key(path, name), join_key(place, name))
             self._fs.follow(join_key(path, name), join_key(place, name))
-        # Both names are durable before there is a document that would make shards of the files.
+        # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
         return place
 
     async def _move(self, key: str, to: str) -> None:
-        """Move a file or a directory, name by name where the store cannot move directories."""
+        """Move a file or a directory, file by file where the store cannot move directories."""
         try:
             await self._store.rename(key, to, exclusive=True)
         except CrossDeviceError:
@@ -78,9 +78,9 @@ class OrphanChunks:
             await self._store.rmdir(key)
 
     async def absorb(self, path: str, *, again: bool = False) -> None:
-        """Publish the chunk files of the array at *path* that nobody is writing.
+        """Publish the orphan chunks of the array at *path* that nobody is writing.
 
-        *again*: an earlier mount did so, and did not come to the end; a chunk that is there was published by it.
+        *again*: an earlier mount began this and was killed. A chunk that exists was published by it.
         """
         place = self.place(path)
         try:
@@ -97,7 +97,7 @@ class OrphanChunks:
         await prune(self._store, place)
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
-        """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
+        """Keep a file that is no chunk, such as a temporary file, among the scratch files beside chunks."""
         beside = join_key(self._fs.scratch or "", join_key(path, name))
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
@@ -105,7 +105,7 @@ class OrphanChunks:
             self._fs.moved(old, beside)
 
     async def make_directories(self, chunks: ChunkTree, place: str) -> None:
-        """Let *chunks* have the directories that are below *place*, if it is there, also those without a file."""
+        """Let *chunks* have the directories that are below *place*, also the empty ones."""
         pending = [""]
         while pending:
             above = pending.pop()
@@ -122,14 +122,14 @@ class OrphanChunks:
                     self._fs.became_chunks(found)
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
-        """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
+        """Publish one orphan chunk; a file that is no chunk of its array is kept beside the chunks."""
         path, name = self.array_path(key), key.rpartition(f"{_CHUNKS}/")[2]
         node = await self._hierarchy.node(path)
         array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         try:
             snapshot = await self._store.open(key)
         except NotFoundError:
-            return  # the document came while the file was closed, and took it along
+            return  # the document arrived while the file was being closed, and the file was moved
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is not a chunk of the array it was put into, and stays in %s", join_key(path, name), key)
@@ -142,7 +142,7 @@ class OrphanChunks:
             await self._store.unlink(key)
             return
         if again and not self._writer.has_room(snapshot.size):
-            await self._writer.commits.flush()  # nobody else does so before a mount answers
+            await self._writer.commits.flush()  # nothing else runs before the mount answers requests
         status = snapshot.stat
         array.layout.make_directory(coords[:-1])
         await self._writer.put(
@@ -161,7 +161,7 @@ class OrphanChunks:
             self._fs.inodes.retire((Passthrough, status.identity))
 
     async def resume(self, path: str = "") -> None:
-        """Publish what an earlier mount put aside and did not come to publish, for the arrays at *path* and below."""
+        """Publish the orphan chunks that a killed mount left, for the arrays at *path* and below."""
         try:
             entries = await self._store.list(join_key(self.directory, path) if path else self.directory)
         except (NotFoundError, NotADirectoryHereError):
@@ -176,14 +176,14 @@ class OrphanChunks:
         if await self._hierarchy.array(path) is not None:
             await self.absorb(path, again=True)
             return
-        place = self.place(path)  # its document never came
+        place = self.place(path)  # its document never arrived
         for entry in await self._store.list(place):
             await self._move(join_key(place, entry.name), join_key(path, entry.name))
         await prune(self._store, place)
 
 
 def _coords_of(array: Array, name: str) -> Coords | None:
-    """Return the coordinates that the chunk file *name* of a new array stands for, in whichever view it was made."""
+    """Return the coordinates in *name*, a chunk file of a new array, written in any view."""
     encodings = (array.layout.key_encoding, *_V2_ENCODINGS)
     found = (encoding.decode(name, array.grid.ndim) for encoding in encodings)
     return next((coords for coords in found if coords is not None), None)

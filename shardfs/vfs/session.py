@@ -1,4 +1,4 @@
-"""A tree that may be written to, from its start to its end: the journal is replayed, used, and emptied."""
+"""The life of a writing mount: the log is replayed, used, and emptied."""
 
 import logging
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """What a writing mount has that a read-only one has not.
+    """What a writing mount has in addition to a read-only one.
 
-    The caller holds the lock of the directory *state*, which has the journal, and those of *left*, directories that
-    killed mounts of the source left.  *fs* has an `EditableView`.  *single_writer*: the user says that nobody else
-    writes to the source.  Raises `StoreError` for a journal that cannot be read.
+    The caller holds the lock of the directory *state*, which contains the log, and those of *left*, directories of
+    killed mounts of this source. *fs* has an `EditableView`. *single_writer*: the user says that nobody else writes to
+    the source. Raises `StoreError` for a log that cannot be read.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Session:
         )
 
     async def start(self) -> str | None:
-        """Bring into the store what earlier mounts published and did not commit; return what is wrong with it."""
+        """Replay what earlier mounts published and did not commit; return the problems found."""
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
         await bring_home(self.source.store, self._left)
         log_damage(self.state.journal, self._contents)
@@ -74,11 +74,11 @@ class Session:
         )
 
     async def run(self) -> None:
-        """Commit what is due, for as long as this is not cancelled."""
+        """Commit what is due, until cancelled."""
         await self.writer.commits.run()
 
     async def commit(self) -> bool:
-        """Commit and store everything that is pending; return whether that succeeded, as the log says if not."""
+        """Commit and store everything that is pending; return whether that succeeded. Failures are logged."""
         is_committed = True
         try:
             await self.writer.commits.flush()
@@ -98,9 +98,9 @@ class Session:
         return is_committed
 
     async def finish(self, *, commit: bool = True) -> bool:
-        """Commit everything, and let go of the journal; return whether that succeeded, as the log says if not.
+        """Commit everything and close the log; return whether that succeeded. Failures are logged.
 
-        Without *commit*, where that has failed a moment ago, what is pending stays for the next mount.
+        Without *commit*, because that has just failed, pending changes stay for the next mount.
         """
         is_committed = commit and await self.commit()
         for journal in (self.journal, self.conflicts):

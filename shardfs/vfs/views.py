@@ -1,7 +1,7 @@
-"""Views: which documents a node shows instead of, or beside, those that are stored, and how its chunks are shown.
+"""Views: which documents a node shows, how its chunks are shown, and how edits are converted back.
 
-What is stored below a view is the same for all of them.  What a view makes of a document is worked out when that is
-read (`format.lens.show`); here it meets the arrays, and what a program wrote is brought back.
+What is stored is the same for all views. The documents of a view are generated when the stored one is read
+(`format.lens.show`); here they meet the arrays, and edited documents are converted back.
 """
 
 import logging
@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 
 
 class View:
-    """One way to show a dataset: *shower* makes documents of documents.
+    """A way to show a dataset; *shower* generates its documents.
 
-    *document_names* are those that documents have in any directory, *directory* is the class of stored directories.
+    *document_names* are the names of documents in any directory, *directory* is the class of stored directories.
     """
 
     directory: type[Directory] = Directory
@@ -65,11 +65,11 @@ class View:
     def __init__(self, shower: Shower) -> None:
         self.shower = shower
         self.translates = shower.translates
-        """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+        """Whether arrays are shown in another format, unsharded ones too; some may not be shown at all."""
         self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
 
     def shown(self, node: Node) -> Shown:
-        """Return what is shown of *node*, which a hierarchy that was not told of the view does not know."""
+        """Return what is generated for *node*; nothing if its hierarchy was not given this view."""
         if node.shown is not None:
             return node.shown
         if node.metadata is not None:
@@ -77,11 +77,11 @@ class View:
         return Shown() if node.reason is None else self.shower.show_broken(node.reason)
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
-        """Return the generated documents of *node* by name; each hides what is stored under that name."""
+        """Return the generated documents of *node* by name; each hides the stored file of that name."""
         return self.shown(node).documents if node.document is not None else {}
 
     def chunk_view(self, node: Node) -> ChunkView | None:
-        """Return how the chunks of *node* are shown; None where what is stored there passes through."""
+        """Return how the chunks of *node* are shown; None if its files pass through."""
         if node.any_array is None:
             return None
         found = self._chunk_views.get(node)
@@ -93,25 +93,24 @@ class View:
         return found
 
     def left_out(self, node: Node) -> str | None:
-        """Return the reason why *node* is not shown at all; None if it is shown."""
+        """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason
 
     def caveat(self, node: Node) -> str | None:
-        """Return why some readers get wrong values of an array; None if there is no reason."""
+        """Return why some readers get wrong values from an array; None if all are right."""
         return self.shown(node).caveat
 
     def hides(self, node: Node, name: str) -> bool:
-        """Whether *name*, in the directory of *node*, is not shown, as it belongs to another view."""
+        """Whether *name*, in the directory of *node*, is hidden because it belongs to another view."""
         return False
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A document that a program wrote, or removed: then *written* is None.
+    """A document that a program wrote, or removed if *written* is None.
 
-    *node* is what is stored.  If it has no document of v3, *beside* are other documents of its directory, stored as
-    they were written.  *is_new*: a node that begins with this one, or that it tells of and that is not there yet,
-    becomes v3.
+    *node* is the stored node. If it has no v3 document, *beside* are other documents stored in its directory. *is_new*:
+    the edit creates the node, or a parent's document describes it before it exists; it becomes v3.
     """
 
     fs: "Filesystem"
@@ -125,27 +124,27 @@ class Edit:
 class EditableView(View, ABC):
     """A view through which a dataset may be changed.
 
-    *lens* is how the documents of arrays are shown, and copies of them in consolidated metadata.
+    *lens* converts the documents of arrays, and their copies in consolidated metadata.
     """
 
     lens: Lens
 
     @abstractmethod
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
-        """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
+        """Return the chunk keys of an array that a program creates at *node* with the document *new*."""
 
     @abstractmethod
     async def edit(self, edit: Edit) -> Metadata | None:
         """Return the unsharded v3 document of a node after an edit of one of its documents.
 
-        None is for a document that is stored as it is written, and for a node that goes with the one that was removed.
-        Raises `RefusedError` or `MetadataError` for one that cannot be brought into the store, and `NotUnshardable`
-        with the reason why a new one cannot become v3.
+        Returns None if the document is stored as it is written, or is removed together with its node. Raises
+        `RefusedError` or `MetadataError` if it cannot be stored, and `NotUnshardable` with the reason if a new one has
+        no v3 form.
         """
 
 
 class ZarrV3(EditableView):
-    """Zarr v3 without sharding codecs; *decoded* shows chunks decoded, which takes arrays that are not sharded too."""
+    """Zarr v3 without sharding codecs; with *decoded*, chunks are decoded, also those of unsharded arrays."""
 
     document_names = frozenset({DOCUMENT})
 
@@ -155,7 +154,7 @@ class ZarrV3(EditableView):
         self.lens = shower.lens
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
-        """Return what the document says."""
+        """Return the chunk keys that the document names."""
         return ChunkKeyEncoding.parse(new.chunk_key_encoding)
 
     async def edit(self, edit: Edit) -> Metadata | None:
@@ -171,11 +170,11 @@ class ZarrV3(EditableView):
 
 
 class ZarrV2(EditableView):
-    """Zarr v2, with chunk keys joined by *separator*; *decoded* shows chunks decoded.
+    """Zarr v2, with chunk keys joined by *separator*; with *decoded*, chunks are decoded.
 
-    Fill values are missing values, as xarray takes them, where arrays may have such, and what is not stored is shown
-    where it would be taken for one; if not *fills_missing*, fill values are those that are stored.  OME-Zarr images are
-    those of version 0.4.  What is stored as v2 passes through.
+    For arrays that may have missing values, the fill value is the missing value, as xarray takes it, and missing chunks
+    are shown where readers would take them for missing values; without *fills_missing*, fill values are the stored
+    ones. OME-Zarr images are shown as version 0.4. Nodes stored as v2 pass through.
     """
 
     document_names = V2_NAMES
@@ -186,15 +185,15 @@ class ZarrV2(EditableView):
         super().__init__(V2Shower(self.lens))
 
     def hides(self, node: Node, name: str) -> bool:
-        """Whether *name* is the v3 document, or a v2 document that is stored beside one."""
+        """Whether *name* is the v3 document, or a v2 document stored beside one."""
         return name == DOCUMENT or (name in V2_NAMES and node.document is not None)
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
-        """Return the v2 names."""
+        """Return the chunk keys of v2."""
         return ChunkKeyEncoding("v2", self.lens.within(node.in_image).separator)
 
     async def edit(self, edit: Edit) -> Metadata | None:
-        """Return the v3 document of a node with what a program changed in one of its v2 documents."""
+        """Return the v3 document of a node after an edit of one of its v2 documents."""
         node, name, written = edit.node, edit.name, edit.written
         is_main = name in (ZARRAY, ZGROUP)
         if written is None and is_main:
@@ -211,8 +210,8 @@ class ZarrV2(EditableView):
         return await self._begin(edit, written) if edit.is_new and is_main else None
 
     async def _begin(self, edit: Edit, written: bytes) -> Metadata:
-        """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
-        if edit.name == ZGROUP and ZARRAY in edit.beside:  # which would go, as what is in the document does
+        """Return the v3 document of a new node; consolidated if its `.zmetadata` came first."""
+        if edit.name == ZGROUP and ZARRAY in edit.beside:  # which would be lost with the old document
             raise RefusedError("an array is stored there")
         if edit.name == ZARRAY and ZGROUP in edit.beside:
             raise RefusedError("a group is stored there")
@@ -227,7 +226,7 @@ class ZarrV2(EditableView):
             return new
 
     async def _consolidate(self, edit: Edit, group: GroupMetadata, written: bytes) -> GroupMetadata:
-        """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
+        """Return the group's document with copies of the nodes that *written* copies, in their stored form."""
         copies: dict[str, Json] = {}
         given = parse_consolidated(written)
         for path, documents in given.items():
@@ -249,8 +248,8 @@ class ZarrV2(EditableView):
     ) -> dict[str, Json]:
         """Return the stored documents, by path, of nodes that have no v2 form and so are not among those *given*.
 
-        Readers find a node that is not in the consolidated metadata no more.  Raises `RefusedError` for one that is
-        shown, and was found until now.
+        Readers of consolidated metadata see no other nodes. Raises `RefusedError` for a node that is shown, and was
+        described until now.
         """
         found: dict[str, Json] = {}
         consolidated = inline_copies(group.document)
@@ -276,7 +275,7 @@ class ZarrV2(EditableView):
         return found
 
     async def _copied(self, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]) -> Metadata:
-        """Return the stored document of the node at *path*, or the one of a new node that is on its way there."""
+        """Return the stored document of the node at *path*, or that of a node which is being created there."""
         found: Node | None = None
         with suppress(NotFoundError, NotADirectoryHereError):
             found = await edit.fs.hierarchy.node(path)
@@ -293,10 +292,10 @@ class ZarrV2(EditableView):
 
 
 class NpyView(View):
-    """Every array is one file NAME.npy, attributes are NAME.json, and groups are folders.
+    """Each array is a file NAME.npy, attributes are NAME.json, and groups are directories.
 
-    What belongs to the source at *url* itself is named by the last part of that.  *nopened* counts how many times the
-    file of each array was opened, by the path of the array.
+    The files of the source itself are named after the last part of *url*. *nopened* counts how often the file of each
+    array was opened, by path.
     """
 
     directory = NpyDirectory
@@ -311,15 +310,15 @@ class NpyView(View):
         """Return None: chunks are not shown."""
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
-        """Return none: files of this view have names of their own."""
+        """Return none: the files of this view have names of their own."""
         return {}
 
     def hides(self, node: Node, name: str) -> bool:
-        """Whether *name* is a document of Zarr v3, which would say what is not there."""
+        """Whether *name* is a Zarr v3 document, which would describe what is not there."""
         return name == DOCUMENT and node.metadata is not None
 
     def attributes(self, node: Node) -> bytes | None:
-        """Return the attributes of *node* as JSON text; None if it has none, or is not shown."""
+        """Return the attributes of *node* as JSON; None if it has none, or is not shown."""
         return self.shown(node).documents.get(ATTRIBUTES)
 
 
@@ -328,8 +327,8 @@ def make_view(
 ) -> View:
     """Return the view *name* of *store*: "v3", "v2" or "npy".
 
-    *decoded*: chunks are decoded; *separator* joins the chunk keys of v2, "." if it is None; if not *fills_missing*, v2
-    shows the stored fill values, and no file for what is not stored.
+    *decoded*: chunks are decoded. *separator* joins the chunk keys of v2; None is ".". Without *fills_missing*, v2
+    shows stored fill values, and no file for a missing chunk.
     """
     match name:
         case "npy" if decoded:

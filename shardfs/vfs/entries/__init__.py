@@ -1,1 +1,1 @@
-"""The files and directories of the tree: each kind knows how it is looked up, read, made, replaced and removed."""
+"""The kinds of files and directories: each knows how to look itself up, read, create, replace and remove itself."""

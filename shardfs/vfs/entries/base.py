@@ -1,4 +1,4 @@
-"""What every entry of the tree can do, and what is common to those that are published as a whole."""
+"""What every entry can do, and what chunks and documents have in common."""
 
 import os
 import time
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class Entry(ABC):
-    """A name of the tree, or one version of what has it.
+    """A name of the tree, or one version of the file that has the name.
 
-    Made of a directory and a name, it is whatever the name stands for when it is asked, which may be nothing; *ino* is
-    0 then.  Made of an inode number, *ino*, it is what had that number: what reads it raises `StaleError` if the name
-    stands for something else by now.  Equal entries are of one name.
+    An entry made from a directory and a name is whatever the name stands for when it is used, or nothing; its *ino* is
+    0. An entry made from the inode number *ino* is the version with that number: reading it raises `StaleError` if the
+    name stands for another version by now. Entries with the same path are equal.
     """
 
     __slots__ = ("fs", "ino")
@@ -58,11 +58,11 @@ class Entry(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """The path on the mount; of names beside chunks, where they are stored."""
+        """The path on the mount; for scratch files beside chunks, the key in the store."""
 
     @property
     def node_path(self) -> str:
-        """The path of the node that it is part of, whose lock keeps what it stands for."""
+        """The path of the node that it belongs to, whose lock protects the name."""
         return self.path.rpartition("/")[0]
 
     @abstractmethod
@@ -74,15 +74,15 @@ class Entry(ABC):
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def lookup(self, name: str) -> Attributes:
-        """Return the attributes of *name* in this directory; number 0 stands for no such name."""
+        """Return the attributes of *name* in this directory; inode number 0 if there is no such name."""
         raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def child(self, name: str) -> "Entry":
-        """Return what *name* in this directory stands for, to change it."""
+        """Return the entry of *name* in this directory, for a change."""
         raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield the names in this directory behind *cookie*."""
+        """Yield the names in this directory after *cookie*."""
         raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def read_link(self) -> bytes:
@@ -90,7 +90,7 @@ class Entry(ABC):
         raise RefusedError(f"{self.path} is not a symbolic link")
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return an extended attribute."""
+        """Return the value of an extended attribute."""
         key = self.stored_key()
         if key is None:
             raise NoAttributeError(f"no attribute {name!r}")
@@ -102,25 +102,25 @@ class Entry(ABC):
         return await self.fs.store.attributes(key) if key is not None else []
 
     async def successor(self) -> "ChunkHandle | DocumentHandle | PassthroughHandle | None":
-        """Open what has the name by now, to read it under this number; None if there is nothing.
+        """Open what has the name now, under the number of this version; None if there is nothing.
 
-        The kernel looks a name up once more when it is told that a number is out of date, and not again.  Where others
-        write one name time after time that is not enough; and programs take the error for a file that is not there.
+        Told that a number is stale, the kernel looks the name up once more, and only once. That is not enough for a
+        name that is rewritten continually, and programs take the error for a missing file.
         """
         return None
 
     def stored_key(self) -> str | None:
-        """Return the key of the stored file that this shows as a whole; None if there is none."""
+        """Return the key of the stored file that this entry shows as a whole; None if there is none."""
         return None
 
-    # What changes something, in a tree that may be changed.
+    # Changes; only in a filesystem that may be changed.
 
     async def exists(self) -> bool:
-        """Whether the name stands for anything, be it a file that is not published yet."""
+        """Whether there is anything under the name, published or being written."""
         return True
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
-        """Make a file, which may be there unless *flags* say otherwise, and open it."""
+        """Create the file, or open it if it exists and *flags* do not forbid that."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
@@ -128,13 +128,13 @@ class Entry(ABC):
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def content(self) -> tuple[Attributes, Content]:
-        """Return attributes and content of the file that the name stands for; raises `NotFoundError`."""
+        """Return attributes and content of the file under the name; raises `NotFoundError`."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
-        """Make *content* that of the file, which may be there; *ino* is the number that it brings."""
+        """Make *content* the content of the file, which may exist; *ino* is the inode number that the content keeps."""
         raise ExistsError(f"{self.path} is a directory")
 
     async def remove(self) -> None:
@@ -142,7 +142,7 @@ class Entry(ABC):
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
-        """Make a directory of this name."""
+        """Create a directory under this name."""
         raise ExistsError(f"{self.path} exists")
 
     async def remove_directory(self) -> None:
@@ -150,15 +150,15 @@ class Entry(ABC):
         raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def make_link(self, target: bytes) -> None:
-        """Make a symbolic link of this name."""
+        """Create a symbolic link under this name."""
         raise NotPermittedError("chunks and documents cannot be symbolic links")
 
     async def link_to(self, new: "Entry") -> None:
-        """Give this file the second name *new*; that of a chunk or a document is a copy."""
+        """Give this file the second name *new*; a chunk or a document is copied."""
         raise NotPermittedError("only files that are neither chunks nor documents can have a second name")
 
     async def set_attributes(self, changes: NewAttributes) -> None:
-        """Change attributes; those of directories of chunks stay."""
+        """Change attributes; those of directories of chunks do not change."""
         return
 
     async def set_attribute(self, name: bytes, value: bytes | None) -> None:
@@ -177,7 +177,7 @@ class Entry(ABC):
 
 
 class PublishedEntry(Entry, Published):
-    """What chunks and documents have in common as entries."""
+    """What chunks and documents have in common."""
 
     __slots__ = ()
 
@@ -190,18 +190,18 @@ class PublishedEntry(Entry, Published):
         return handle.renumbered(self.ino) if handle is not None else None
 
     def reserve(self) -> int:
-        """Return a number for this file, which is not there yet."""
+        """Return an inode number for this file, which does not exist yet."""
         ino = self.fs.inodes.reserve()
         self.keep_number(ino)
         return ino
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
-        """Open the file, made or not: the kernel looked before, and there was nothing."""
+        """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
         buffers = self.fs.buffers
         base = await self.current() if buffers.get(self) is None else None
         buffer = buffers.get(self)
         if flags & os.O_EXCL and base is not None and not await self.exists():
-            base = None  # a chunk that was removed, and went on as one of the fill value
+            base = None  # a chunk that was removed and is shown as the fill value
         if flags & os.O_EXCL and (buffer is not None or base is not None):
             raise ExistsError(f"{self.path} exists")
         if buffer is None or flags & os.O_TRUNC:
@@ -212,10 +212,10 @@ class PublishedEntry(Entry, Published):
         return buffers.use(buffer, buffer.ino, flags)
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
-        """Open the file as it is now, whatever it was when the kernel looked.
+        """Open the current version, even if the kernel asked for an earlier one.
 
-        The kernel would look only once more, and writers that take turns on one name, with lock files renamed onto it,
-        may be faster.
+        The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
+        files onto it.
         """
         buffers = self.fs.buffers
         buffer, is_cut = buffers.get(self), bool(flags & os.O_TRUNC)
@@ -233,7 +233,7 @@ class PublishedEntry(Entry, Published):
         return buffers.use(buffer, self.ino, flags)
 
     async def content(self) -> tuple[Attributes, Content]:
-        """Return attributes and content of what is published."""
+        """Return attributes and content of the published version."""
         handle = await self.current()
         if handle is None:
             raise NotFoundError(f"{self.path} does not exist")

@@ -1,4 +1,4 @@
-"""Inner chunks, and the directories above them: computed from inode numbers, kept nowhere."""
+"""Inner chunks and directories of chunks: computed from inode numbers, stored in no table."""
 
 import re
 import time
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 _MAX_PREFIXES: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
-"""What zarr-python, rclone and rsync call a file while they write it; zarr-python 3 drops what follows its last dot."""
+"""The names that zarr-python, rclone and rsync give a file while they write it.
+
+zarr-python 3 replaces what follows the last dot.
+"""
 
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
@@ -48,14 +51,15 @@ _NBYTES: Final = b"user.shardfs.nbytes"
 
 
 class ChunkTree:
-    """The chunks of an array, as the view shows them, and the directories above them, by their *numbers*.
+    """The chunks of an array as the view shows them, and the directories above them.
 
-    Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
+    *numbers* are their inode numbers. Position 0 is the directory *root* (`c`) or, where keys have no such directory
+    (*root* is ""), the directory of the array.
 
-    *refilled* are chunks that programs removed and that went on as chunks of the fill value which these were shown,
-    with the numbers of those.  Some programs remove a name to take it anew: of one that is *removed_again* the next
-    lookup finds nothing.  *removals* counts how often a directory was removed, by its position: it has another number
-    then, as the old one is dead to the kernel if anybody has it.
+    *refilled* holds chunks that programs removed and that are shown again, as the fill value these programs saw, with
+    their inode numbers. Some programs remove a name in order to take it: the next lookup of one in *removed_again*
+    finds nothing. *removals* counts how often the directory at each position was removed: its inode number changes
+    then, because the kernel treats the old one as deleted.
     """
 
     def __init__(self, fs: "Filesystem", chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
@@ -71,36 +75,40 @@ class ChunkTree:
         self.refilled: dict[Coords, int] = {}
         self.removed_again: set[Coords] = set()
         self.removals: Counter[int] = Counter()
-        self._prefix = lru_cache(_MAX_PREFIXES)(self.numbering.coords)  # of rows: few are in use
+        self._prefix = lru_cache(_MAX_PREFIXES)(self.numbering.coords)  # of rows, few of which are in use
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
     @property
     def has_history(self) -> bool:
-        """Whether it knows what nobody could find out again."""
+        """Whether it holds anything that cannot be computed again."""
         return bool(self.refilled or self.removed_again or self.removals or self.array.layout.directories is not None)
 
     # Names.
 
     def owns(self, name: str) -> bool:
-        """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
+        """Whether *name*, in a directory of chunks, has the form of a chunk or a directory of chunks.
+
+        It may be outside the grid.
+        """
         if self.is_nested:
             return parse_coordinate(name) is not None
         return self.encoding.decode(name, self._ndim) is not None
 
     def owns_in_array(self, name: str) -> bool:
-        """Whether *name*, in the array's directory, belongs to the chunks."""
+        """Whether *name*, in the directory of the array, has the form of a chunk or a directory of chunks."""
         return self.encoding.begins(name, self._ndim)
 
     def takes(self, name: str) -> bool:
-        """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
+        """Whether *name*, in the directory of the array, has the form of a chunk or of a stored shard."""
         return self.owns_in_array(name) or self.array.layout.key_encoding.begins(name, self._ndim)
 
     def is_scratch(self, name: str) -> bool:
-        """Whether *name*, in the array's directory, is kept as names in a directory of chunks are.
+        """Whether the file *name*, in the directory of the array, is a scratch file.
 
-        That is a lock of a chunk, or of a shard, that lies there, and in a bucket, where it would cost three requests
-        or four, what writers are known to call a chunk before they rename it.  Any other name may be a user's.
+        Scratch files are locks of chunks and shards in that directory. In a bucket, they are also the temporary names
+        that writers are known to give chunks: to store and rename those would take three or four requests. Any other
+        name may be a user's file.
         """
         if is_lock(name):
             return self.takes(name.removesuffix(LOCK_SUFFIX))
@@ -108,7 +116,7 @@ class ChunkTree:
         return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
 
     def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
-        """Return the chunk, or directory of chunks, at *position*, whose number is *ino*."""
+        """Return the chunk, or directory of chunks, at *position*, with the inode number *ino*."""
         if position < self.numbering.bases[-1]:
             return ChunkDirectory(self, self._prefix(position), ino, position)
         if not self.is_nested:
@@ -117,7 +125,7 @@ class ChunkTree:
         return Chunk(self, (*self._prefix(directory), last), ino)
 
     def _coords_of(self, position: int | None, name: str) -> Coords:
-        """Return the coordinates of *name* in the directory at *position*, in that of the array if it is None."""
+        """Return the coordinates of *name* in the directory at *position*; None is the directory of the array."""
         if position is None and self.root:
             return ()
         if self.is_nested:
@@ -125,7 +133,7 @@ class ChunkTree:
         return self.encoding.decode(name, self._ndim) or ()
 
     async def lookup(self, position: int | None, name: str) -> Attributes:
-        """Return the attributes of *name*, which belongs to the chunks, on the terms of `entry`."""
+        """Return the attributes of *name*, which has the form of a chunk or directory of chunks; see `entry`."""
         coords = self._coords_of(position, name)
         depth = len(coords)
         if depth < self._ndim and (not depth or coords[-1] < self.array.grid.grid_shape[depth - 1]):
@@ -141,9 +149,9 @@ class ChunkTree:
         return attributes
 
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
-        """Return what *name*, which belongs to the chunks, stands for in the directory at *position*.
+        """Return the entry of *name* in the directory at *position*; None is the directory of the array.
 
-        That is the array's directory if it is None.  Raises `RefusedError` for a name beyond the grid.
+        *name* has the form of a chunk or directory of chunks. Raises `RefusedError` for one outside the grid.
         """
         await self.check()
         coords = self._coords_of(position, name)
@@ -152,7 +160,7 @@ class ChunkTree:
         return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
 
     def directory_at(self, path: str) -> "ChunkDirectory | None":
-        """Return the directory that *path*, from that of the array, leads to; None if it is none."""
+        """Return the directory of chunks at *path*, relative to the array; None if it is none."""
         names = path.split("/")
         if self.root and names.pop(0) != self.root:
             return None
@@ -163,7 +171,7 @@ class ChunkTree:
         return ChunkDirectory(self, coords)
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield what the array's directory shows of the chunks behind *cookie*."""
+        """Yield the names of chunks, or of directories of chunks, in the directory of the array, after *cookie*."""
         layout = self.array.layout
         if not self.root:
             async for batch in list_chunks(self, (), cookie):
@@ -174,10 +182,10 @@ class ChunkTree:
             attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
 
-    # Attributes, and what is there.
+    # Attributes and content.
 
     async def check(self) -> None:
-        """Raise `StaleError` if the array does not have these chunks any more."""
+        """Raise `StaleError` if the array no longer has these chunks."""
         path, hierarchy = self.path, self.fs.hierarchy
         chunk_view: ChunkView | None = None
         if self.fs.ranges.at(path) is self.numbers:
@@ -190,7 +198,7 @@ class ChunkTree:
         self._valid_until = hierarchy.clock() + hierarchy.remaining(path)
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[Attributes, Extent | FillChunk | None]:
-        """Return attributes and bytes of the chunk at *coords*; None if there is no such chunk."""
+        """Return attributes and content of the chunk at *coords*; the content is None if there is no such chunk."""
         state, extent = await self.array.find(coords, fresh=fresh)
         ttl, status, layout = self.ttl(state), state.stat, self.array.layout
         if extent is None:
@@ -212,21 +220,18 @@ class ChunkTree:
         return Attributes(own.ino, size, ttl, status, own.mtime_ns), extent
 
     def ttl(self, state: ShardState) -> float:
-        """Return for how long the kernel may cache the attributes of the chunks of a shard.
-
-        A chunk that programs write through the mount would be out of date in the kernel's memory.
-        """
+        """Return how many seconds the kernel may cache attributes of the chunks of a shard: 0 on a writing mount."""
         return 0.0 if self.fs.is_writable else self.array.remaining(state)
 
     async def is_empty(self, coords: Coords = ()) -> bool:
-        """Whether the directory to which *coords* lead has no chunks but such as programs removed."""
+        """Whether the directory at *coords* contains no chunks, apart from removed ones shown as the fill value."""
         return await self.array.is_empty(coords, besides=self.refilled)
 
     async def prune(self) -> None:
-        """Commit that all chunks are gone, and remove the directories that held the shards."""
+        """Commit the removal of all chunks, and remove the directories of the shards."""
         array, store, writer, encoding = self.array, self.fs.store, self.fs.writer, self.array.layout.key_encoding
         for coords in list(self.refilled):
-            if self.refilled.pop(coords, None) is not None:  # else it was written meanwhile
+            if self.refilled.pop(coords, None) is not None:  # else it has been written meanwhile
                 await writer.erase(array, coords, mtime_ns=time.time_ns())
         await writer.commits.flush(below=self.path)
         if encoding.is_nested(self._ndim):
@@ -247,7 +252,7 @@ class ChunkTree:
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*.
 
-        They are those of the directory that holds the shards, or of the array's own if there is none yet.
+        They are those of the directory that holds the shards, or of the array if there is none yet.
         """
         hierarchy, store, known = self.fs.hierarchy, self.fs.store, self._directory_template
         now = hierarchy.clock()
@@ -263,7 +268,7 @@ class ChunkTree:
         return attributes._replace(ino=self.directory_ino(position), ttl=until - now)
 
     def directory_ino(self, position: int) -> int:
-        """Return the number of the directory at *position*."""
+        """Return the inode number of the directory at *position*."""
         return self.numbers.ino(self.removals[position], position)
 
 
@@ -303,7 +308,7 @@ class Chunk(PublishedEntry):
         return found
 
     async def current(self, *, fresh: bool = True) -> ChunkHandle | None:
-        """Open what the name stands for, None if it is nothing."""
+        """Open the current version; None if there is no chunk."""
         chunks = self.chunks
         await chunks.check()
         attributes, extent = await chunks.find(self.coords, fresh=fresh)
@@ -317,9 +322,9 @@ class Chunk(PublishedEntry):
         return ChunkHandle(attributes, decoded, reopen)
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return where this version lies: the key of its shard, and length and offset in it.
+        """Return where this version is stored: the key of its shard, or its length or offset there.
 
-        There is no offset where the shard is encoded as a whole, and while the chunk is not in its shard yet.
+        There is no offset if the shard is encoded as a whole, or if the chunk is still pending.
         """
         array = self.chunks.array
         if name == _SHARD:
@@ -337,13 +342,13 @@ class Chunk(PublishedEntry):
         return [_SHARD, _NBYTES] if self.chunks.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
     async def exists(self) -> bool:
-        """Whether there is such a chunk, or a file that will be published as one."""
+        """Whether there is a chunk, published or being written."""
         if self.fs.buffers.unpublished(self.path) is not None:
             return True
         return self.coords not in self.chunks.refilled and await self.current() is not None
 
     def keep_number(self, ino: int) -> None:
-        """Let *ino* stand for the chunk, which is not there yet."""
+        """Let *ino* stand for the chunk, which does not exist yet."""
         self.chunks.keep_version(ino, self.coords)
 
     async def publish(self, buffer: WriteBuffer) -> None:
@@ -357,7 +362,7 @@ class Chunk(PublishedEntry):
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
-        """Publish *content* as the chunk, with its time, and the number *ino* if it brings one."""
+        """Publish *content* as the chunk, with its modification time and, unless it is None, the inode number *ino*."""
         number = self.fs.inodes.reserve() if ino is None else ino
         buffers = self.fs.buffers
         async with buffers.lock(self):
@@ -366,7 +371,10 @@ class Chunk(PublishedEntry):
         self.chunks.keep_version(number, self.coords)
 
     async def remove(self) -> None:
-        """Remove the chunk, or let it go on as one of the fill value that is shown: that is what no file means."""
+        """Remove the chunk.
+
+        Where missing chunks are shown as the fill value, a removed one is shown so again.
+        """
         buffers = self.fs.buffers
         async with buffers.lock(self):
             handle = await self.current()
@@ -383,7 +391,8 @@ class Chunk(PublishedEntry):
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Give the chunk another modification time.
 
-        Mode and owner are the shard's, and stay; until there is a shard, they are what a new one gets.
+        Mode and owner are those of the shard and do not change; as long as there is no shard, they are kept for a new
+        one.
         """
         ino, chunk = self.ino, self
         buffer = self.fs.buffers.of_ino(ino)
@@ -391,7 +400,7 @@ class Chunk(PublishedEntry):
             buffer.set_attributes(changes)
             if buffer.is_unpublished or buffer.is_detached:
                 return
-            ino = buffer.version  # what its writer published is what it means
+            ino = buffer.version  # it means what its writer published
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
         await Chunk(chunk.chunks, chunk.coords, ino).open()
@@ -404,7 +413,7 @@ class Chunk(PublishedEntry):
             chunk._own(OwnVersion(ino, mtime_ns))
 
     async def moved_with(self, old: str, new: str) -> "Chunk | None":
-        """Return the chunk of the same coordinates in the array's new place."""
+        """Return the chunk with the same coordinates in the array's new place."""
         path = new + self.chunks.path[len(old) :]
         chunks = self.fs.chunk_tree(await self.fs.hierarchy.node(path))
         return Chunk(chunks, self.coords) if chunks is not None else None
@@ -415,7 +424,7 @@ class Chunk(PublishedEntry):
         self.fs.writer.source.shards.generations.own(layout, shard, self.coords, version)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
-        """Publish *content* as the version *ino*, and return its time: now, unless it brings one."""
+        """Publish *content* as the version *ino*; return its modification time, which is now unless one is given."""
         chunks = await self.fs.present(self.chunks)
         array, coords = chunks.array, self.coords
         if not array.grid.contains(coords):
@@ -436,7 +445,7 @@ class Chunk(PublishedEntry):
             array, coords, content, mtime_ns=mtime_ns, mode=S_IMODE(status.mode), uid=status.uid, gid=status.gid
         )
         chunks.refilled.pop(coords, None)
-        layout.make_directory(coords[:-1])  # which may have been removed while the file was written
+        layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
         Chunk(chunks, coords)._own(OwnVersion(ino, mtime_ns))
         return mtime_ns
 
@@ -456,7 +465,7 @@ class Chunk(PublishedEntry):
 
 
 class ChunkDirectory(Entry):
-    """A directory above chunks; *coords* are those that its path gives."""
+    """A directory of chunks; *coords* are the coordinates in its path."""
 
     __slots__ = ("chunks", "coords", "position")
 
@@ -490,13 +499,13 @@ class ChunkDirectory(Entry):
         return await self.fs.lookup_beside_chunks(self.path, name)
 
     async def child(self, name: str) -> Entry:
-        """Return what *name* in the directory stands for."""
+        """Return the entry of *name* in the directory."""
         if self.chunks.owns(name):
             return await self.chunks.entry(self.position, name)
         return await self.fs.beside_chunks(self.path, name)
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield stored names that are no chunks', then chunks."""
+        """Yield the stored names that are not chunks, then chunks."""
         fs, owns = self.fs, self.chunks.owns
         await self.chunks.check()
         async for batch in fs.list_stored(self.path, cookie, lambda name: owns(name) or is_lock(name)):
@@ -507,14 +516,14 @@ class ChunkDirectory(Entry):
             yield batch
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
-        """Make the directory, of an array that is made through the mount; of others it is there."""
+        """Create the directory in an array that is being created; in other arrays it exists already."""
         layout = self.chunks.array.layout
         if layout.has_directory(self.coords):
             await super().make_directory(mode, owner)
         layout.make_directory(self.coords)
 
     async def remove_directory(self) -> None:
-        """Remove the directory as far as it is stored."""
+        """Remove what is stored of the directory."""
         chunks = self.chunks
         if not await chunks.is_empty(self.coords):
             raise NotEmptyError("there are chunks in the directory")
@@ -529,7 +538,7 @@ class ChunkDirectory(Entry):
                 self.fs.hierarchy.abandon(node.path)
 
     async def _require_no_scratch(self) -> None:
-        """Raise `NotEmptyError` if the directory lists names beside chunks, or directories that have some."""
+        """Raise `NotEmptyError` if there are scratch files in the directory, or below it."""
         store, scratch = self.fs.store, join_key(self.fs.scratch or "", self.path)
         try:
             entries = await store.list(scratch)

@@ -1,4 +1,4 @@
-"""Metadata documents: generated from what is stored, or shown as they are stored."""
+"""Metadata documents: generated from the stored ones, or shown as they are stored."""
 
 from contextlib import suppress
 from stat import S_IMODE
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
 
 NO_ATTRIBUTES: Final = b"{}"
-"""What the `.zattrs` of a node without attributes says, if there is one."""
+"""What is shown as the `.zattrs` of a node without attributes."""
 _MAX_TEXTS_NBYTES: Final = 16 * 2**20
 _OVERHEAD_NBYTES: Final = 512
-"""About what a text takes beside itself: its path, its place here, and what is generated."""
+"""What a text takes in memory beside its own bytes, roughly: its path, its place in the cache, the generated text."""
 
 
 class DocumentText(NamedTuple):
-    """The text of a document, and its own modification time, if that is not the stored document's."""
+    """The text of a document, and its modification time if that differs from the stored document's."""
 
     text: bytes
     mtime_ns: int | None = None
@@ -38,10 +38,10 @@ class _Written(NamedTuple):
 
 
 class TextCache:
-    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB.
+    """The texts of documents that were written through the mount, by path; the latest ones, up to some MiB.
 
-    A document is stored in another form, and what is shown is generated from that: the same to who reads JSON, and not
-    to who compares sizes and checksums with what he has just copied.
+    A document is stored in another form than it was written in, and the generated text may be spelled differently:
+    equal as JSON, but not in size and checksum, which copying programs compare.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class TextCache:
         )
 
     def text(self, path: str, shown: bytes | None) -> DocumentText | None:
-        """Return what is shown of the document at *path*, which is generated as *shown*; None if it is not there.
+        """Return the text to show for the document at *path*, for which *shown* was generated; None if there is none.
 
-        That is what was written for as long as the same is generated, be it nothing.
+        It is the text that was written, as long as *shown*, which may be None, is what it was then.
         """
         written = self._texts.peek(path)
         if written is not None and written.is_same and written.shown == shown:
@@ -60,12 +60,12 @@ class TextCache:
         return DocumentText(shown) if shown is not None else None
 
     def known(self, path: str) -> DocumentText | None:
-        """Return the text that was written at *path*, shown or not."""
+        """Return the text that was written at *path*, whether it is still shown or not."""
         written = self._texts.peek(path)
         return written.text if written is not None else None
 
     def keep(self, path: str, text: DocumentText, shown: bytes | None, *, is_same: bool) -> None:
-        """Know what was written at *path*, and whether it says what *shown* says, which is generated from now on."""
+        """Remember what was written at *path*, what is generated for it now (*shown*), and whether both agree."""
         self._texts.put(path, _Written(text, shown, is_same))
 
     def set_time(self, path: str, mtime_ns: int) -> None:
@@ -91,19 +91,19 @@ class TextCache:
 
 
 class Publisher(Protocol):
-    """Brings documents that programs write into the store; it is `vfs.documents`, which imports this module."""
+    """Stores the documents that programs write; implemented by `vfs.documents`, which imports this module."""
 
     async def publish(self, entry: "Document", written: bytes, rights: NewRights, *, exclusive: bool = False) -> None:
-        """Make *written* the document *entry*, which with *exclusive* must not be there."""
+        """Make *written* the content of the document *entry*, which with *exclusive* must not exist."""
 
     async def remove(self, entry: "Document") -> None:
         """Remove the document *entry*."""
 
 
 class Document(PublishedEntry):
-    """A document of a directory, generated from the stored `zarr.json`.
+    """A document generated from the stored `zarr.json` of its directory.
 
-    *identity* is a hash of the text: it has one number for as long as that is shown, whatever becomes of attributes.
+    *identity* is a hash of its text, so that the inode number stays the same until the text changes.
     """
 
     __slots__ = ("_path", "identity")
@@ -122,7 +122,7 @@ class Document(PublishedEntry):
 
     @property
     def name(self) -> str:
-        """Its name in the directory."""
+        """Its name in its directory."""
         return self.path.rpartition("/")[2]
 
     def stored_key(self) -> str | None:
@@ -130,11 +130,11 @@ class Document(PublishedEntry):
         return join_key(self.node_path, DOCUMENT)
 
     async def attributes(self) -> Attributes:
-        """Return the attributes of the stored document, with the size of the text that is shown."""
+        """Return the attributes of the stored document, with the size of the generated text."""
         return self._version_in(await self.fs.hierarchy.node(self.node_path)).attributes
 
     async def open(self) -> FileHandle:
-        """Open the text as it is now."""
+        """Open the current text; raises `StaleError` if that is another version."""
         return self._version_in(await self.fs.hierarchy.node(self.node_path, fresh=True))
 
     def _version_in(self, node: Node) -> DocumentHandle:
@@ -144,7 +144,7 @@ class Document(PublishedEntry):
         return handle
 
     def shown_in(self, node: Node) -> DocumentHandle:
-        """Open the text that is shown of *node*, which is that of the directory."""
+        """Open the text generated for *node*, the node of its directory."""
         shown, status = self.fs.documents(node).get(self.name), node.document_stat
         if shown is None or status is None:
             raise StaleError(f"{self.path} was replaced")
@@ -154,7 +154,7 @@ class Document(PublishedEntry):
         return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
 
     async def current(self) -> DocumentHandle | None:
-        """Open what the name stands for, None if it is nothing."""
+        """Open the current version; None if there is none."""
         try:
             found = await self._lookup()
         except NotFoundError:
@@ -172,9 +172,9 @@ class Document(PublishedEntry):
         return await self.fs.view.directory(self.fs, self.node_path).lookup(self.name)
 
     async def makes_node(self) -> bool:
-        """Whether names in its directory stand for something else when it is published.
+        """Whether publishing it changes what names in its directory stand for.
 
-        They do not if it is one more version of what a group says, or an array whose chunks are shown.
+        It does not for a group that stays one, or for an array whose chunks are shown already.
         """
         node = await self.fs.hierarchy.node(self.node_path)
         is_array = node.document is not None and self.fs.chunk_tree(node) is not None
@@ -185,15 +185,15 @@ class Document(PublishedEntry):
         return bool((await self._lookup()).ino)
 
     async def exists(self) -> bool:
-        """Whether there is such a document, or a file that will be published as one."""
+        """Whether there is such a document, published or being written."""
         return self.fs.buffers.unpublished(self.path) is not None or await self.is_there()
 
     def keep_number(self, ino: int) -> None:
-        """Let *ino* stand for the document, which is not there yet."""
+        """Let *ino* stand for the document, which does not exist yet."""
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino)
 
     async def publish(self, buffer: WriteBuffer) -> None:
-        """Make what was written the document."""
+        """Publish what was written."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
         await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
@@ -203,7 +203,7 @@ class Document(PublishedEntry):
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
-        """Publish *content* as the document, with its time."""
+        """Publish *content* as the document, with its modification time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         async with self.fs.buffers.lock(self):
             await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
@@ -223,18 +223,18 @@ class Document(PublishedEntry):
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
-        """Make a directory that has the name of a document, where the view has none."""
+        """Create a directory with the name of a document, where the view has no document of that name."""
         node = await self.fs.hierarchy.node(self.node_path)
         if self.fs.view.hides(node, self.name):
             raise NotPermittedError(f"{self.path} is the name of a document, and cannot be a directory")
         await self.fs.passthrough(self.path).make_directory(mode, owner)
 
     async def remove_directory(self) -> None:
-        """Remove a directory that has the name of a document."""
+        """Remove a directory with the name of a document."""
         await self.fs.passthrough(self.path).remove_directory()
 
     async def set_attributes(self, changes: NewAttributes) -> None:
-        """Change attributes of the stored document; those of one that is not stored yet are kept for it."""
+        """Change attributes of the stored document; for a document that is not stored yet, keep them."""
         mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.buffers.of_ino(self.ino)
         if buffer is not None and buffer.is_new:
@@ -258,14 +258,17 @@ class Document(PublishedEntry):
         return Document(self.fs, new + self.path[len(old) :])
 
     async def _check(self, *, is_open: bool) -> None:
-        """Raise `StaleError` if what is stored is another file by now."""
+        """Raise `StaleError` if another file is stored under the name."""
 
     async def _attributes_changed(self) -> None:
-        """Look again at the node, which has the attributes of the stored document."""
+        """Load the node again: it holds the attributes of the stored document."""
         await self.fs.hierarchy.node(self.node_path, fresh=True)
 
     async def _set_time(self, mtime_ns: int) -> None:
-        """Give the document another modification time; one that is not there, as it says nothing, needs none."""
+        """Give the document another modification time.
+
+        One that is not stored, because it says nothing, needs none.
+        """
         fs = self.fs
         node = await fs.hierarchy.node(self.node_path)
         stored = join_key(self.node_path, DOCUMENT if self.name in fs.documents(node) else self.name)
@@ -276,7 +279,7 @@ class Document(PublishedEntry):
 
 
 class StoredDocument(Document):
-    """A document that is shown as it is stored, and published as a whole all the same."""
+    """A document that is shown as it is stored, but published as a whole like all documents."""
 
     __slots__ = ()
 
@@ -301,5 +304,5 @@ class StoredDocument(Document):
 
 
 def _rights_of(status: Stat) -> NewRights:
-    """Return the permissions and the owner that a file is published with."""
+    """Return mode and owner for the file to be published."""
     return {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}

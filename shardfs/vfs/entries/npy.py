@@ -1,7 +1,7 @@
-"""The npy view: directories, an .npy file for each array, a .json file for the attributes of arrays and groups.
+"""The npy view: directories, an .npy file for each array, and a .json file for the attributes of each array and group.
 
-Generated names hide stored ones, and so does what belongs to an array: its directory and its chunks.  Any range of an
-.npy file is put together from the chunks that it touches.
+Generated names hide stored ones. The directory of an array and its chunks are hidden too. Any range of an .npy file is
+assembled from the chunks that it touches.
 """
 
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.views import NpyView
 
 _AT_ONCE: Final = 16
-_MAX_NAME_NBYTES: Final = 255  # what Linux takes
+_MAX_NAME_NBYTES: Final = 255  # the limit of Linux
 _MAX_COPIES: Final = 2**7
 _MAX_AHEAD_NBYTES: Final = 2**20
 _MAX_AHEAD: Final = 16
@@ -45,12 +45,12 @@ Elements = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 class NpyDirectory(Directory):
-    """A directory: of a group, of anything that is no array, or of an array that is the source itself."""
+    """The directory of a group, of an array that is the source itself, or of no node at all."""
 
     __slots__ = ()
 
     async def lookup(self, name: str) -> Attributes:
-        """Return the attributes of a generated file, or of what is stored."""
+        """Return the attributes of a generated file, or of a stored one."""
         node, view = await self._node(), _view_of(self)
         for suffix in _KINDS:
             if name.endswith(suffix):
@@ -78,7 +78,7 @@ class NpyDirectory(Directory):
         async def look(name: str) -> None:
             try:
                 found = await self._child(node, name)
-            except ShardfsError:  # which comes again when somebody looks at the name
+            except ShardfsError:  # which is raised again when somebody looks the name up
                 found = self.fs.hierarchy.last_seen(join_key(self.path, name))
             if found is not None:
                 children[name] = found
@@ -104,7 +104,7 @@ class NpyDirectory(Directory):
         return node
 
     async def _child(self, node: Node, name: str) -> Node | None:
-        """Return the node *name* in this directory, whose node is *node*; None if there is none."""
+        """Return the node *name* in this directory, which is that of *node*; None if there is none."""
         if name in ("", ".", "..") or is_reserved(name) or isinstance(node.metadata, ArrayMetadata):
             return None
         try:
@@ -113,7 +113,7 @@ class NpyDirectory(Directory):
             return None
 
     def _files_of(self, node: Node, name: str) -> dict[str, Attributes]:
-        """Return the files that stand for *node*, which is called *name*."""
+        """Return the files generated for *node*, whose name is *name*."""
         if node.metadata is None or node.document_stat is None or _view_of(self).left_out(node) is not None:
             return {}
         files: dict[str, Attributes] = {}
@@ -136,7 +136,7 @@ def _is_of_chunks(node: Node, name: str) -> bool:
 
 
 class NodeFile(Entry, ABC):
-    """A file that stands for something of the node at *path*; *identity* is the version of the node's document."""
+    """A file generated for the node at *path*; *identity* is the version of the stored document."""
 
     __slots__ = ("_path", "identity")
 
@@ -151,7 +151,7 @@ class NodeFile(Entry, ABC):
         return self._path
 
     async def attributes(self) -> Attributes:
-        """Return the attributes of the stored document, with the size of the file that is shown."""
+        """Return the attributes of the stored document, with the size of the generated file."""
         return self.attributes_in(await self.node())
 
     def stored_key(self) -> str | None:
@@ -159,7 +159,7 @@ class NodeFile(Entry, ABC):
         return join_key(self.path, DOCUMENT)
 
     def attributes_in(self, node: Node) -> Attributes:
-        """Return the attributes as *node* is now."""
+        """Return the attributes of the file as generated for *node*."""
         nbytes = self.nbytes_in(node)
         if nbytes is None or node.document_stat is None:
             raise StaleError(f"{self.path or 'the source'} no longer has this form")
@@ -167,10 +167,10 @@ class NodeFile(Entry, ABC):
 
     @abstractmethod
     def nbytes_in(self, node: Node) -> int | None:
-        """Return the size of the file, as *node* is now; None if it has none."""
+        """Return the size of the file as generated for *node*; None if there is none."""
 
     async def node(self, *, fresh: bool = False) -> Node:
-        """Return the node; raises `StaleError` if its document has another version now."""
+        """Return the node; raises `StaleError` if its document has another version by now."""
         try:
             node = await self.fs.hierarchy.node(self.path, fresh=fresh)
         except NotFoundError:
@@ -191,7 +191,7 @@ class AttributesNode(NodeFile):
         return len(text) if text is not None else None
 
     async def open(self) -> FileHandle:
-        """Open the text as it is now."""
+        """Open the current text."""
         node = await self.node(fresh=True)
         return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node) or b"")
 
@@ -208,11 +208,11 @@ class NpyNode(NodeFile):
 
     @property
     def nopened(self) -> int:
-        """How many times the file was opened."""
+        """How often the file was opened."""
         return _view_of(self).nopened[self.path]
 
     async def open(self) -> FileHandle:
-        """Open the array as it is now."""
+        """Open the array in its current state."""
         node = await self.node(fresh=True)
         attributes = self.attributes_in(node)
         _view_of(self).nopened[self.path] += 1
@@ -227,14 +227,14 @@ class NpyNode(NodeFile):
 
 
 class NpyArray(NamedTuple):
-    """An array that is shown in this *form*."""
+    """An array, and its *form* as an .npy file."""
 
     array: Array
     form: NpyForm
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What is equal if elements that both arrays have are in the same place: one may have another shape."""
+        """Equal for arrays that may differ in shape, but have their common elements in the same places of the file."""
         grid = self.array.grid
         edges = [dimension.runs for dimension in grid.shards.dimensions]
         return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.form.codec, self.form.fill
@@ -244,7 +244,7 @@ _KINDS: Final[dict[str, type[AttributesNode | NpyNode]]] = {".json": AttributesN
 
 
 class Ahead(NamedTuple):
-    """Bytes of the elements of an array, from *start* to *stop* − 1, that were put together for who reads on."""
+    """Bytes *start* to *stop* − 1 of the elements of an array, read ahead for a sequential reader."""
 
     start: int
     stop: int
@@ -252,14 +252,14 @@ class Ahead(NamedTuple):
 
 
 class NpyHandle(FileHandle):
-    """An open .npy file, with the shape that it had when it was opened.
+    """An open .npy file, with the shape that the array had when it was opened.
 
-    A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.  When the
-    file is opened again, all is looked for again: the kernel keeps one copy of a file, and what a reader from before
-    gets is what the new one finds there.
+    A chunk is looked up when it is first read, and stays the same version for as long as it is cached. When the file is
+    opened again, all chunks are looked up again: the kernel has one page cache per file, so earlier readers get what
+    the new one reads.
 
-    For who reads in order up to 1 MiB more is put together: a few requests of the kernel.  *all_ahead* has that of all
-    open files, those read last.
+    For sequential readers, up to 1 MiB is read ahead, a few requests of the kernel. *all_ahead* holds that for the open
+    files that were read last.
     """
 
     def __init__(
@@ -274,21 +274,21 @@ class NpyHandle(FileHandle):
         self._item = self._file.item
         self._source_strides = tuple(n * self._item.itemsize for n in self._file.chunk_strides)
         self._fill: Elements = np.frombuffer(fill, self._item)
-        self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is absent
+        self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is missing
         self._all_ahead = all_ahead
         self._reading_on = QuickLock()
         self._end = 0
         self._in_order = 0
         self._valid_until = float("-inf")
         self._nopened = node.nopened
-        # What is not decoded, and lies on this machine, comes at once.
+        # Chunks without a codec on a local disk need no thread.
         self._limit = 1 if self._codec.is_identity and not node.fs.store.rewrites else _AT_ONCE
-        # Elements that can always be read with one plan: many chunks of one element would make it long.
+        # How many elements one plan may always cover: with many chunks of one element it would be long.
         last = min((*self._file.shape[-1:], *self._file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""
+        """Return up to *nbytes* bytes from *offset*; raises `StaleError` if the array was replaced."""
         file = self._file
         stop = min(offset + nbytes, file.nbytes)
         if stop <= max(offset, len(file.header)):
@@ -301,7 +301,7 @@ class NpyHandle(FileHandle):
         return data if offset >= len(file.header) else file.header[offset:] + bytes(data)
 
     async def _read_on(self, start: int, stop: int, in_order: int) -> Buffer:
-        """Return the bytes *start* to *stop* − 1 of the elements to who has read *in_order* bytes before them."""
+        """Return the bytes *start* to *stop* − 1 of the elements, for a reader of *in_order* bytes before them."""
         parts = []
         async with self._reading_on:
             while start < stop:
@@ -317,14 +317,14 @@ class NpyHandle(FileHandle):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _put_together(self, start: int, stop: int, in_order: int) -> Ahead:
-        """Return what is asked for, and up to as much more as was read before: it costs less than piece by piece."""
+        """Return the requested bytes, and up to as many more as were read before: one large step costs less."""
         file = self._file
         end = file.boundary(start, start + min(in_order, _MAX_AHEAD_NBYTES))
         if end > stop and file.ncopies(start // file.item_nbytes, -(-end // file.item_nbytes)) <= _MAX_COPIES:
             try:
                 return Ahead(start, end, await self._gather(start, end, is_in_order=True))
             except ShardfsError:
-                self._in_order = 0  # what was asked for may be sound
+                self._in_order = 0  # the requested bytes may be sound
         return Ahead(start, stop, await self._gather(start, stop, is_in_order=True))
 
     async def _gather(self, start: int, stop: int, *, is_in_order: bool = False) -> memoryview:
@@ -343,7 +343,7 @@ class NpyHandle(FileHandle):
         return out.view(np.uint8).data[skipped : skipped + stop - start]
 
     async def _check(self) -> None:
-        """Raise `StaleError` if the chunks are not those of the array any more that was opened."""
+        """Raise `StaleError` if the array no longer has the chunks that it had when the file was opened."""
         if self._nopened != self._node.nopened:
             self._nopened = self._node.nopened
             self._known.clear()
@@ -361,7 +361,7 @@ class NpyHandle(FileHandle):
         self._valid_until = hierarchy.clock() + hierarchy.remaining(self.array.layout.path)
 
     async def _fill_in(self, out: Elements, plan: dict[Coords, list[Copy]], is_in_order: bool) -> None:
-        await trio.lowlevel.checkpoint()  # so that others have a turn
+        await trio.lowlevel.checkpoint()  # let other requests run
         if len(self._known) + len(plan) > _MAX_KNOWN:
             self._known.clear()
         missing = {}
@@ -383,19 +383,19 @@ class NpyHandle(FileHandle):
         try:
             extent = (await self.array.find(coords, fresh=coords not in self._known))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
-        except StaleError:  # what was believed is out of date; no byte of it was given
+        except StaleError:  # the cached state was out of date, and no byte was returned yet
             extent = (await self.array.find(coords, fresh=True))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
-        if nopened == self._nopened:  # else it may be out of date, for who has opened the file meanwhile
+        if nopened == self._nopened:  # else it may be out of date for who opened the file meanwhile
             self._known[coords] = VersionKey.of(self.array.layout, coords, extent) if extent is not None else None
         self._copy(copies, data, first, out)
 
     async def _bytes_of(
         self, coords: Coords, extent: Extent | None, copies: list[Copy], is_in_order: bool
     ) -> tuple[int, Buffer | None]:
-        """Return decoded bytes of a chunk with all that *copies* want, and how many bytes of it stand before them.
+        """Return the decoded bytes of a chunk that *copies* need, and the offset at which they begin.
 
-        There are none of a chunk that is absent.
+        The bytes are None for a missing chunk.
         """
         if extent is None:
             return 0, None
@@ -413,7 +413,7 @@ class NpyHandle(FileHandle):
         return 0, await chunk.get()
 
     def _stop(self, copy: Copy) -> int:
-        """Return where in the decoded bytes of a chunk the last element of *copy* ends."""
+        """Return where the last element of *copy* ends in the decoded bytes of a chunk."""
         steps = sum((n - 1) * stride for n, stride in zip(copy.shape, self._source_strides, strict=True))
         return (copy.source + 1) * self._item.itemsize + steps
 

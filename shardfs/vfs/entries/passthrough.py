@@ -1,4 +1,4 @@
-"""Files, directories and everything else that is shown as it is stored."""
+"""Files, directories and special files that are shown as they are stored."""
 
 import os
 import secrets
@@ -35,10 +35,10 @@ _REASON: Final = b"user.shardfs.reason"
 
 
 class Passthrough(Entry):
-    """A file that passes through, or a name that is not there yet.
+    """A file that passes through, or a name that does not exist yet.
 
-    *identity* tells whether *path* still stands for the version *ino*.  *is_scratch*: it is kept beside the chunks of
-    an array, and is not in the dataset.
+    *identity* tells whether *path* still stands for the version *ino*. *is_scratch*: it is shown beside chunks, and
+    kept outside the dataset.
     """
 
     __slots__ = ("_path", "identity", "is_scratch")
@@ -53,11 +53,11 @@ class Passthrough(Entry):
 
     @property
     def path(self) -> str:
-        """The key of what is stored."""
+        """The key in the store."""
         return self._path
 
     def stored_key(self) -> str | None:
-        """Return the key of what is stored."""
+        """Return the key in the store."""
         return self.path
 
     async def attributes(self) -> Attributes:
@@ -79,7 +79,7 @@ class Passthrough(Entry):
         if file.stat().identity != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
-        # Where one writes without the page cache, all others have to go without it.
+        # If one writer bypasses the page cache, all others must.
         writers = self.fs.writers() if self.fs.is_writable else []
         is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
         return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
@@ -89,9 +89,9 @@ class Passthrough(Entry):
         return await self.fs.store.read_link(self.path)
 
     async def successor(self) -> PassthroughHandle | None:
-        """Open the file that has the name by now.
+        """Open the file that has the name now; not for scratch files.
 
-        Not beside chunks: who opens what became of a lock file would take it for the lock.
+        Whoever opens a lock file that was renamed would take another file for the lock.
         """
         fs, is_scratch = self.fs, self.fs.is_scratch(self.path)
         if self.identity == GONE and is_scratch:
@@ -99,7 +99,7 @@ class Passthrough(Entry):
         try:
             file = await fs.store.open_passthrough(self.path, writable=False)
             names = [] if is_scratch else self.path.split("/")
-            for depth, name in enumerate(names):  # where the file was, there may be a shard by now
+            for depth, name in enumerate(names):  # there may be a shard under this key by now
                 directory = Directory(fs, "/".join(names[:depth]))
                 node = await directory.node()
                 if directory.hides(node, fs.chunk_tree(node), name):
@@ -113,7 +113,7 @@ class Passthrough(Entry):
         return await self.fs.is_stored(self.path)
 
     async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
-        """Open the stored file, made or not."""
+        """Open the stored file, creating it if it does not exist."""
         fs, is_new = self.fs, True
         try:
             file = await self._create(mode, owner)
@@ -127,7 +127,7 @@ class Passthrough(Entry):
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
-        """Make the file; the directory of a name beside chunks may be nowhere yet."""
+        """Create the file, and for a scratch file its directory."""
         try:
             return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
         except NotFoundError:
@@ -137,10 +137,10 @@ class Passthrough(Entry):
         return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
-        """Open the stored file; beside chunks one that is gone, too, as anywhere.
+        """Open the stored file; a scratch file even if it was removed meanwhile.
 
-        Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by comparing
-        inode numbers.
+        Writers take turns with lock files, which they rename onto a chunk; latecomers find out by comparing inode
+        numbers.
         """
         try:
             handle = await self._open(writable=True)
@@ -154,7 +154,7 @@ class Passthrough(Entry):
         return await _cut(handle, flags)
 
     def _copy(self) -> str:
-        """Return a key under which a file can be made before it gets its name."""
+        """Return a key under which a file can be created before it gets its name."""
         return join_key(self.fs.copies, secrets.token_hex(8))
 
     async def content(self) -> tuple[Attributes, Content]:
@@ -168,7 +168,7 @@ class Passthrough(Entry):
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
-        """Make a file of *content*, and rename it to its name."""
+        """Store *content* in a new file, and rename it to the name."""
         store, status = self.fs.store, attributes.status
         await self._make_parents()
         copy = self._copy()
@@ -188,13 +188,13 @@ class Passthrough(Entry):
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
-        """Make the directory."""
+        """Create the directory."""
         await self._make_parents()
         await self.fs.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
         self.fs.hierarchy.forget(self.path)
 
     async def remove_directory(self) -> None:
-        """Remove the directory, with what is left of an array of which no chunk is there any more."""
+        """Remove the directory, with what is left of an array that has no chunks any more."""
         fs = self.fs
         node = await fs.hierarchy.node(self.path)
         emptied = fs.chunk_tree(node)
@@ -210,12 +210,12 @@ class Passthrough(Entry):
         fs.hierarchy.abandon(self.path)
 
     async def make_link(self, target: bytes) -> None:
-        """Make a symbolic link of this name."""
+        """Create a symbolic link under this name."""
         await self._make_parents()
         await self.fs.store.symlink(self.path, target)
 
     async def link_to(self, new: Entry) -> None:
-        """Give this file the second name *new*; that of a chunk or a document is a copy."""
+        """Give this file the second name *new*; a chunk or a document is copied."""
         if isinstance(new, Passthrough):
             await new._make_parents()
             await self.fs.store.link(self.path, new.path)
@@ -226,7 +226,7 @@ class Passthrough(Entry):
             await new.replace(content, attributes, None, exclusive=True)
 
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
-        """Move the file or directory to the name *new*; what is pending below it is committed before."""
+        """Move the file or directory to the name *new*, after committing what is pending below it."""
         fs = self.fs
         await new._make_parents()
         is_directory = (await fs.store.stat(self.path)).kind is Kind.DIRECTORY
@@ -248,9 +248,9 @@ class Passthrough(Entry):
         await fs.buffers.moved_directory(self.path, new.path)
 
     async def set_attributes(self, changes: NewAttributes) -> None:
-        """Change attributes of what is stored, of a file that has no name any more by its open handles."""
+        """Change attributes of the stored file; of one without a name, through its open handles."""
         try:
-            await self.attributes()  # raises, if another file has the name
+            await self.attributes()  # raises if another file has the name
             await self.fs.store.set_attributes(self.path, **changes)
         except (NotFoundError, StaleError):
             for handle in self.fs.open_files.values():
@@ -260,13 +260,13 @@ class Passthrough(Entry):
             raise
 
     async def _make_parents(self) -> None:
-        """Make the directory of a name beside chunks, which is nowhere yet."""
+        """Create the directory for a scratch file."""
         if self.is_scratch:
             await self.fs.store.make_directories(self.path.rpartition("/")[0])
 
 
 async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
-    """Let a file that was opened begin empty, if *flags* say so; it is closed if that fails."""
+    """Truncate a file that was just opened, if *flags* ask for it; it is closed if that fails."""
     if flags & os.O_TRUNC:
         try:
             await handle.file.truncate(0)
@@ -277,7 +277,7 @@ async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
 
 
 class Special(Passthrough):
-    """A symbolic link (which the kernel follows on the mount), a pipe, a socket or a device."""
+    """A symbolic link (the kernel resolves it on the mount), a pipe, a socket or a device."""
 
     __slots__ = ()
 
@@ -285,11 +285,11 @@ class Special(Passthrough):
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def successor(self) -> None:
-        """Say that there is nothing to be read."""
+        """Return None: there is nothing to read."""
 
 
 class Directory(Special):
-    """A directory: of an array, of a group, or of anything else."""
+    """A stored directory: of an array, a group or no node at all."""
 
     __slots__ = ()
 
@@ -299,7 +299,7 @@ class Directory(Special):
         return self.path
 
     async def lookup(self, name: str) -> Attributes:
-        """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
+        """Return the attributes of a generated document, of a name in the chunk tree, or of a stored file."""
         fs, node = self.fs, await self._readable()
         if name in fs.view.document_names and name in fs.documents(node):
             return Document(fs, join_key(self.path, name)).shown_in(node).attributes
@@ -316,7 +316,7 @@ class Directory(Special):
         return attributes
 
     async def child(self, name: str) -> Entry:
-        """Return what *name* stands for; raises `NotPermittedError` for one that is not shown."""
+        """Return the entry of *name*; raises `NotPermittedError` for a name that the view hides."""
         fs, path = self.fs, join_key(self.path, name)
         if fs.is_document(path):
             return Document(fs, path)
@@ -331,7 +331,7 @@ class Directory(Special):
         return Passthrough(fs, path, is_scratch=fs.is_scratch(self.path))
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
+        """Yield generated documents, stored names, scratch files beside chunks, and chunks, in this order."""
         fs, node = self.fs, await self._readable()
         chunks = fs.chunk_tree(node)
         generated = {
@@ -350,7 +350,7 @@ class Directory(Special):
                 yield batch
 
     def hides(self, node: Node, chunks: "ChunkTree | None", name: str) -> bool:
-        """Whether what is stored under *name* is not shown as it is stored."""
+        """Whether the file stored under *name* is not shown as it is stored."""
         if self.fs.is_scratch(self.path):
             return False
         if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
@@ -358,23 +358,23 @@ class Directory(Special):
         return self.fs.view.hides(node, name)
 
     async def node(self) -> Node:
-        """Return what the directory is; raises `StaleError` if it is gone."""
+        """Return the node; raises `StaleError` if the directory is gone."""
         try:
             return await self.fs.hierarchy.node(self.path)
-        except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
+        except NotFoundError:  # so that the kernel looks the path up again before it reports that it does not exist
             raise StaleError(f"{self.path} is gone") from None
 
     async def _readable(self) -> Node:
-        """Return what the directory is; raises `CorruptionError` if the view cannot show it, as it is broken."""
+        """Return the node; raises `CorruptionError` if it is broken and the view cannot show it."""
         node = await self.node()
         reason = self.fs.view.left_out(node)
         if node.metadata is None and reason is not None:
-            await self.fs.store.list(self.path)  # what keeps even that from being read is the better error
+            await self.fs.store.list(self.path)  # an error that prevents reading even that is more precise
             raise CorruptionError(f"{self.path or 'the source'} cannot be shown in this view: {reason}")
         return node
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return an extended attribute: of the stored directory, or why an array is shown as stored."""
+        """Return an extended attribute of the stored directory, or why an array is shown as stored."""
         if name == _REASON:
             reason = (await self.fs.hierarchy.node(self.path)).reason
             if reason is None:
