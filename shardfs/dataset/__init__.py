@@ -1,11 +1,9 @@
 """The dataset: what the stored names mean.
 
-May import `shardfs.format`, `shardfs.stores` and `shardfs.errors`; knows nothing of files, inodes or views.
+It may import `shardfs.format`, `shardfs.stores` and `shardfs.errors`; it knows nothing of files, inodes or views.
 
-The flow of a read enters with a path (`Hierarchy.node`), which answers with a `Node`: an array that is sharded, or
-anything else with the reason why it is shown as stored.  `Array.extent(coords)` then finds the shard (`ShardCache`,
-which keeps open shards and their indexes) and leaves with an `Extent`, the bytes of one version of one inner chunk.
-
-The flow of a write enters with an array, coordinates and content (`Writer.put`), is in the `WriteAheadLog` and
-pending from then on, and leaves by a commit (`GroupCommit`) through `Store.edit`.
+A read begins with a path: `Hierarchy.node` returns a `Node`, which has an `Array`, or the reason why it is shown as
+stored. `Array.extent(coords)` finds the shard in the `ShardCache`, which keeps open shards and their indexes, and
+returns an `Extent`: the bytes of one version of one inner chunk. A write begins with an array, coordinates and content
+(`Writer.put`), is then pending and in the `WriteAheadLog`, and ends with a commit (`GroupCommit`) through `Store.edit`.
 """

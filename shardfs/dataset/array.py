@@ -1,6 +1,6 @@
-"""An array: from the coordinates of an inner chunk to its bytes, and listings of what is there.
+"""An array: from the coordinates of an inner chunk to its bytes, and listings.
 
-The array is sharded, or each of its chunk files is taken for a shard of one chunk.
+The array is sharded, or each of its chunk files is treated as a shard of one chunk.
 """
 
 import time
@@ -38,9 +38,9 @@ _MAX_LISTED: Final = 1024
 
 
 class _Listed(NamedTuple):
-    """The next coordinates behind some prefixes, when they were listed, and what `ArrayLayout.listing` was then.
+    """The next coordinates after some prefix, as listed when `ArrayLayout.listing` had this value.
 
-    *others* are the first name that is of no shard of the grid, and how many there are.
+    *others* are the first name that belongs to no shard of the grid, and how many there are.
     """
 
     children: Mapping[Coords, Sequence[int]]
@@ -50,9 +50,9 @@ class _Listed(NamedTuple):
 
 
 class ShardListing:
-    """The stored shards of one array, by their names alone, as they were listed at most *ttl* seconds ago.
+    """The names of the stored shards of an array, as listed at most *ttl* seconds ago.
 
-    Shards that commits of our own made or removed since are seen at once.
+    Shards that our own commits created or removed since are seen at once.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ShardListing:
         self._layout = layout
         self._ttl = ttl
         self._clock = clock
-        # By the prefix of a directory; by () for keys without directories, all of which are listed at once.
+        # By the prefix of a directory; by () for keys without directories, which are all listed at once.
         self._listed: dict[Coords, _Listed] = {}
 
     async def children(self, prefix: Coords) -> Sequence[int]:
@@ -88,19 +88,19 @@ class ShardListing:
         return known.children.get(prefix, ())
 
     def others(self, prefix: Coords) -> tuple[str, int] | None:
-        """Return the first key beside those that `children` found behind *prefix* last, and how many there are.
+        """Return the first of the keys below *prefix* that belong to no shard of the grid, and how many there are.
 
-        They are where only shards are, and of no shard of the grid.
+        They were found by the last call of `children`, where only shards belong.
         """
         known = self._listed.get(prefix)
         return known.others if known is not None else None
 
     def forget(self) -> None:
-        """List again when it is asked next."""
+        """List again at the next request."""
         self._listed.clear()
 
     async def any(self) -> bool:
-        """Whether anything is stored where the shards are, be it none of the grid."""
+        """Whether anything is stored where shards belong, in the grid or not."""
         layout = self._layout
         root = layout.key_encoding.root(layout.grid.ndim)
         if layout.grid.ndim and not root:
@@ -143,13 +143,13 @@ class ShardListing:
         return found
 
 
-_BATCH: Final = 256  # chunk files whose states are asked for at once
+_BATCH: Final = 256  # chunk files to stat in one call
 
 
 class Extent(NamedTuple):
-    """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*.
+    """The encoded bytes of one version of an inner chunk: *nbytes* bytes from *offset* of *shard*.
 
-    A chunk that was published and is not in its shard yet has its record in the log in place of a shard.
+    For a pending chunk, *shard* is its record in the log.
     """
 
     shard: OpenShard | Put
@@ -157,7 +157,7 @@ class Extent(NamedTuple):
     nbytes: int
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset* of the chunk: fewer at its end, none behind it."""
+        """Return up to *nbytes* bytes from *offset* of the chunk; fewer only at its end."""
         nbytes = min(nbytes, self.nbytes - offset)
         if nbytes <= 0:
             return b""
@@ -166,21 +166,21 @@ class Extent(NamedTuple):
         return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
 
     async def content(self) -> Content:
-        """Return the bytes as content that can be stored."""
+        """Return the bytes as content for the store."""
         if isinstance(self.shard, Put):
             return self.shard.payload
-        if self.shard.decoded is not None:  # a part of all that is decoded would keep that in memory
+        if self.shard.decoded is not None:  # a slice would keep everything that was decoded in memory
             return MemoryContent(memoryview(await self.read(0, self.nbytes)))
         return await self.shard.content(self.offset, self.nbytes)
 
 
 class ListedRun(NamedTuple):
-    """Inner chunks of a row, from *first* on, that lie in one innermost shard.
+    """Inner chunks of a row, beginning at *first*, that are in one innermost shard.
 
-    *shard* is that innermost shard, and *entries* tell which of its chunks are there.  Where it cannot be read,
-    *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.  *pending* are the
-    chunks of the run that were published since: size, or None for one that was removed.  Chunk files of unsharded
-    arrays are listed without being opened: *nbytes* is the size of the one that the run is then.
+    *entries* tell which chunks exist in *shard*, the innermost shard. If that cannot be read, there is an *error*
+    instead, and all its chunks are listed, so that nobody takes them for missing. *pending* are chunks of the run that
+    were published since: their sizes, or None for removed ones. Chunk files of unsharded arrays are listed without
+    being opened: then the run is one chunk of *nbytes* bytes.
     """
 
     first: int
@@ -193,9 +193,9 @@ class ListedRun(NamedTuple):
     nbytes: int | None = None
 
     def chunks(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
-        """Return coordinate and size of each chunk that is there among the run's *start* to *stop* − 1.
+        """Return coordinates and sizes of the chunks that exist among the run's *start* to *stop* − 1.
 
-        The third list tells which of them are damaged, and have no size; it is None if none is.
+        The third list marks damaged chunks, whose size is unknown; it is None if there are none.
         """
         numbers, sizes, damaged = self._stored(start, stop)
         if not self.pending:
@@ -234,7 +234,7 @@ class Array:
     def __init__(self, layout: ArrayLayout, unsharded: UnshardedArray, shards: ShardCache, fingerprint: bytes) -> None:
         self.layout = layout
         self.grid = layout.grid
-        """Where the inner chunks lie."""
+        """Where the inner chunks are stored."""
         self.fingerprint = fingerprint
         self.document = unsharded.document
         self.codecs = unsharded.codecs
@@ -242,10 +242,10 @@ class Array:
         self._shards = shards
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
-        """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and its shard's state.
+        """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
 
-        *coords* are within the grid.  *fresh* asks the store whether the shard is still the same.  Raises the error
-        that keeps the shard from being read; `CorruptionError` also if only this chunk is damaged.
+        *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. Raises the error
+        that prevents reading the shard, and `CorruptionError` if only this chunk is damaged.
         """
         change = self.layout.pending.changes.get(coords)
         if change is not None:
@@ -256,13 +256,13 @@ class Array:
         return await self.find_stored(coords, fresh=fresh)
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
-        """Do what `find` does, of what is in the shard, whatever is pending."""
+        """Return what `find` would if nothing were pending."""
         state, shard, entry = await self._look_up(coords, fresh=fresh)
         found = shard.index.range(entry) if shard is not None else None
         return state, Extent(shard, *found) if shard is not None and found is not None else None
 
     async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
-        """Return the outermost and the innermost shard around a chunk, and its entry there."""
+        """Return the outermost and the innermost shard of a chunk, and its index entry."""
         place = self.layout.locate(coords)
         state = await self._shards.state(self.layout, place.shard, fresh=fresh)
         state.check()
@@ -270,16 +270,17 @@ class Array:
         return state, innermost.shard, place.entries[-1]
 
     async def extent(self, coords: Coords) -> Extent | None:
-        """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
+        """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""
         return (await self.find(coords, fresh=True))[1]
 
     async def read_once(self, coords: Coords) -> Buffer | None:
         """Return all bytes of the inner chunk at *coords*, None if there is none.
 
-        Nothing is remembered of the chunk files of an unsharded array: for who reads each once.  Raises as `find` does.
+        For callers that read each chunk once: chunk files of unsharded arrays are not cached. Raises the same errors as
+        `find`.
         """
         if self.grid.is_unsharded and not self.layout.pending:
-            with suppress(IsADirectoryHereError, NotADirectoryHereError):  # which `find` says better
+            with suppress(IsADirectoryHereError, NotADirectoryHereError):  # `find` raises a better error
                 try:
                     snapshot = await self._shards.store.open(self.layout.shard_key(coords))
                 except NotFoundError:
@@ -289,12 +290,11 @@ class Array:
         return None if extent is None else await extent.read(0, extent.nbytes)
 
     async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
-        """Return two numbers that tell what is stored as the chunk at *coords* from anything else, None if nothing is.
+        """Return two numbers that identify what is stored as the chunk at *coords*, None if nothing is.
 
-        The second is its length, the first a checksum of its bytes: another program may put other bytes into the very
-        place.  Where the store is remote it is the offset instead, since bytes cost a request, and so it is for an
-        entry that is damaged; of a chunk file, it is a number for its version.  Raises what keeps the index from
-        being read.
+        The second is its length. The first is a checksum of its bytes, because another program may store other bytes in
+        the same place; where bytes cost a request, or are damaged, it is the offset, and for a chunk file a number of
+        its version. Raises the error that prevents reading the index.
         """
         _, shard, entry = await self._look_up(coords, fresh=True)
         if shard is None:
@@ -321,15 +321,15 @@ class Array:
                     yield (*prefix, number)
 
     def remaining(self, state: ShardState) -> float:
-        """Return for how many seconds *state* may be trusted still."""
+        """Return for how many seconds *state* may still be trusted."""
         return self._shards.remaining(state)
 
     async def has_shards(self) -> bool:
-        """Whether anything is stored where the shards are, or will be."""
+        """Whether any shard is stored or pending."""
         return bool(self.layout.pending) or await self.listing.any()
 
     async def is_empty(self, prefix: Coords = (), *, besides: Container[Coords] = ()) -> bool:
-        """Whether no chunk, *besides* these, has coordinates that begin with *prefix*, which are fewer than all."""
+        """Whether there are no chunks below *prefix*, a prefix of coordinates, other than those in *besides*."""
         if not self.grid.ndim:
             return () in besides or (await self.find(()))[1] is None
         async with aclosing(self.rows((0,) * (self.grid.ndim - 1), prefix)) as rows:
@@ -341,37 +341,37 @@ class Array:
         return True
 
     def absent_run(self, prefix: Coords, first: int, stop: int) -> ListedRun:
-        """Return the run of chunks from *first* to *stop* − 1 of the row below *prefix*, where nothing is stored."""
+        """Return a run of missing chunks, from *first* to *stop* − 1 of the row *prefix*."""
         place = self.layout.locate((*prefix, first))
         return ListedRun(first, stop - first, self._shards.listed(self.layout, place.shard, None))
 
     async def shard(self, coords: Coords) -> ShardState:
-        """Return what is known of the shard at *coords*."""
+        """Return the state of the shard at *coords*."""
         return await self._shards.state(self.layout, coords)
 
     async def covered(self, prefix: Coords) -> AsyncIterator[range]:
-        """Yield, in order, ranges of the next coordinate below *prefix* that stored shards cover."""
+        """Yield, in order, the ranges of the next coordinate after *prefix* that stored or pending shards cover."""
         axis = len(prefix)
         outer = tuple(
             dimension.chunk_at(i * length)
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
         )
-        pending = [*self.layout.pending.children(outer)]  # first: what is committed meanwhile is stored then
+        pending = [*self.layout.pending.children(outer)]  # first: what is committed meanwhile is found stored
         stored = await self.listing.children(outer)
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
     async def lists(self, coords: Coords) -> bool:
-        """Whether the directory above chunks whose path gives *coords* is listed in the one above it."""
+        """Whether the directory of chunks at *coords* is listed in its parent."""
         directories = self.layout.directories
         if directories is not None:
             return coords[-1] in directories.get(coords[:-1], ())
         return any([coords[-1] in covered async for covered in self.covered(coords[:-1])])
 
     async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncGenerator[Coords, None]:
-        """Yield, in C order, the prefixes (all coordinates but the last) of rows that stored shards cover.
+        """Yield, in C order, the rows that stored or pending shards cover, as prefixes: all coordinates but the last.
 
-        They begin with *prefix* and are not before *first*, which is the prefix of a row.
+        The rows begin with *prefix*, and the first is not before the row *first*.
         """
         if len(prefix) == self.grid.ndim - 1:
             yield prefix
@@ -383,9 +383,9 @@ class Array:
                     yield row
 
     async def list_row(self, prefix: Coords, start: int, stop: int | None = None) -> AsyncGenerator[ListedRun, None]:
-        """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on, up to *stop*.
+        """Yield the chunks of the row *prefix* (all coordinates but the last) from chunk *start* to *stop* − 1.
 
-        The shards of a row are opened one after the other, each once; chunk files of an unsharded array are not.
+        The shards of a row are opened one after another, each once. Chunk files of unsharded arrays are not opened.
         """
         stop = self.grid.grid_shape[-1] if stop is None else stop
         if self.grid.is_unsharded:
@@ -401,7 +401,7 @@ class Array:
                     yield run
 
     async def _list_files(self, prefix: Coords, start: int, stop: int) -> AsyncGenerator[ListedRun, None]:
-        pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is stored then
+        pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is found stored
         stored = await self.listing.children(prefix)
         numbers = sorted({*stored, *pending}) if pending else stored
         last = bisect_left(numbers, stop)
@@ -415,7 +415,7 @@ class Array:
             for number, stat in zip(batch, stats, strict=True):
                 if stat is None or stat.kind is Kind.FILE:
                     found = self._listed((*prefix, number), stat)
-                else:  # a link, or what keeps the chunk from being read
+                else:  # a link, or an error that prevents reading the chunk
                     found = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
                 if found is not None:
                     yield found
@@ -450,12 +450,12 @@ class Array:
 
 
 def _nbytes(change: Change) -> int | None:
-    """Return the size of the chunk that *change* leaves, None if it leaves none."""
+    """Return the size of the chunk after *change*, None if it is removed."""
     return change.payload.nbytes if isinstance(change, Put) else None
 
 
 async def _checksum(extent: Extent) -> int:
-    """Return a checksum of the bytes of a chunk, which do not end with it, as they may with a crc32c."""
+    """Return a checksum of the bytes of a chunk; not a crc32c, with which the chunk may end."""
     found = 0
     for start, nbytes in in_pieces(extent.nbytes):
         found = reversed_checksum(await extent.read(start, nbytes), found)
@@ -463,6 +463,6 @@ async def _checksum(extent: Extent) -> int:
 
 
 def _version_number(stat: Stat) -> int:
-    """Return a number of 64 bits that stays as long as a file does, also from one process to the next."""
-    version = stat.mtime_ns if stat.file is not None else stat.version  # numbers of files change when they are restored
+    """Return a 64-bit number for the version of a file, the same in every process."""
+    version = stat.mtime_ns if stat.file is not None else stat.version  # a restored file has another inode
     return int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""A cache whose values are loaded once, however many want them; and loading while others change what is stored."""
+"""A cache that loads each value once for all who want it, and a way to read what others are changing."""
 
 import sys
 from collections import OrderedDict
@@ -17,9 +17,10 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Values by key; those used last stay, up to *max_nbytes* by *nbytes_of* and *max_count*, and one at least.
+    """An LRU cache of values that are loaded on demand.
 
-    *dropped* is called with each value that goes.
+    It holds at most *max_nbytes* bytes, by *nbytes_of*, and *max_count* values, but always one. *dropped* is called
+    with each value that is dropped.
     """
 
     def __init__(
@@ -36,22 +37,22 @@ class Cache(Generic[K, V]):
         self._nbytes = 0
         self._values: OrderedDict[K, V] = OrderedDict()
         self._loading: dict[K, trio.Event] = {}
-        self._outdated: set[K] = set()  # of those that are being loaded
+        self._outdated: set[K] = set()  # of values that are being loaded
 
     def peek(self, key: K) -> V | None:
-        """Return what is known, however old it is."""
+        """Return a value if it is cached, however old it is."""
         return self._values.get(key)
 
     def touch(self, key: K) -> None:
-        """Note that a value was used, which is known."""
+        """Mark a cached value as used."""
         self._values.move_to_end(key)
 
     def known(self) -> list[K]:
-        """Return the keys of what is known, and of what is being loaded."""
+        """Return the keys of values that are cached or being loaded."""
         return [*self._values, *self._loading]
 
     async def get(self, key: K, is_current: Callable[[V], Awaitable[bool]], load: Callable[[], Awaitable[V]]) -> V:
-        """Return the value that is known and current, or load it; again, if it is forgotten meanwhile."""
+        """Return the cached value if it is current, else load it; once more if it is forgotten meanwhile."""
         while True:
             value = self._values.get(key)
             if value is not None and await is_current(value) and self._values.get(key) is value:
@@ -59,7 +60,7 @@ class Cache(Generic[K, V]):
                 return value
             if key not in self._loading:
                 break
-            await self._loading[key].wait()  # what another one loaded is confirmed like anything else
+            await self._loading[key].wait()  # a value that another task loaded has to be current too
         event = self._loading[key] = trio.Event()
         try:
             value = await load()
@@ -74,7 +75,7 @@ class Cache(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Know a value, as the one that was used last."""
+        """Cache a value, as the most recently used one."""
         self._drop(key)
         self._values[key] = value
         self._nbytes += self._nbytes_of(value)
@@ -82,11 +83,11 @@ class Cache(Generic[K, V]):
             self._drop(next(iter(self._values)))
 
     def is_outdated(self, key: K) -> bool:
-        """Whether a value that is being loaded was forgotten meanwhile, and is loaded again."""
+        """Whether a value was forgotten while it was being loaded, so that it will be loaded again."""
         return key in self._outdated
 
     def forget(self, key: K) -> None:
-        """Load a value again when it is wanted next."""
+        """Drop a value, so that it is loaded again at the next request."""
         if key in self._loading:
             self._outdated.add(key)
         self._drop(key)
@@ -99,7 +100,7 @@ class Cache(Generic[K, V]):
 
 
 async def while_it_changes(look: Callable[[], Awaitable[V]]) -> V:
-    """Return what *look* finds; it looks again if others replace or change the file meanwhile, a few times."""
+    """Return the result of *look*; tried again, a few times, if others replace or change the file meanwhile."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(StaleError):
             return await look()

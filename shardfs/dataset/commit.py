@@ -1,7 +1,7 @@
-"""Group commit: what is pending is brought into its shards, each with one append or written new as a whole.
+"""Group commit: pending changes are brought into their shards, by one append or one new version per shard.
 
-The order makes a commit safe: its undo record and the payloads are durable in the log before the shard is touched, the
-shard is durable before the log forgets them, and what cannot be taken back for certain stays in the log.
+The order of steps makes a commit safe. The undo record and the payloads are durable in the log before the shard is
+touched, and the shard is durable before the log forgets them. What cannot be undone with certainty stays in the log.
 """
 
 import logging
@@ -29,24 +29,24 @@ from shardfs.stores.memory import MemoryContent
 log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 100_000
-_FULL: Final = 0.5  # of the log, or of what may be pending: then shards are committed that are not idle
+_FULL: Final = 0.5  # of the log, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
 _IDLE: Final = 2.0
 _PAUSE: Final = 0.25
 """Seconds without commits before a shard is compacted, and between two looks at what is due."""
 
 _ATTEMPTS: Final = 24
-_MAX_TOLD: Final = 10  # conflicts, by name
+_MAX_TOLD: Final = 10  # conflicts that are named
 _BATCH: Final = 16
 _BATCH_INDEX_NBYTES: Final = 4 * 2**20
-"""How many shards are committed together, and how long their indexes may be in all."""
+"""How many shards are committed together, and how long their indexes may be in total."""
 
 _SMALL_NBYTES: Final = 2**20
-_SMALL_SHARE: Final = 0.25  # of the room that a shard takes in a batch: what a small chunk file takes
+_SMALL_SHARE: Final = 0.25  # at least, of a shard's share of a batch: what a small chunk file takes
 
 
 @dataclass(slots=True)
 class _Commit:
-    """The next version of one shard, by *records*, with *nchunks* of other contents; *undo* is what the log knows."""
+    """The next version of one shard, from *records*, with new content of *nchunks* chunks; *undo* is in the log."""
 
     queue: ShardQueue
     records: Sequence[Change]
@@ -58,45 +58,45 @@ class _Commit:
 
 
 class GroupCommit:
-    """The pending changes of a source, on their way into shards.
+    """The pending changes of a source, and the commits that bring them into shards.
 
-    `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  Shards that were
-    appended to are compacted when nothing is pending, from the share *auto_compact* of dead bytes on.
+    `run` runs in a nursery of the caller; without it, only `flush` commits. Shards that were appended to are compacted
+    when nothing is pending, if at least the share *auto_compact* of their bytes is dead.
     """
 
     def __init__(
         self, source: Source, log: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.log = log
-        self.conflicts = conflicts  # the log of changes that do not fit what is stored now, for `shardfs recover`
-        self.nconflicts = 0  # that were put aside there
+        self.conflicts = conflicts  # the conflict log, for `shardfs recover`
+        self.nconflicts = 0  # in the conflict log
         self.pending: dict[ShardQueue, None] = {}
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
         self.npending = 0
-        self.nwaiting = 0  # for room in the log
-        self.room_at_failure = 0  # bytes that the disk of the log had room for when a commit failed last
+        self.nwaiting = 0  # waiting for room in the log
+        self.room_at_failure = 0  # bytes free on the disk of the log when a commit last failed
         self.wanted = trio.Event()  # wakes `run`
-        self.progress = trio.Event()  # set, and made anew, after each batch
+        self.progress = trio.Event()  # set and replaced after each batch
         self._source = source
-        # The layouts that changes came in last, by path.
+        # The layout of the latest change, by path.
         self.layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
         self._committing = trio.Lock()  # one batch at a time
-        self._next = math.inf  # when `run` looks again by itself
+        self._next = math.inf  # when `run` wakes up by itself
         self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
         self._auto_compact = auto_compact
         self._appended: dict[ShardQueue, None] = {}
         self._begun: set[tuple[ArrayLayout, Coords]] = set()
 
     def queue(self, layout: ArrayLayout, shard: Coords) -> ShardQueue:
-        """Return the queue of a shard: one object as long as something is pending in it, or somebody has it."""
+        """Return the queue of a shard: one object for as long as anything is pending in it, or somebody uses it."""
         queue = self._queues.get((layout, shard))
         if queue is None:
             queue = self._queues[layout, shard] = ShardQueue(layout, shard)
         return queue
 
     def add(self, queue: ShardQueue, change: Change) -> None:
-        """Take in a change that was published; the one that it replaces need not be committed any more."""
+        """Add a published change; the change that it replaces need not be committed any more."""
         self.layouts[queue.layout.path] = queue.layout
         before = queue.add(change)
         if before is None:
@@ -108,28 +108,28 @@ class GroupCommit:
             self.wanted.set()
 
     async def run(self) -> None:
-        """Commit what is due, for as long as this is not cancelled."""
+        """Commit what is due, until cancelled."""
         while True:
             self._next = self._next_time()
             with trio.move_on_at(self._next) as idle:
                 await self.wanted.wait()
             self.wanted = trio.Event()
             due = self._due()
-            with trio.CancelScope(shield=True):  # half a commit would be left in the log
+            with trio.CancelScope(shield=True):  # else half a commit would be left in the log
                 if due:
                     await self._commit(due)
                 elif idle.cancelled_caught and self._appended and not self.pending:
                     await self._compact(next(iter(self._appended)))
 
     async def flush(self, layout: ArrayLayout | None = None, *, below: str | None = None) -> None:
-        """Commit all that is pending now: of *layout*, of the arrays at and below the path *below*, or of the source.
+        """Commit what is pending now: of *layout*, of arrays at and below the path *below*, or of the source.
 
-        What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
-        Raises `ConflictError` if something did not fit its array any more and was put aside.
+        Changes published meanwhile need not be included. Raises the error that prevents a commit; what is pending stays
+        pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log.
         """
         last, nconflicts, attempts = self.log.last_sequence, self.nconflicts, _ATTEMPTS
         for queue in self.pending:
-            queue.locked_since = None  # who asks for it is patient once more
+            queue.locked_since = None  # an explicit flush starts the patience again
         while attempts:
             wanted = [
                 queue
@@ -160,10 +160,10 @@ class GroupCommit:
         compact: bool = False,
         is_patient: bool = True,
     ) -> None:
-        """Change chunks of one shard for which there are no records, or make it *compact*.
+        """Change chunks of one shard without records, or compact it (*compact*).
 
-        Without *contents* the shard goes, whatever is in it.  What is pending for the shard was committed before.  Who
-        is not patient does not try again where other programs have the shard locked, or change it.
+        Without *contents*, the shard is removed, whatever is in it. Pending changes of the shard are committed first.
+        Unless *is_patient*, it is not tried again while other programs lock or change the shard.
         """
         queue = self.queue(layout, shard)
         queue.locked_since, attempts = None, _ATTEMPTS
@@ -171,7 +171,7 @@ class GroupCommit:
             try:
                 async with self._committing, queue.lock, self._edit(queue) as edit:
                     if compact and queue.changes:
-                        return  # what is pending names entries that would move; its commit is followed by another turn
+                        return  # they refer to entries that would move; their commit is followed by another try
                     if edit.snapshot is not None:
                         commit = await self._plan(queue, contents, (), edit, compact=compact)
                         await self._announce([commit])
@@ -189,18 +189,18 @@ class GroupCommit:
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
     def live_records(self) -> Iterator[Live]:
-        """Yield the records that are in the log until something can be committed, or is settled."""
+        """Yield the records that stay in the log until they are committed or settled."""
         for queue in self.pending:
             yield from queue.changes.values()
         for undos in self._unsettled.values():
             yield from undos
 
     def keep_unsettled(self, undo: UndoRecord) -> None:
-        """Remember a commit of which it is not known what came of it."""
+        """Remember a commit whose outcome is not known."""
         self._unsettled.setdefault(undo.key, []).append(undo)
 
     async def wait_for_commit(self) -> bool:
-        """Wait until the commit that is under way is done; returns whether there was one."""
+        """Wait for the commit that is under way; returns whether there was one."""
         is_busy = self._committing.locked()
         async with self._committing:
             return is_busy
@@ -214,18 +214,18 @@ class GroupCommit:
             self.progress = trio.Event()
 
     async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
-        """Commit some shards, which share one sync of the log; none if the store was found *unreachable*."""
+        """Commit some shards, which share one sync of the log; none if the store is found *unreachable*."""
         for path in {queue.layout.path for queue in queues}:
-            self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
+            self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
         async with AsyncExitStack() as stack:
             commits: list[_Commit] = []
             locked: set[str] = set()
             for queue in queues:
                 if not queue.changes:
                     self.pending.pop(queue, None)
-                elif unreachable:  # it would take as long to fail as the others did
+                elif unreachable:  # it would take just as long to fail
                     self._fail(queue, unreachable[0])
-                elif queue.key not in locked:  # else by the document of before a resize: it comes next
+                elif queue.key not in locked:  # else it belongs to the array before a resize, and comes next
                     locked.add(queue.key)
                     await stack.enter_async_context(queue.lock)
                     with self._failing(queue, unreachable):
@@ -238,7 +238,7 @@ class GroupCommit:
                 for commit in commits:
                     self._fail(commit.queue, error)
                 return
-            # A remote store, and a disk that syncs many small files, take their time for each.
+            # A remote store, or a disk that syncs many small files, takes long for each.
             async with trio.open_nursery() as nursery:
                 for commit in commits:
                     if self._source.store.rewrites or commit.queue.layout.grid.is_unsharded:
@@ -252,7 +252,7 @@ class GroupCommit:
         if not records:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
-        # A journal may come with a dataset: no file may act as its owner for what is in there.
+        # A journal may come with a dataset, so its contents must not decide whose files we create.
         owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
         edit = await edits.enter_async_context(self._edit(queue, **owner))
         queue.locked_since = None
@@ -263,7 +263,7 @@ class GroupCommit:
         return await self._plan(queue, contents, records, edit)
 
     async def _fitting(self, queue: ShardQueue) -> Sequence[Change]:
-        """Return the changes of a shard that still fit their array; those that do not are put aside."""
+        """Return the changes of a shard that still fit their array; the others go into the conflict log."""
         layout = queue.layout
         array = await self._source.hierarchy.array(layout.path, fresh=True)
         fitting: list[Change] = []
@@ -288,7 +288,7 @@ class GroupCommit:
         return fitting
 
     async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
-        """Keep changes durably in the conflict log, and finish their records in the journal."""
+        """Put changes durably into the conflict log, and release their records."""
         if not changes:
             return
 
@@ -305,7 +305,7 @@ class GroupCommit:
     @asynccontextmanager
     async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:
         waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
-        for undo in self._unsettled.get(queue.key, ()):  # attempts that failed, here or in an earlier process
+        for undo in self._unsettled.get(queue.key, ()):  # failed attempts, here or in an earlier process
             if undo.inode:
                 await take_back(self._source, undo, waited=waited)
         grid = queue.layout.grid
@@ -322,9 +322,9 @@ class GroupCommit:
         *,
         compact: bool = False,
     ) -> _Commit:
-        """Plan the next version of the shard that *edit* holds, in which chunks have other *contents*.
+        """Plan the next version of the shard of *edit*, with new *contents* for some chunks.
 
-        Without *contents* the shard goes, unread.
+        Without *contents*, the shard is removed, unread.
         """
         grid, old = queue.layout.grid, None
         if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
@@ -342,9 +342,9 @@ class GroupCommit:
         return _Commit(queue, records, len(contents or {}), edit, old, new)
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
-        """Make durable what is about to happen to the shards, and what is to come into them."""
+        """Make undo records and payloads durable before the shards are changed."""
         if not commits or self.log.has_vanished:
-            return  # what is in no log any more is safer in its shard, whatever happens to this process
+            return  # changes that are in no log any more are safer in their shard, whatever happens to this process
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
 
@@ -353,7 +353,7 @@ class GroupCommit:
                 for commit, undo in zip(commits, undos, strict=True):
                     named = pack_ranges(sorted(record.sequence for record in commit.records))
                     commit.undo = self.log.append(undo, MemoryContent(memoryview(named)))
-                # An earlier attempt on the same shard does not matter any more: this one found it whole.
+                # Earlier attempts on the same shard do not matter any more: this one found it whole.
                 for commit, undo in zip(commits, undos, strict=True):
                     for earlier in self._unsettled.pop(commit.queue.key, []):
                         self.log.supersede(earlier.sequence, undo.sequence)
@@ -376,7 +376,7 @@ class GroupCommit:
             await self._forget(commit.queue, commit.records, *undo)
 
     async def _store(self, commit: _Commit) -> list[UndoRecord]:
-        """Store the next version of a shard; returns the undo records that are to be finished with its records."""
+        """Store the next version of a shard; returns the undo records to be released with its records."""
         undo = [commit.undo] if commit.undo is not None else []
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
         layout, shard = commit.queue.layout, commit.queue.shard
@@ -389,7 +389,7 @@ class GroupCommit:
                 elif edit.can_delete or not layout.grid.is_unsharded:
                     await edit.delete()
                 else:
-                    # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to lose.
+                    # If two hosts change the same chunk, the last one wins: there is nothing else to lose.
                     await self._source.store.unlink(commit.queue.key)
             except ConflictError:
                 await self.log.release_soon(undo)  # nothing was changed
@@ -415,7 +415,7 @@ class GroupCommit:
 
     @contextmanager
     def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
-        """Note an error in the block as the reason why a shard is not committed; a conflict is tried again at once."""
+        """Note an error in the block as the reason why a shard is not committed; conflicts are retried at once."""
         try:
             yield
         except ConflictError as error:
@@ -428,7 +428,7 @@ class GroupCommit:
             self._fail(queue, error)
 
     def _fail(self, queue: ShardQueue, error: ShardfsError) -> None:
-        if not queue.changes:  # they were committed, and only the log failed then
+        if not queue.changes:  # they were committed before the log failed
             log.error("%s is committed, but that could not be noted in the journal: %s", queue.key, error)
             return
         if queue.key not in str(error):
@@ -441,9 +441,9 @@ class GroupCommit:
         self.room_at_failure = self.log.room()
 
     def _is_urgent(self) -> bool:
-        """Whether shards are committed that are not idle.
+        """Whether shards that are not idle are committed too.
 
-        Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
+        Somebody may wait for room though little is live: one old record keeps its segment and all later ones.
         """
         wal = self.log
         if self.nwaiting or self.npending > _FULL * MAX_PENDING or wal.live_nbytes > _FULL * wal.max_nbytes:
@@ -465,19 +465,19 @@ class GroupCommit:
         return [queue for queue in ready if queue.is_full] or ready[: max(_BATCH, len(ready) // 2)]
 
     def _note_append(self, commit: _Commit) -> None:
-        """Remember a shard that was appended to, to compact it."""
+        """Remember a shard that was appended to, in order to compact it."""
         layout, shard = commit.queue.layout, commit.queue.shard
         if self._auto_compact is None or layout.grid.is_unsharded:
             return
-        # Where no chunk was ever seen at the beginning, the bytes there may be another format's: they stay.
+        # If no chunk was ever seen at the beginning, the bytes there may belong to another format, and stay.
         if commit.old is None or commit.old.index.first_live_byte == 0 or layout.grid.levels[0].index_at_start:
             self._begun.add((layout, shard))
         if commit.new.is_append and (layout, shard) in self._begun:
             self._appended[commit.queue] = None
-            self.wanted.set()  # `run` counts from now on for how long nothing happens
+            self.wanted.set()  # `run` measures the idle time from here
 
     async def _compact(self, queue: ShardQueue) -> None:
-        """Compact a shard that was appended to, if so much of it is dead by now."""
+        """Compact a shard that was appended to, if enough of it is dead by now."""
         del self._appended[queue]
         try:
             opened = (await self._source.shards.state(queue.layout, queue.shard, fresh=True)).shard
@@ -491,7 +491,7 @@ class GroupCommit:
 
 
 def _batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:
-    """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
+    """Yield batches of shards to commit together: few with short indexes; those that may take much memory, alone."""
     batch: list[ShardQueue] = []
     nbytes, count = 0, 0.0
     for queue in queues:

@@ -1,6 +1,6 @@
 """Nodes: which directories of a source are arrays and groups, and which arrays can be shown unsharded.
 
-`Source` has all that reads a source: every command and every mount starts from one.
+`Source` has everything needed to read a source: every command and every mount begins with one.
 """
 
 import logging
@@ -48,25 +48,25 @@ log = logging.getLogger(__name__)
 
 DOCUMENT: Final = ZARR_JSON
 _MAX_NODES: Final = 512
-_MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and other nodes
-_FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and are one request then
+_MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
+_FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
 _SETTLED_NS: Final = 2 * 10**9
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
-"""What makes a node be shown as stored; a passing error is passed on instead."""
+"""Errors that make a node be shown as stored; passing errors are raised instead."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A directory of the source, whose own state is *stat*.
+    """A directory of the source; *stat* is the status of the directory.
 
-    *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* what it says, None if it is absent
-    or broken.  *array* is the array if it is stored sharded and can be shown unsharded; *unsharded* if it is stored
-    unsharded and its chunks have one shape.  *reason* says why nothing but the stored files is shown.  An array whose
-    document was removed through the mount is there still, with its *metadata* and without a document.  *in_image*: it
-    is a group with metadata of OME-Zarr 0.5, or lies below one, if the hierarchy was asked to look above.  *shown* is
-    what the view makes of it, which was told the *context*.
+    *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* is what it says, None if it is
+    missing or broken. *array* is set for a sharded array that can be shown unsharded, *unsharded* for an unsharded
+    array whose chunks all have one shape. *reason* says why only the stored files are shown. After an array's document
+    was removed through the mount, the array stays, with its *metadata* and without *document*. *in_image*: the node is
+    a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what the view
+    generates for it, given the *context*.
 
-    Of a large document *metadata* lacks attributes and consolidated copies: see `stored`.
+    For a large document, *metadata* lacks attributes and consolidated copies: see `stored`.
     """
 
     path: str
@@ -88,23 +88,22 @@ class Node:
 
     @property
     def memory(self) -> int:
-        """Bytes of the documents, stored and shown, to which all else that a node holds is in proportion."""
+        """Size of the documents, stored and generated; everything else that a node holds is in proportion."""
         return len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
 
     @property
     def stored(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document says, with nothing left out."""
+        """What the document says, complete."""
         if self.document is None or self.metadata is None or len(self.document) <= LARGE_NBYTES:
             return self.metadata
         return parse_document(self.document)
 
 
 class Hierarchy:
-    """The nodes below a source, looked at again when they were last checked *ttl* seconds ago.
+    """The nodes of a source; each is checked again *ttl* seconds after it was last checked.
 
-    *takes_unsharded*: the chunks of unsharded arrays are shown as chunks, too, and not just as the files that they are;
-    such an array is then as careful of what becomes of its document as a sharded one.  *looks_above*: what a node is
-    shown as depends on the groups above it, too.
+    *takes_unsharded*: unsharded arrays are shown as arrays too, not just as stored files; they are then protected
+    against half-written documents like sharded ones. *looks_above*: how a node is shown depends on the groups above it.
     """
 
     def __init__(
@@ -119,10 +118,10 @@ class Hierarchy:
         self._shower: Shower | None = None
         self._worker: Worker | None = None
         self._told: set[tuple[str, str]] = set()
-        # Inode numbers hang on layouts: one that is in use, or has something to remember, is used on.
+        # Inode numbers depend on layouts, so a layout is kept as long as it is in use or has history.
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._made: dict[str, ArrayLayout] = {}
-        self._shown: dict[str, int] = {}  # paths of arrays that programs know as such, with their documents' identities
+        self._shown: dict[str, int] = {}  # paths of arrays that were shown, with the identities of their documents
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
             lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
         )
@@ -130,12 +129,12 @@ class Hierarchy:
         self._as_stored: set[str] = set()
 
     def show(self, shower: Shower, worker: Worker | None = None) -> None:
-        """Let nodes have what the view *shower* makes of them; *worker* works on large documents."""
+        """Let the view *shower* generate what nodes show; *worker* processes large documents."""
         self._shower, self._worker = shower, worker
         self.takes_unsharded, self.looks_above = shower.translates, shower.looks_above
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
-        """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
+        """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
 
         async def is_current(known: tuple[Node, float]) -> bool:
             return not fresh and within_ttl(known[1], self.clock(), self._ttl)
@@ -147,36 +146,36 @@ class Hierarchy:
         return (await self._nodes.get(path, is_current, load))[0]
 
     def last_seen(self, path: str) -> Node | None:
-        """Return the node at *path* as it was shown last, however long ago; None if it is not known."""
+        """Return the cached node at *path*, however old it is; None if there is none."""
         known = self._nodes.peek(path)
         return known[0] if known is not None else None
 
     async def look_again(self, path: str) -> Node:
-        """Return the node at *path* as it is now, whatever the store believes."""
+        """Return the current node at *path*, bypassing the cache of the store too."""
         self._store.forget(join_key(path, DOCUMENT))
         return await self.node(path, fresh=True)
 
     async def array(self, path: str, *, fresh: bool = False) -> Array | None:
-        """Return the array at *path*, sharded or not; None if there is none, or nothing at all."""
+        """Return the array at *path*, sharded or not; None if there is none."""
         try:
             return (await self.node(path, fresh=fresh)).any_array
         except (NotFoundError, NotADirectoryHereError):
             return None
 
     def forget(self, path: str) -> None:
-        """Look at the node at *path*, and at all below it, again when they are wanted next."""
+        """Load the node at *path*, and those below it, again when they are next wanted."""
         for known in [known for known in self._nodes.known() if is_below(known, path)]:
             self._nodes.forget(known)
 
     def leave(self, node: Node) -> None:
-        """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
+        """Let the directory of *node* stay an array after its document is removed, until it is emptied."""
         if node.array is not None or (self.takes_unsharded and node.unsharded is not None):
             self._left[node.path] = replace(node, document=None, document_stat=None)
         self.show_unsharded(node.path)
         self.forget(node.path)
 
     def abandon(self, path: str) -> None:
-        """Forget what the directories at *path* and below were: they are gone, or another thing now."""
+        """Forget everything about the directories at *path* and below: they are gone, or something else now."""
         tables: tuple[MutableMapping[str, Any], ...] = (self._left, self._layouts, self._made, self._shown)
         for table in tables:
             for known in [known for known in table if is_below(known, path)]:
@@ -186,7 +185,7 @@ class Hierarchy:
         self.forget(path)
 
     def moved(self, old: str, new: str) -> None:
-        """Follow a directory that was moved from *old* to *new*: what is shown as it is stored below it stays so."""
+        """Follow a directory that was moved from *old* to *new*: arrays below it that are shown as stored stay so."""
         as_stored = [new + path[len(old) :] for path in self._as_stored if is_below(path, old)]
         self.abandon(old)
         self.abandon(new)
@@ -194,35 +193,35 @@ class Hierarchy:
             self.show_as_stored(path)
 
     def begin(self, layout: ArrayLayout) -> None:
-        """Note that an array is made through the mount now: directories of chunks are there when they were made."""
+        """Note that an array is being created through the mount: only directories of chunks that were created exist."""
         layout.directories = {}
         self._made[layout.path] = layout
 
     def show_as_stored(self, path: str) -> None:
-        """Show the sharded array at *path* as it is stored from now on: its writer writes shards."""
+        """Show the sharded array at *path* as stored from now on: its writer writes shards."""
         if path not in self._as_stored:
             self._as_stored.add(path)
             self._forget_copies(path)
         self.forget(path)
 
     def show_unsharded(self, path: str) -> None:
-        """Show the array at *path* unsharded from now on, whatever it was before."""
+        """Show the array at *path* unsharded from now on."""
         if path in self._as_stored:
             self._as_stored.remove(path)
             self._forget_copies(path)
 
     def _forget_copies(self, path: str) -> None:
-        """Look again at the groups above *path*, whose consolidated metadata may tell of it."""
+        """Load the groups above *path* again: their consolidated metadata may describe it."""
         while path:
             path = path.rpartition("/")[0]
             self._nodes.forget(path)
 
     def as_stored(self, path: str) -> frozenset[str]:
-        """Return which arrays at *path* and below are shown as they are stored, by paths relative to it."""
+        """Return which arrays at *path* and below are shown as stored, by paths relative to it."""
         return frozenset(each[len(path) :].strip("/") for each in self._as_stored if is_below(each, path))
 
     def remaining(self, path: str) -> float:
-        """Return for how many seconds the node at *path* may be trusted still."""
+        """Return for how many seconds the node at *path* may still be trusted."""
         known = self._nodes.peek(path)
         return max(0.0, known[1] + self._ttl - self.clock()) if known else 0.0
 
@@ -251,11 +250,11 @@ class Hierarchy:
             left = self._left.get(path)
             return Node(path, stat, in_image=context.in_image) if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
-            # Of a remote source this says nothing of the document: credentials expire, and are renewed.
+            # For a remote source this says nothing about the document: credentials expire and are renewed.
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
                 raise
             reason = str(error)
-        # Whoever has read an array's document must not be given shards in place of its chunks.
+        # Programs that have read the array's document must not get shards in place of chunks.
         if reason is not None and path in self._shown and _is_being_written(self._shown[path], document_stat):
             raise StoreError(f"{key} is being written: {reason}")
         node = Node(path, stat, document, document_stat, reason=reason, context=context)
@@ -275,7 +274,7 @@ class Hierarchy:
         return node
 
     def _tell(self, node: Node, known: Node | None) -> None:
-        """Say in the log, once, what is shown as stored, and what the view does not show, or not right to all."""
+        """Log once what is shown as stored, what the view cannot show, and what some readers get wrong."""
         path, shown = node.path or "the source", node.shown
         told = (shown.reason or shown.caveat) if shown is not None else None
         is_shown = shown is None or shown.reason is None
@@ -288,7 +287,7 @@ class Hierarchy:
             log.warning("%s %s the %s view: %s", path, what, self._shower.name, told)
 
     async def _context(self, path: str, known: Node | None) -> Context:
-        """Return what is to be known of the node at *path* to show it; below a broken group it stays as it was."""
+        """Return what must be known to show the node at *path*; below a broken group, what was known before."""
         in_image = False
         if self.looks_above and path:
             with suppress(NotFoundError, NotADirectoryHereError):
@@ -297,14 +296,14 @@ class Hierarchy:
         return Context(in_image, self.as_stored(path))
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
-        """Read a document, all of it of one version."""
+        """Read a document, all of it from one version."""
         snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
         if snapshot.size > MAX_DOCUMENT_NBYTES:
             raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
         return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
-        """Return the array at *path*, with the layout of an earlier document if its chunks lie where they lay."""
+        """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
         layout = self._layouts.get(path)
         if layout is None or (layout.grid, layout.key_encoding) != (unsharded.grid, unsharded.key_encoding):
             layout = self._layouts[path] = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
@@ -312,18 +311,18 @@ class Hierarchy:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Whether *path* is *directory* or lies below it."""
+    """Whether *path* is *directory* or is below it."""
     return not directory or path == directory or path.startswith(directory + "/")
 
 
 def _is_being_written(identity: int, now: Stat | None) -> bool:
-    """Whether the file of this *identity* was changed in place a moment ago, so that it may be half a document."""
+    """Whether the file of this *identity* was just changed in place, so that it may be half a document."""
     return now is not None and hash(now.identity) == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A store, the shards that are open, and the nodes that are known.  Compared by identity."""
+    """A store, its open shards, and its nodes. Compared by identity."""
 
     store: Store
     statistics: Statistics
@@ -332,7 +331,7 @@ class Source:
 
     @classmethod
     def of(cls, store: Store, *, ttl: float | None = None, max_open: int = 512) -> "Source":
-        """Read *store*, trusting what was seen for *ttl* seconds, by default as long as it does."""
+        """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
         shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)

@@ -1,6 +1,6 @@
-"""Where the chunks of one array lie, which versions of them this mount has seen and made, and what is pending.
+"""Where the chunks of an array are stored, which versions of them are known, and what is pending.
 
-Each shard with pending changes has a `ShardQueue`, which also knows how its commits fare.
+Each shard with pending changes has a `ShardQueue`, which also holds the state of its commits.
 """
 
 import math
@@ -27,9 +27,9 @@ _MAX_RUNS: Final = 8192
 
 
 class PendingChanges:
-    """The published changes of one array that are not in its shards yet, and the coordinates of these *shards*.
+    """The published changes of one array that are not committed yet, and the coordinates of their *shards*.
 
-    Each change is a record of the write-ahead log; its bytes stay there and are read back from there.
+    Each change is a record of the write-ahead log, and its bytes are read from there.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class PendingChanges:
 
 
 class OwnVersion(NamedTuple):
-    """A version of a chunk that was published through this mount: its inode number and modification time."""
+    """A version of a chunk that was published through this mount: its inode number and its modification time."""
 
     ino: int
     mtime_ns: int
@@ -71,11 +71,11 @@ class OwnVersion(NamedTuple):
 
 @dataclass(slots=True)
 class ShardVersion:
-    """The version of a stored shard that its chunks' attributes are those of.
+    """The version of a stored shard, on which the attributes of its chunks depend.
 
-    *stored* is a hash of what the store said, None while there is no such shard; *generation* counts the versions that
-    others made.  Our own commits leave *generation* and *mtime_ns* as they are: the chunks that they do not touch
-    are the same.  *own* are the chunks with versions of their own; most shards have none, and share one empty set.
+    *stored* is a hash of what the store said, None while there is no shard. *generation* counts the versions that
+    others wrote. Our own commits change neither *generation* nor *mtime_ns*, because chunks that they do not touch stay
+    the same. *own* are the chunks with an `OwnVersion`; most shards have none, and share one empty set.
     """
 
     stored: int | None = None
@@ -86,15 +86,15 @@ class ShardVersion:
 
 @dataclass(eq=False, weakref_slot=True, slots=True)
 class ArrayLayout:
-    """The shards of one array: where they are stored and what lies in them.  Compared by identity.
+    """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
-    *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
-    mount, *pending* the chunks among them that are not in their shards yet.  *listing* counts the commits that made or
-    removed a shard.  *serial* is a number that no other layout has, then or later.
+    *versions* are the latest known versions of shards, *own* those of chunks that were published through this mount,
+    *pending* the chunks among them that are not committed yet. *listing* counts the commits that created or removed a
+    shard. *serial* is unique to this layout.
 
-    The directories above chunks are there as far as the grid goes: *directories* is None.  Of an array that was made
-    through the mount only those are that were made: next coordinates by those that lead to a directory.  Who makes an
-    array makes every directory, too, and `cp -r` takes it for an error if one is there.
+    *directories* is None if the directories of chunks exist throughout the grid. In an array that is being created
+    through the mount, it holds those that were created, as next coordinates by prefix: its writer creates every
+    directory itself, and `cp -r` fails if one exists.
     """
 
     path: str
@@ -110,7 +110,7 @@ class ArrayLayout:
     _runs: dict[tuple[Coords, int], Segment] = field(default_factory=dict)
 
     def locate(self, coords: Coords) -> Place:
-        """Return where the inner chunk at *coords*, which are within the grid, lies; remembers runs of its row."""
+        """Return the place of the inner chunk at *coords*, which are within the grid; remembers the run of its row."""
         if not coords:
             return self.grid.locate(coords)
         row, last = coords[:-1], coords[-1]
@@ -118,7 +118,7 @@ class ArrayLayout:
             self._run_length = next(self.grid.row(row, range(self.grid.grid_shape[-1]))).length
         number = last // self._run_length
         found = self._runs.get((row, number))
-        if found is None or not 0 <= last - found.first < found.length:  # shards of a grid may differ in length
+        if found is None or not 0 <= last - found.first < found.length:  # shards may differ in length
             start = number * self._run_length
             runs = self.grid.row(row, range(start, start + self._run_length))
             found = next(run for run in runs if last < run.first + run.length)
@@ -129,35 +129,35 @@ class ArrayLayout:
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
     def shard_key(self, coords: Coords) -> str:
-        """Return the key in the store of the shard at *coords*."""
+        """Return the key of the shard at *coords*."""
         return join_key(self.path, self.key_encoding.encode(coords))
 
     def has_directory(self, coords: Coords) -> bool:
-        """Whether the directory to which *coords* lead is there, if the one above it is."""
+        """Whether the directory of chunks at *coords* exists, given that its parent does."""
         if self.directories is None:
             return True
         return coords[-1] in self.directories.get(coords[:-1], ()) if coords else bool(self.directories)
 
     def make_directory(self, coords: Coords) -> None:
-        """Note that a directory, and those above it, are there."""
+        """Note that a directory of chunks exists, and those above it."""
         if self.directories is not None:
             self.directories.setdefault((), set())
             for depth, index in enumerate(coords):
                 self.directories.setdefault(coords[:depth], set()).add(index)
 
     def remove_directory(self, coords: Coords) -> None:
-        """Note that an empty directory is there no more."""
+        """Note that an empty directory of chunks was removed."""
         if self.directories is not None:
             self.directories.pop(coords, None)
             self.directories.get(coords[:-1], set()).discard(coords[-1] if coords else 0)
 
 
 class InodeGenerations:
-    """The versions of shards and chunks that inode numbers and modification times hang on; each layout has its own.
+    """The versions of shards and chunks, on which inode numbers and modification times depend; one for all layouts.
 
-    Up to *max_own* chunks have versions of their own; then the chunks of the shard that got its first look changed
-    once.  Of chunk files of unsharded arrays twice as many are remembered.  *forget* is called for a shard that has to
-    be looked at again.
+    At most *max_own* chunks have versions of their own. Beyond that, the chunks of the shard that got its first look
+    changed once. For chunk files of unsharded arrays, twice as many are remembered. *forget* is called for a shard that
+    has to be looked at again.
     """
 
     def __init__(self, statistics: Statistics, forget: Callable[[ArrayLayout, Coords], None], *, max_own: int) -> None:
@@ -168,15 +168,15 @@ class InodeGenerations:
         self._nown = 0
         self._with_own: deque[tuple[ArrayLayout, Coords]] = deque()
         self._seen: deque[tuple[ReferenceType[ArrayLayout], Coords]] = deque()  # of unsharded arrays
-        self._replaced: set[ArrayLayout] = set()  # kept, since some of their shards have another generation than 0
+        self._replaced: set[ArrayLayout] = set()  # kept alive: some of their shards have a generation above 0
 
     def of(self, layout: ArrayLayout, coords: Coords, stat: Stat) -> ShardVersion:
-        """Return the version of the shard at *coords*, which is in the state *stat* now."""
+        """Return the version of the shard at *coords*, whose status is now *stat*."""
         stored = hash(stat.version)
         version = self._see(layout, coords)
         if version.stored == stored:
             return version
-        if version.stored is None:  # seen for the first time, or chunks were published before there was a shard
+        if version.stored is None:  # seen for the first time, or chunks were published before the shard existed
             version.stored, version.mtime_ns = stored, stat.mtime_ns
         elif (layout, coords) not in self._changing:
             version.stored, version.mtime_ns = stored, stat.mtime_ns
@@ -185,7 +185,7 @@ class InodeGenerations:
         return version
 
     def own(self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
-        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
+        """Record the version of the chunk at *coords* of *shard* that was published through this mount."""
         version = self._see(layout, shard)
         chunks = version.own if isinstance(version.own, set) else set()
         if not chunks:
@@ -207,9 +207,9 @@ class InodeGenerations:
 
     @contextmanager
     def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
-        """Commit in the block: changes of the shard at *coords*, now in the state *stat*, make no new versions.
+        """In the block, changes of the shard at *coords*, whose status is now *stat*, make no new versions.
 
-        Readers see a commit of our own before it is `committed`; chunks that it does not touch keep number and time.
+        Readers see our own commit before `committed` is called; chunks that it does not touch keep number and time.
         """
         if stat is not None:
             self.of(layout, coords, stat)
@@ -221,9 +221,9 @@ class InodeGenerations:
             self._forget(layout, coords)
 
     def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
-        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
+        """Record that our own commit left the shard at *coords* with the status *stat*, None if it was removed.
 
-        *is_new* says that there was no such shard before.
+        *is_new*: the shard did not exist before.
         """
         version = self._see(layout, coords)
         if stat is not None and (version.stored is None or layout.grid.is_unsharded):
@@ -234,13 +234,13 @@ class InodeGenerations:
         self._forget(layout, coords)
 
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
-        """Return what is remembered of the version of the shard at *coords*, from now on if nothing was."""
+        """Return the remembered version of the shard at *coords*, or a new one, remembered from now on."""
         version = layout.versions.get(coords)
         if version is None:
             version = layout.versions[coords] = ShardVersion()
             if layout.grid.is_unsharded:
                 self._seen.append((ref(layout), coords))
-                for _ in range(2):  # more than comes in, as what is in use goes round
+                for _ in range(2):  # several, because versions in use are kept and move to the end
                     if len(self._seen) > 2 * self._max_own:
                         self._forget_seen(*self._seen.popleft())
         return version
@@ -255,7 +255,7 @@ class InodeGenerations:
             del layout.versions[coords]
 
     def _supersede(self, layout: ArrayLayout, version: ShardVersion) -> None:
-        """Make every chunk of a shard a new version, as far as attributes go."""
+        """Make every chunk of a shard a new version, as far as attributes show."""
         version.generation += 1
         self._replaced.add(layout)
         kept = version.own & layout.pending.changes.keys()
@@ -267,18 +267,17 @@ class InodeGenerations:
 
 _IDLE: Final = 2.0
 _SMALL_IDLE: Final = 30.0
-"""Seconds for which a shard has not been written before it is committed, and if its payload is less than its index."""
+"""Seconds without writes before a shard is committed; the second, if its payload is smaller than its index."""
 
 _RETRY: Final = 5.0
 _FIRST_BACKOFF: Final = 0.02
 _LONGEST_BACKOFF: Final = 2.0
 _LOCKED_BACKOFF: Final = 0.1
-"""Seconds after which a shard is tried again: after an error; at most, after others were faster to change it; at most,
-while another program has it locked."""
+"""Seconds until a shard is tried again: after an error; at most, after others changed it, or while it is locked."""
 
 
 class Pending(NamedTuple):
-    """What is pending: changes, bytes, for how many seconds the oldest, and what keeps it from being committed."""
+    """What is pending: number of changes, bytes, seconds since the oldest, and the error that prevents a commit."""
 
     nchunks: int = 0
     nbytes: int = 0
@@ -289,11 +288,11 @@ class Pending(NamedTuple):
 class ShardQueue:
     """The pending changes of one shard, oldest first.
 
-    *lock* is held by whoever publishes in the shard, commits or rewrites it: a record names the index entry that it
-    supersedes, which a commit changes.  *since* is when the first change came and *touched* when the last one did, by
-    the event loop's clock, in seconds.
-    *error* is what keeps the shard from being committed, *retry_at* when it is tried again after that, or after
-    somebody else was faster to change it; *locked_since* is since when another program was found to have its lock.
+    *lock* is held while publishing in the shard, committing or rewriting it: a record names the index entry that it
+    supersedes, which a commit changes. *since* is the time of the first change and *touched* that of the last one, in
+    seconds of the event loop's clock. *error* prevents the shard from being committed. *retry_at* is when it is tried
+    again, after an error or after others changed it first. *locked_since* is when another program was first found to
+    hold its lock.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords) -> None:
@@ -312,7 +311,7 @@ class ShardQueue:
 
     @property
     def due_at(self) -> float:
-        """When the shard is to be committed, if nothing is published in it until then."""
+        """When the shard is to be committed, unless something is published in it before."""
         if self.retry_at is not None:
             return self.retry_at
         return self.touched + (_IDLE if self.payload_nbytes >= self.index_nbytes else _SMALL_IDLE)
@@ -323,7 +322,7 @@ class ShardQueue:
         return len(self.changes) == self.layout.grid.nchunks_of(self.shard)
 
     def add(self, change: Change) -> Change | None:
-        """Take in *change*; return the one that it replaces."""
+        """Add *change*; return the change that it replaces."""
         if not self.changes:
             self.layout.pending.add_shard(self.shard)
             self.since = trio.current_time()
@@ -334,26 +333,26 @@ class ShardQueue:
         return before
 
     def remove(self, changes: Iterable[Change]) -> None:
-        """Forget *changes*, but for those of which a later one took the place."""
+        """Remove *changes*, except those that were replaced by later ones."""
         was_empty = not self.changes
         pending = self.layout.pending.changes
         for change in changes:
             if self.changes.get(change.coords) is change:
                 del self.changes[change.coords], pending[change.coords]
                 self.payload_nbytes -= change.payload.nbytes
-        self.since = self.touched  # what is left came while the others were committed
+        self.since = self.touched  # the others came while these were committed
         if not self.changes and not was_empty:
             self.layout.pending.remove_shard(self.shard)
 
     def fail(self, error: ShardfsError) -> None:
-        """Note what keeps the shard from being committed."""
+        """Record the error that prevents the shard from being committed."""
         self.error, self.retry_at = error, trio.current_time() + _RETRY
 
     def give_way(self, error: ConflictError) -> None:
-        """Leave the shard alone for a while, and by chance: who was faster to change it may have more to change."""
+        """Leave the shard alone for a random time: whoever changed it first may have more to change."""
         now = trio.current_time()
         self._nbeaten += 1
-        self.error = None  # an earlier one is not why
+        self.error = None  # an earlier error is not the reason
         longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._nbeaten, 9))
         if isinstance(error, LockedError):
             self.locked_since = now if self.locked_since is None else self.locked_since
@@ -361,13 +360,13 @@ class ShardQueue:
         self.retry_at = now + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
 
     def succeed(self) -> None:
-        """Note that nothing keeps the shard from being changed."""
+        """Record that nothing prevents a commit any more."""
         self.error = self.retry_at = self.locked_since = None
         self._nbeaten = 0
 
 
 def pending_in(queues: Iterable[ShardQueue]) -> Pending:
-    """Return what is pending in all of *queues*, which may be very many."""
+    """Return the sums over *queues*, which may be very many."""
     nchunks, nbytes, oldest, failing, locked = 0, 0, math.inf, None, None
     for queue in queues:
         if queue.changes:

@@ -1,7 +1,7 @@
-"""A shard at any level of nesting: open, with its index, and the bytes of its next version.
+"""A shard at any level of nesting: open, with its index, and how its next version is built.
 
-A shard that is stored as it is gets appended to.  What lies within another shard, or under another codec, has to be
-rewritten: an inner shard becomes one new payload of the shard around it, an encoded shard is encoded anew.
+A shard that is stored as it is can be appended to. A shard within another shard, or under another codec, has to be
+rewritten: an inner shard becomes one new payload of the shard around it, and an encoded shard is encoded anew.
 """
 
 import sys
@@ -23,24 +23,24 @@ from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan,
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, Splice
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
-_THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that others are served meanwhile
+_THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that other requests can run
 _LARGE_AT_ONCE: Final = 2
 
 
 class DecodedBytes(Cache[object, Buffer]):
-    """The decoded shards that were read last: up to *max_nbytes* of them stay decoded, and one at least."""
+    """The most recently used decoded shards: at most *max_nbytes* bytes, but always one shard."""
 
     def __init__(self, statistics: Statistics, max_nbytes: int) -> None:
         super().__init__(len, max_nbytes, max_count=sys.maxsize)
-        self.large = trio.CapacityLimiter(_LARGE_AT_ONCE)  # for what may take much memory
+        self.large = trio.CapacityLimiter(_LARGE_AT_ONCE)  # for work that may take much memory
         self.statistics = statistics
 
 
 class DecodedShard:
     """A shard under another codec: *nbytes* bytes from *offset* of *outer*, decoded as a whole.
 
-    The decoded bytes are kept under *key* for as long as *cache* says; without one, as long as this is.  Once dropped
-    they are decoded again from the version that *outer* pins; raises `StaleError` if that was overwritten.
+    The decoded bytes are in *cache* under *key*, or, without a key, kept for as long as this object. Bytes that were
+    dropped are decoded again from the version that *outer* pins; raises `StaleError` if that was overwritten.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ async def _is_what_it_was(data: Buffer) -> bool:
 class OpenShard:
     """A shard, or a shard within a shard: the bytes of *snapshot* from *offset* on, and the index among them.
 
-    *outermost* is the shard around it whose bytes these are, if there is one.  *decoded* has the bytes in place of
-    *snapshot* if the shard is, or lies in one that is, encoded as a whole.
+    *outermost* is the shard around it in whose bytes it is, if any. *decoded* has the bytes instead of *snapshot* if
+    the shard, or one around it, is encoded as a whole.
     """
 
     snapshot: Snapshot
@@ -85,17 +85,17 @@ class OpenShard:
     decoded: DecodedShard | None = None
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.
+        """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be from another version.
 
-        *extent* is offset and size of the chunk that they are a piece of: it is fetched as one.
-        An append by another program makes no new version of what stood before it, as the old index tells; a shard that
-        has no index bytes cannot tell.
+        *extent* is offset and size of the chunk that contains them: it is fetched as one piece. After an append by
+        another program, what stood before is the same version, which the old index shows; a shard without index bytes
+        cannot show it.
         """
         shard, offset = self.outermost or self, self.offset + offset
         if extent is not None:
             extent = self.offset + extent[0], extent[1]
         if shard.decoded is not None:
-            # A slice would keep the whole shard in memory as long as somebody has it.
+            # A slice would keep the whole shard in memory.
             return bytes(memoryview(await shard.decoded.load())[offset : offset + nbytes])
         try:
             return await shard.snapshot.read(offset, nbytes, extent)
@@ -106,14 +106,14 @@ class OpenShard:
             return await shard.snapshot.read(offset, nbytes, extent)
 
     async def content(self, offset: int, nbytes: int) -> Content:
-        """Return *nbytes* bytes from *offset* of the shard, to be stored; what is not decoded is read later."""
+        """Return *nbytes* bytes from *offset* of the shard as content for the store, read later unless decoded."""
         start = self.offset + offset
         if self.decoded is not None:
             return MemoryContent(memoryview(await self.decoded.load())[start : start + nbytes])
         return self.snapshot.content(start, nbytes)
 
     def expect(self) -> None:
-        """Say that the chunks are likely to be read soon, in order: somebody lists them."""
+        """Announce that the chunks will probably be read soon, in order: somebody lists them."""
         shard = self.outermost or self
         if shard.decoded is not None:
             return
@@ -125,9 +125,9 @@ class OpenShard:
 
 
 def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return how many bytes of a stored shard, at its beginning or end, are its index: an argument of `Store.open`.
+    """Return how many bytes at the beginning or end of a stored shard are its index, as `Store.open` takes it.
 
-    None are, if it has to be decoded as a whole first.
+    None are, if the shard has to be decoded as a whole first.
     """
     nbytes = 0 if level.after else level.index_codecs.nbytes(prod(shape))
     return {"head_nbytes" if level.index_at_start else "tail_nbytes": nbytes}
@@ -136,10 +136,10 @@ def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> dict[str, int]:
 async def open_shard(
     level: ShardingLevel, shape: tuple[int, ...], snapshot: Snapshot, cache: DecodedBytes | None = None
 ) -> OpenShard:
-    """Open the shard that is the whole of *snapshot*; *shape* is its chunks per shard.
+    """Open the shard that is the whole of *snapshot*; *shape* is its number of chunks per axis.
 
-    What is decoded is kept in *cache*, or as long as the shard is open.  Raises `CorruptionError` if the shard is too
-    short for its index or the index is damaged.
+    Decoded bytes are kept in *cache*, or as long as the shard is open. Raises `CorruptionError` if the shard is too
+    short for its index, or the index is damaged.
     """
     return await _open(level, shape, snapshot, None, 0, snapshot.size, cache)
 
@@ -147,7 +147,7 @@ async def open_shard(
 async def open_inner_shard(
     level: ShardingLevel, shape: tuple[int, ...], outer: OpenShard, entry: int, cache: DecodedBytes | None = None
 ) -> OpenShard | None:
-    """Open the shard that is inner chunk *entry* of *outer*; None if that is empty."""
+    """Open the shard that is inner chunk *entry* of *outer*; None if that is missing."""
     found = outer.index.range(entry)
     if found is None:
         return None
@@ -189,14 +189,14 @@ async def _open(
     return OpenShard(snapshot, offset, index, index_offset, outermost, decoded)
 
 
-_BREATH: Final = 256  # chunks that are located without letting others run
+_BREATH: Final = 256  # chunks to locate before other tasks get a turn
 
 
 @dataclass(frozen=True, slots=True)
 class NewShard:
-    """The next version of a shard in the store; *splice* is None if no chunk is left and the shard goes.
+    """The next version of a shard; *splice* is None if no chunk is left and the shard is to be removed.
 
-    If it *is_append* it keeps all of the old one, but for an index at the beginning, and *index* is the new index.
+    *is_append*: it keeps all of the old version, except an index at the beginning; *index* is the new index.
     """
 
     splice: Splice | None
@@ -208,7 +208,7 @@ _Change = tuple[Place, Content | None]
 
 
 class _Planned(NamedTuple):
-    """A shard of some level, with the contents of its new entries."""
+    """A planned shard of any level, with the content of its new entries."""
 
     plan: WritePlan
     contents: Mapping[int, Content]
@@ -244,9 +244,9 @@ async def build(
 ) -> NewShard:
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
-    *old* is the shard as it is now, *alignment* where appends to it had better end.  *drop_index*: an index that is
-    replaced need not stay among the payloads.  *keep_empty*: a shard without any chunk stays, with an index that says
-    so, if it has one.  Raises `CorruptionError` if what has to be copied cannot be read.
+    *old* is the current version, *alignment* the multiple at which appends to it should end. *drop_index*: a replaced
+    index need not stay among the payloads. *keep_empty*: a shard without chunks stays, with an empty index, if it has
+    an index. Raises `CorruptionError` if something to be copied cannot be read.
     """
     level, shape = grid.levels[0], grid.index_shape(shard)
     located: list[_Change] = []
@@ -313,7 +313,7 @@ async def _plan(
 async def _inner(
     grid: ShardGrid, depth: int, outer: OpenShard | None, entry: int, changes: Sequence[_Change]
 ) -> Content | None:
-    """Return the inner shard that is chunk *entry* of *outer*, rewritten with *changes*; None if it gets empty."""
+    """Return the inner shard that is chunk *entry* of *outer*, rewritten with *changes*; None if it becomes empty."""
     level, shape = grid.levels[depth], changes[0][0].shapes[depth]
     is_full = depth + 1 == len(grid.levels) and sum(content is not None for _, content in changes) == prod(shape)
     old = None if outer is None or is_full else await open_inner_shard(level, shape, outer, entry)

@@ -1,4 +1,4 @@
-"""Open shards and their indexes, cached by bytes, each fetched once however many ask for it."""
+"""Open shards and their indexes: cached, and fetched once for all who want them."""
 
 import logging
 import time
@@ -24,16 +24,15 @@ from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
-_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
+_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard, with the entries that lead to it
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ShardState:
-    """What is known of the name of one shard: *shard* is open, or *error* says why not, or it is absent.
+    """What is known about one shard: the open *shard*, or the *error* why it cannot be opened, or that it is missing.
 
-    *stored_key* is the key of the outermost shard; *generation* counts the versions that were seen under the name;
-    *checked* is when the store was asked last.  *stat* is the state of the file; None if there is none or it could not
-    be opened.
+    *stored_key* is the key of the outermost shard. *generation* counts the versions that were seen under it. *checked*
+    is when the store was last asked. *stat* is the status of the file, None if there is none or it could not be opened.
     """
 
     checked: float
@@ -45,16 +44,16 @@ class ShardState:
     error: ShardfsError | None = None
 
     def check(self) -> None:
-        """Raise the error that keeps the shard from being read, if there is one."""
+        """Raise the error that prevents reading the shard, if there is one."""
         if self.error is not None:
             raise self.error.with_traceback(None)
 
 
 class ShardCache:
-    """The open shards of all arrays of a source; those used last stay, up to *max_nbytes* and *max_open*.
+    """The open shards of all arrays of a source; the most recently used stay, up to *max_nbytes* and *max_open*.
 
-    What is known is trusted for *ttl* seconds, unless a caller wants it fresh.  Indexes take up to *max_nbytes* bytes,
-    and shards that are encoded as a whole as much again.
+    A state is trusted for *ttl* seconds, unless the caller wants a fresh one. Indexes take up to *max_nbytes* bytes,
+    and decoded shards as much again.
     """
 
     def __init__(
@@ -79,21 +78,21 @@ class ShardCache:
         self.generations = InodeGenerations(statistics, self.forget, max_own=max_own)
 
     def remaining(self, state: ShardState) -> float:
-        """Return for how many seconds *state* may be trusted still."""
+        """Return for how many seconds *state* may still be trusted."""
         return max(0.0, state.checked + self.ttl - self.clock())
 
     async def state(self, layout: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
-        """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
+        """Return the state of the shard at *coords*; *fresh* asks the store whether it has changed."""
         key: _Key = (layout, coords, ())
         known = self._states.peek(key)
-        if known is not None and not fresh and known.error is None and self.remaining(known):  # most are: be quick
+        if known is not None and not fresh and known.error is None and self.remaining(known):  # the usual case
             self._states.touch(key)
             self._statistics.index_hits += 1
             return known
         return await self._states.get(key, partial(self._confirm, fresh=fresh), partial(self._load, key))
 
     async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
-        """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
+        """Return the state of the innermost shard at *place*: *state* itself, or that of a shard within it.
 
         Raises `CorruptionError` if a shard between them is damaged.
         """
@@ -128,12 +127,12 @@ class ShardCache:
             if state.snapshot is None and state.error is None:
                 is_current = await self.store.is_absent(state.stored_key)
             elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
-                return False  # what failed in passing is tried again
+                return False  # a passing error is tried again
             else:
                 is_current = await state.snapshot.is_current()
             if not is_current:
                 return False
-            if not self.store.rewrites or not is_recent:  # else it is only what the store believes
+            if not self.store.rewrites or not is_recent:  # else the store would answer from its cache
                 state.checked = derived_at(now)
         self._statistics.index_hits += 1
         return True
@@ -143,11 +142,11 @@ class ShardCache:
         key = layout.shard_key(coords)
         state = ShardState(derived_at(self.clock()), stored_key=key)
         level, shape = layout.grid.levels[0], layout.grid.index_shape(coords)
-        is_large = layout.grid.is_large(shape) and not level.after  # what is decoded waits for its turn by itself
+        is_large = layout.grid.is_large(shape) and not level.after  # decoding waits for its turn by itself
 
         async def open_it() -> None:
             state.snapshot = await self.store.open(key, **index_place(level, shape))
-            state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
+            state.stat = state.snapshot.stat._replace(nlink=1)  # hard links of a shard are no links of its chunks
             async with self._decoded.large if is_large else nullcontext():
                 state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
             self._count_load(state.shard)
@@ -167,7 +166,7 @@ class ShardCache:
             is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
             log.error("unreadable shard: %s%s", state.error, hint)
-        # What was opened in the middle of a commit of our own is no version for anybody, and is opened again.
+        # A shard that was opened during our own commit is opened again, and counts as no version.
         if state.stat is not None and not self._states.is_outdated(state_key):
             version = self.generations.of(layout, coords, state.stat)
             state.generation = version.generation
@@ -175,9 +174,9 @@ class ShardCache:
         return state
 
     def listed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> ShardState:
-        """Return what a listing knows of a chunk file of an unsharded array: *stat*, None if there is no such file.
+        """Return what a listing knows about a chunk file of an unsharded array: *stat*, None if it is missing.
 
-        It was not opened, and the state is not remembered.
+        The file was not opened, and the state is not cached.
         """
         generation = 0
         if stat is not None:
@@ -188,7 +187,7 @@ class ShardCache:
         return ShardState(derived_at(self.clock()), generation, layout.shard_key(coords), stat=stat)
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
-        """Look at the shard at *coords* again when it is wanted next."""
+        """Check the shard at *coords* again at the next request."""
         self._states.forget((layout, coords, ()))
 
     def _count_load(self, shard: OpenShard | None) -> None:

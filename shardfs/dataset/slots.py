@@ -1,14 +1,13 @@
-"""What a process that writes a source has of it on this machine: the directory in the source, or a slot.
+"""What a process that writes to a source has on this machine: a directory in the source, or a slot.
 
-A source that is not a directory of this machine has its journals in the user's state directory.  Several processes may
-write such a source, on one machine as on several: each claims the first slot that nobody holds,
-`shardfs/remote/<name>-<hash>/<number>` with `.shardfs` in it, and `source.json`, which says of what source it is.  A
-slot that is free and not empty was left by a process that was killed; the next one of that host takes care of it.
+The journals of a source that is not a local directory are in the user's state directory. Several processes may write to
+such a source, on one host or several. Each claims the first slot that nobody holds,
+`shardfs/remote/<name>-<hash>/<number>`, which contains `.shardfs`, and `source.json`, which names the source. A free
+slot that is not empty was left by a process that was killed; the next process on that host takes it over.
 
-The state directory may be in a home that several hosts share, and where none sees the locks of another.  So the lock of
-a slot says who has it.  What another host has is left alone until somebody removes its lock.
-
-Slots are claimed and left one at a time, so that none goes while it is looked at.
+The state directory may be in a home shared by hosts that do not see each other's locks. So the lock file of a slot says
+who holds it, and a slot of another host is left alone until somebody removes that file. Slots are claimed and released
+one at a time, so that none disappears while it is examined.
 """
 
 import hashlib
@@ -53,9 +52,9 @@ _TAKEN_OVER: Final = ("spools", "scratch", "staged")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The directory *state* to write in, and those that were *left* with a journal by processes that ended.
+    """The directory *state* to write to, and directories that were *left* with a journal by processes that ended.
 
-    All are locked for as long as the claim lasts.
+    All of them are locked as long as the claim lasts.
     """
 
     state: StateDirectory
@@ -63,15 +62,15 @@ class Claim:
 
     @property
     def directories(self) -> Sequence[StateDirectory]:
-        """All of them; the journals of those that were left are brought into the store first."""
+        """All of them; first those that were left, whose journals are committed first."""
         return (*self.left, self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a process that writes a source has of it on this machine, or left; *holder* is that process.
+    """What a process that writes to a source has, or left, on this machine; *holder* is that process.
 
-    *address* is None if the slot does not say of what source it is, or is of another one than its place says.
+    *address* is None if the slot does not name its source, or names another one than its path implies.
     """
 
     address: Address | None
@@ -82,10 +81,10 @@ class Slot:
 
 @contextmanager
 def hold(store: Store) -> Iterator[Claim]:
-    """Hold what a process needs to write *store*; what is empty of it goes at the end.
+    """Hold what a process needs to write to *store*; empty directories are removed at the end.
 
-    Raises `SourceError` if it cannot be made, if a directory of this machine is written by another process already,
-    and if a slot is of another source.
+    Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if a slot
+    belongs to another source.
     """
     if store.root is not None:
         with locked(StateDirectory(store.root, store.directory)) as state:
@@ -98,32 +97,32 @@ def hold(store: Store) -> Iterator[Claim]:
 
 
 def slots_of(store: Store) -> list[Slot]:
-    """Return what there is on this machine of a source; of a directory, its own `.shardfs`, whoever holds that."""
+    """Return the slots of a source on this machine; for a local directory, its own `.shardfs`, whoever holds it."""
     if store.root is not None:
         return [Slot(store.address, 0, StateDirectory(store.root), None)]
     return _slots(_directory(store.address))
 
 
 def all_slots() -> list[Slot]:
-    """Return the slots of all sources that are no directories of this machine."""
+    """Return the slots of all remote sources."""
     home = _home()
     return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
 
 
 def has_journal(store: Store) -> bool:
-    """Whether a process that ended may have left changes that were published and are not in *store*."""
-    with suppress(UsageError):  # there is no home, and nothing in it
+    """Whether a process that ended may have left published changes that are not in *store*."""
+    with suppress(UsageError):  # there is no home directory, and nothing in it
         return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
     return False
 
 
 def kept_files(state: StateDirectory, *, in_use: bool = False) -> Sequence[KeptFile]:
-    """Return the files of a directory that a remote store does not have; of one *in_use*, those that it refused."""
+    """Return the files that a remote store does not have; if the directory is *in_use*, only those it refused."""
     return [file for file in KeptFiles(state.spools).find() if file.reason or not in_use]
 
 
 def state_home() -> str:
-    """Return the directory of the user for what programs keep between two runs; raises `UsageError` if nobody knows."""
+    """Return the user's directory for state that outlives a process; raises `UsageError` if it is unknown."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):
         return state
@@ -146,7 +145,7 @@ def _directory(address: Address) -> str:
 
 
 def _claim(address: Address, held: ExitStack) -> Claim:
-    """Claim the first slot that was left, or else that is free; *held* gives back what is locked."""
+    """Claim the first slot that was left, or else is free; *held* releases the lock."""
     directory = _directory(address)
     left: list[StateDirectory] = []
     used = set()
@@ -177,7 +176,7 @@ def _claim(address: Address, held: ExitStack) -> Claim:
 
 
 def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack) -> StateDirectory:
-    """Make the first slot that nobody has, on this host or another one."""
+    """Create the first slot that nobody has, on this host or another one."""
     for number in count():
         root = os.path.join(directory, str(number))
         if number not in used:
@@ -198,7 +197,7 @@ def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack
 
 
 def _is_complete(state: StateDirectory) -> bool:
-    """Whether a slot is more than what another host makes or removes at this moment."""
+    """Whether a slot is more than what another host is just creating or removing."""
     is_recorded = read_holder(state).host is not None
     return is_recorded or any(names and names != ["lock"] for _, _, names in os.walk(state.path))
 
@@ -210,7 +209,7 @@ def _release(state: StateDirectory, file: Descriptor) -> None:
 
 
 def _tidy(state: StateDirectory, file: Descriptor) -> None:
-    """Remove a slot that *file* has the lock of if nothing is in it."""
+    """Remove a slot, locked by *file*, if it is empty."""
     tidy(state, file)
     if os.path.isdir(state.path):
         return
@@ -223,7 +222,7 @@ def _tidy(state: StateDirectory, file: Descriptor) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Keep all other processes from claiming and leaving slots."""
+    """Prevent all other processes from claiming and releasing slots."""
     home = _home()
     _make_directories(home)
     path = os.path.join(home, "lock")
@@ -237,7 +236,7 @@ def _alone() -> Iterator[None]:
 
 
 def _make_directories(path: str) -> None:
-    """Make a directory and those above it that are missing, durably."""
+    """Create a directory and the missing ones above it, durably."""
     if not os.path.isdir(path):
         parent = os.path.dirname(path)
         _make_directories(parent)
@@ -267,7 +266,7 @@ def _slots(directory: str) -> list[Slot]:
 
 
 def _require_source(state: StateDirectory, address: Address) -> None:
-    """Raise `SourceError` if a slot is of another source: somebody moved or copied it."""
+    """Raise `SourceError` if a slot belongs to another source: somebody moved or copied it."""
     found = _read_source(state.root)
     if found != address:
         whose = f"belongs to {found}" if found is not None else "does not name its source"
@@ -285,7 +284,7 @@ def _read_source(root: str) -> Address | None:
 def _take_over(left: StateDirectory, own: StateDirectory) -> None:
     """Move to *own* the files that *left* has beside its journal; both are locked.
 
-    What cannot be moved, as a second file of one name, is where it was, for the next process.
+    What cannot be moved, such as a second file of one name, stays for the next process.
     """
     for name in _TAKEN_OVER:
         source = os.path.join(left.path, name)
@@ -303,7 +302,7 @@ def _merge(source: str, target: str) -> None:
     elif all(stat.S_ISDIR(os.lstat(path).st_mode) for path in (source, target)):
         for name in os.listdir(source):
             _merge(os.path.join(source, name), os.path.join(target, name))
-        with suppress(OSError):  # something stayed in it
+        with suppress(OSError):  # something was left in it
             os.rmdir(source)
     else:
         log.warning("%s stays where it is, for the next mount: %s is there too", source, target)

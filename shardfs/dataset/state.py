@@ -1,8 +1,9 @@
-"""The state directory: `.shardfs`, in the source if that is a directory of this machine, else in a slot.
+"""The state directory: `.shardfs`, in the source if that is a local directory, else in a slot.
 
-It has the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.  The lock allows
-one writing mount at a time: an open file description lock on a file, so that it goes with the process that holds it,
-however that ends.  The file says who that is: where locks do not reach other hosts, that counts too.
+It contains the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.
+
+The lock allows one writing mount at a time. It is an open file description lock, so it ends with the process, however
+that ends. The lock file says who holds it, which counts where locks do not reach other hosts.
 """
 
 import errno
@@ -27,19 +28,19 @@ from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locke
 DIRECTORY: Final = ".shardfs"
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What a file system without locks says, such as NFS without its lock service."""
+"""The errors of a file system without locks, such as NFS without its lock service."""
 
 
 @dataclass(frozen=True)
 class StateDirectory:
     """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
 
-    With *opened*, the descriptor of that directory, all paths lead through it: *root* may be another directory's
-    meanwhile.
+    With *opened*, the descriptor of that directory, all paths lead through it, because *root* may be another directory
+    by then.
     """
 
-    # Keys in the store of names beside chunks, chunk files of arrays that are being made, large files that are being
-    # written, and what was cut off torn shards.
+    # Keys in the store: of scratch files, of chunk files of arrays that are being created, of large files being
+    # written, and of what was cut off torn shards.
     scratch_key: ClassVar[str] = f"{DIRECTORY}/scratch"
     staged_key: ClassVar[str] = f"{DIRECTORY}/staged"
     drafts_key: ClassVar[str] = f"{DIRECTORY}/drafts"
@@ -60,7 +61,7 @@ class StateDirectory:
 
     @property
     def conflicts(self) -> str:
-        """The directory of the journal of changes that were put aside."""
+        """The directory of the conflict log."""
         return os.path.join(self.path, "conflicts")
 
     @property
@@ -70,32 +71,32 @@ class StateDirectory:
 
     @property
     def spools(self) -> str:
-        """The directory for files that are written to a remote store, and those that it does not have."""
+        """The directory for files that are written to a remote store, and for those that it does not have."""
         return os.path.join(self.path, "spools")
 
     @property
     def lock(self) -> str:
-        """The file that is locked by the process that writes."""
+        """The lock file of the process that writes."""
         return os.path.join(self.path, "lock")
 
     def has_journal(self) -> bool:
-        """Whether there may be changes that were published and are not in the store."""
+        """Whether there may be published changes that are not in the store."""
         return self.has_pending() or self.has_conflicts()
 
     def has_pending(self) -> bool:
-        """Whether there may be some that the next mount brings there; those that were put aside are not."""
+        """Whether there may be changes that the next mount commits; conflicts are not."""
         return _has_segments(self.journal)
 
     def has_conflicts(self) -> bool:
-        """Whether there may be changes that were put aside."""
+        """Whether there may be changes in the conflict log."""
         return _has_segments(self.conflicts)
 
 
 @contextmanager
 def needed(path: str, way_out: str = "") -> Iterator[None]:
-    """Turn an error of the operating system, in the block, into a `SourceError` that names *path*.
+    """Turn an operating system error in the block into a `SourceError` that names *path*.
 
-    *way_out* is for a file system without locks.
+    *way_out* is added for a file system without locks.
     """
     try:
         yield
@@ -107,7 +108,10 @@ def needed(path: str, way_out: str = "") -> Iterator[None]:
 
 
 def make_directory(path: str) -> None:
-    """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
+    """Create a directory of our own, unless it exists.
+
+    A link is refused: it may come with a dataset and lead anywhere.
+    """
     with needed(path):
         with suppress(FileExistsError):
             os.mkdir(path, mode=0o700)
@@ -123,7 +127,7 @@ def sync_directory(path: str) -> None:
 
 
 def shown(path: str) -> str:
-    """Return a path of ours, which may lead through a descriptor, as people know it."""
+    """Return one of our paths, which may lead through a descriptor, in readable form."""
     parent, name = os.path.split(path)
     return os.path.join(os.path.realpath(parent), name)
 
@@ -138,7 +142,7 @@ _HOLDER_NBYTES: Final = 512
 
 
 class Holder(NamedTuple):
-    """Who has a lock, as far as that is known."""
+    """Who holds a lock, as far as that is known."""
 
     pid: int | None = None
     host: str | None = None
@@ -152,21 +156,21 @@ class Holder(NamedTuple):
 
     @classmethod
     def own(cls) -> "Holder":
-        """Return what this process is to others."""
+        """Return how this process appears to others."""
         return cls(os.getpid(), socket.gethostname())
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is of another host, so that nobody here can tell whether it lives."""
+        """Whether it is on another host, so that nobody here can tell whether it is alive."""
         return self.host is not None and self.host != socket.gethostname()
 
 
 @contextmanager
 def locked(state: StateDirectory) -> Iterator[StateDirectory]:
-    """Hold the lock of a source on this machine; what is empty of its directory goes at the end.
+    """Hold the lock of a source on this machine; an empty state directory is removed at the end.
 
-    Raises `SourceError` if another process writes the same dataset, or one around or within it; and if one of those
-    left changes that are not in the store, which only a mount of the same source may bring there.
+    Raises `SourceError` if another process writes to the same dataset, or to one around or within it; also if one of
+    those has changes that are not in the store, which only a mount of that source may commit.
     """
     root = state.root
     file = try_lock(state)
@@ -183,10 +187,10 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
 
 
 def try_lock(state: StateDirectory) -> Descriptor | None:
-    """Lock a directory of our own, which is made if there is none; return the file that holds the lock.
+    """Lock a directory of our own, which is created if it is missing; return the lock file.
 
-    None if another process has it: one that holds the lock, or one of another host, where locks may not reach.  Raises
-    `SourceError` if the lock cannot be made.
+    Returns None if another process has it: one that holds the lock, or one on another host where locks may not reach.
+    Raises `SourceError` if the lock cannot be created.
     """
     with needed(state.lock, "; shardfs can only write to a file system with locks"):
         while True:
@@ -196,7 +200,7 @@ def try_lock(state: StateDirectory) -> Descriptor | None:
                 return None
             with suppress(OSError):
                 if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
-                    break  # else whoever had it took it away
+                    break  # else whoever had it has removed it
         if read_holder(state).is_elsewhere and not _locks_reach(state):
             return None
         _write_holder(file.fd, Holder.own())
@@ -204,7 +208,7 @@ def try_lock(state: StateDirectory) -> Descriptor | None:
 
 
 def release(state: StateDirectory, file: Descriptor, last: Holder | None = None) -> None:
-    """Tidy a directory, and let go of its lock, which says from now on who had it *last*, if anybody is to know."""
+    """Tidy a directory and release its lock, which then says who had it *last*, if anybody needs to know."""
     tidy(state, file)
     with suppress(OSError):
         _write_holder(file.fd, last or Holder())
@@ -212,9 +216,9 @@ def release(state: StateDirectory, file: Descriptor, last: Holder | None = None)
 
 
 def find_holder(state: StateDirectory) -> Holder | None:
-    """Return who has the lock of a directory, as `try_lock` sees it; None if nobody has.
+    """Return who holds the lock of a directory, as `try_lock` sees it; None if nobody does.
 
-    Raises `SourceError` if that cannot be told.
+    Raises `SourceError` if that cannot be determined.
     """
     try:
         file = Descriptor(os.open(state.lock, READ))
@@ -228,7 +232,7 @@ def find_holder(state: StateDirectory) -> Holder | None:
 
 
 def _locks_reach(state: StateDirectory) -> bool:
-    """Whether a lock on the file system of a directory is one for all hosts that have it mounted, as far as we know."""
+    """Whether locks on the file system of a directory reach all hosts that have it mounted, as far as known."""
     try:
         directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:
@@ -244,15 +248,15 @@ def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
 
 
 def prepare(state: StateDirectory) -> None:
-    """Make what a locked directory has in it; raises `SourceError`."""
+    """Create the contents of a locked directory; raises `SourceError`."""
     for directory in (state.journal, state.conflicts, state.drafts):
         make_directory(directory)
-    for directory in (state.path, os.path.dirname(state.path)):  # a journal is not durable in a directory that is not
+    for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
         sync_directory(directory)
 
 
 def _require_in_place(state: StateDirectory) -> None:
-    """Raise `SourceError` if another directory than *state* has its path: what is around it is looked at by path."""
+    """Raise `SourceError` if another directory has the path of *state*: its surroundings are examined by path."""
     if state.opened is not None:
         with suppress(OSError):
             if os.path.samestat(os.stat(state.root), os.fstat(state.opened.fd)):
@@ -272,13 +276,13 @@ def _require_idle(root: str, other: StateDirectory) -> None:
 
 
 def _write_holder(fd: int, holder: Holder) -> None:
-    # In one call, and of one length: others read it at any time.
+    # Written by one call, always of the same length: others may read it at any time.
     os.pwrite(fd, json.dumps(holder._asdict()).encode().ljust(_HOLDER_NBYTES), 0)
     os.ftruncate(fd, _HOLDER_NBYTES)
 
 
 def read_holder(state: StateDirectory) -> Holder:
-    """Return who wrote that it has the lock, whether it still has it or not; without a host if nobody did."""
+    """Return who wrote that it has the lock, whether it still does or not; without a host if nobody did."""
     try:
         with open(os.open(state.lock, READ), "rb") as file:
             holder = json.loads(file.read(4096))
@@ -297,9 +301,9 @@ def _ancestors(root: str) -> Iterator[str]:
 
 
 def _descendants(root: str) -> Iterator[str]:
-    """Yield the directories below *root* that have a directory of ours; those of chunks are not looked into.
+    """Yield the directories below *root* that contain a state directory; directories of chunks are not entered.
 
-    What is called like one may be an array: the levels of an image pyramid are `0`, `1` and so on.
+    A name like a chunk's may be an array: the levels of an image pyramid are `0`, `1` and so on.
     """
     pending = [root]
     while pending:
@@ -316,7 +320,7 @@ def _descendants(root: str) -> Iterator[str]:
 
 
 def _is_array(directory: str) -> bool:
-    """Whether a directory has the document of an array; what cannot be told is none, and looked into."""
+    """Whether a directory has the document of an array; if that cannot be determined, it is treated as none."""
     try:
         with open(os.open(os.path.join(directory, DOCUMENT), READ), "rb") as file:
             return isinstance(parse_document(file.read(MAX_DOCUMENT_NBYTES + 1)), ArrayMetadata)
@@ -325,10 +329,10 @@ def _is_array(directory: str) -> bool:
 
 
 def tidy(state: StateDirectory, file: Descriptor) -> None:
-    """Remove what is empty of a directory that *file* has the lock of, and the lock if nothing is left beside it."""
+    """Remove empty parts of a directory locked by *file*, and the lock file if nothing else is left."""
     with suppress(OSError):
         if not os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
-            return  # somebody removed what was ours, and another process has made it anew
+            return  # somebody removed our directory, and another process has created it again
         for directory, _, _ in os.walk(state.path, topdown=False):
             with suppress(OSError):
                 if directory != state.path:

@@ -1,7 +1,7 @@
-"""What there is to tell of a mount: one table of figures, each with its name, unit and meaning.
+"""The figures of a mount: one table, with name, unit and meaning of each.
 
-`Statistics` has the running counts, `Snapshot` all figures at one moment: that is what `shardfs stats`, Prometheus, and
-whoever waits for a daemon are told.
+`Statistics` holds the running counts, `Snapshot` all figures at one moment: `shardfs stats`, Prometheus, and commands
+that wait for a daemon all show a snapshot.
 """
 
 import json
@@ -20,9 +20,9 @@ _MAX: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table: a *counter* only grows, a *gauge* does not, a *detail* is for programs of ours alone.
+    """One row of the table: a *counter* only grows, a *gauge* varies, a *detail* is for our own programs only.
 
-    A figure with a *label* is one number for each of its values.  A *time* is in seconds since 1970.
+    A figure with a *label* has one number for each of its values. A *time* is in seconds since 1970.
     """
 
     name: str
@@ -41,7 +41,7 @@ def _figure(kind: Kind, meaning: str, unit: Unit = "", label: str = "", default:
 
 @dataclass(slots=True)
 class Statistics:
-    """What a mount counts while it runs."""
+    """The counts of a running mount."""
 
     last_commit_timestamp_seconds: float | None = _figure("gauge", "Time of the last commit.", "time")
     last_error_timestamp_seconds: float | None = _figure("gauge", "Time of the last error in the log.", "time")
@@ -63,20 +63,20 @@ class Statistics:
     committed_bytes: int = _figure("counter", "Bytes written to shards.", "bytes")
 
     def note_error(self, message: str) -> None:
-        """Remember what went wrong last."""
+        """Remember the latest error."""
         self.last_error, self.last_error_timestamp_seconds = message, time.time()
 
     def counts(self) -> Mapping[str, Any]:
-        """Return the counts as plain values, which do not change any more."""
+        """Return the counts as plain values that do not change any more."""
         counts = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All figures of a mount at one moment; *counts* are those of `Statistics`, and *store* what its store counted.
+    """All figures of a mount at one moment; *counts* are those of `Statistics`, *store* those of the store.
 
-    What is None has no value, or is not known to the version of shardfs that the daemon runs.
+    A figure is None if it has no value, or is unknown to the version of shardfs that the daemon runs.
     """
 
     version: str | None = _figure("text", "Version of shardfs that the daemon runs.")
@@ -100,13 +100,13 @@ class Snapshot:
     store: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the figures as JSON, which `parse` reads."""
+        """Return the figures as JSON for `parse`."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata}
         return json.dumps(own | dict(self.counts) | {"store": dict(self.store)}).encode()
 
     @classmethod
     def parse(cls, text: bytes) -> "Snapshot":
-        """Return a snapshot that was encoded, perhaps by another version of shardfs; raises `ValueError`."""
+        """Return a snapshot encoded by any version of shardfs; raises `ValueError`."""
         try:
             found = json.loads(text)
         except RecursionError:
@@ -120,7 +120,7 @@ class Snapshot:
         return cls(**own, store=found.pop("store"), counts=found)
 
     def figures(self) -> Iterator[tuple[Figure, Value]]:
-        """Yield the rows of the table that have a value, but for details."""
+        """Yield the rows of the table that have a value, without details."""
         for figure in FIGURES:
             if figure.name.startswith(_STORE):
                 value = self.store.get(figure.name.removeprefix(_STORE))
@@ -131,7 +131,7 @@ class Snapshot:
 
 
 def _is_of(value: object, kinds: Any) -> bool:  # noqa: ANN401 - the type of a field
-    """Whether *value* is of a type, where float means any number; none that cannot be shown."""
+    """Whether *value* has the given type, where float includes all finite numbers."""
     if isinstance(value, int | float):
         return abs(value) < _MAX and (isinstance(value, kinds) or isinstance(1.0, kinds))
     return isinstance(value, kinds)

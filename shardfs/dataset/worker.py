@@ -1,6 +1,6 @@
-"""A process beside this one for large documents: who parses or makes one here keeps every request waiting.
+"""A process for large documents, beside this one, in which parsing or generating one would delay every request.
 
-`json` holds the interpreter's lock, so a thread does not help.
+A thread would not help, because `json` holds the interpreter's lock.
 """
 
 import logging
@@ -22,29 +22,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_NBYTES: Final = 256 * 2**10
-"""Size of a document from which on work on it is done in the worker."""
+"""From this size on, documents are processed in the worker."""
 
 _MAX_MEMORY: Final = 2 * 2**30
-_MAX_KEPT: Final = 192 * 2**20  # a worker that came to need more is replaced by a small one
+_MAX_KEPT: Final = 192 * 2**20  # a worker that has grown beyond this is replaced
 
 
 class Worker:
-    """Calls functions in a process of its own, one at a time; it is started when it is first needed."""
+    """Calls functions in a process of its own, one at a time; the process is started when it is first needed."""
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a function returns that works on documents: in the worker if one of its arguments is large."""
+        """Call a function on documents: in the worker if one of its arguments is large."""
         if any(isinstance(arg, bytes) and len(arg) > LARGE_NBYTES for arg in args):
             return await self.call(function, *args, **kwargs)
         return function(*args, **kwargs)
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what *function*, of a module, returns; raises the `ShardfsError` that it raises.
+        """Call *function*, a function of a module, in the worker; raises the `ShardfsError` that it raises.
 
-        Raises `StoreError` if the process dies of it.
+        Raises `StoreError` if the process dies.
         """
         async with self._turn:
             if self._process is None:
@@ -57,7 +57,7 @@ class Worker:
                 await self.end()
                 log.error("the process that works on large documents died (status %s)", process.returncode)  # noqa: TRY400
                 raise StoreError("the process that works on large documents died") from None
-            except BaseException:  # cancelled: nobody wants what it is busy with
+            except BaseException:  # cancelled: nobody wants the result any more
                 await self.end()
                 raise
             if memory > _MAX_KEPT:
@@ -68,7 +68,7 @@ class Worker:
         return value
 
     async def end(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -84,14 +84,14 @@ def _start() -> "subprocess.Popen[bytes]":
             stdout=subprocess.PIPE,
             cwd="/",
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,  # a Ctrl-C is for the mount
+            start_new_session=True,  # Ctrl-C is for the mount
         )
     except OSError as error:
         raise StoreError(f"no process can be started to work on a large document: {error}") from None
 
 
 def _ask(process: "subprocess.Popen[bytes]", request: object) -> tuple[Any, ShardfsError | None, int]:
-    """Return result or error of a request, and what the process needed of memory by now; blocks."""
+    """Send a request; return its result or error, and how much memory the process uses now; blocks."""
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(request, process.stdin, protocol=5)

@@ -1,6 +1,6 @@
-"""Publishing: a chunk's bytes become its content on the mount, atomically, and are in the write-ahead log.
+"""Publishing: content becomes that of a chunk on the mount, atomically, and is in the write-ahead log.
 
-`Writer` is the way in for everything that changes chunks; its `GroupCommit` brings what is pending into shards.
+`Writer` is the entrance for all changes of chunks; its `GroupCommit` brings them into shards.
 """
 
 import logging
@@ -24,14 +24,14 @@ from shardfs.stores.base import Content
 log = logging.getLogger(__name__)
 
 _IN_LOOP_NBYTES: Final = 2**20
-"""Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
+"""Up to this size, writing a payload to the page cache takes about as long as starting a thread."""
 
-_FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others go on
-_WORTH: Final = 1 / 16  # of the log: so much must be dead to be cleaned out where there is no other way to room
+_FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others can go on
+_WORTH: Final = 1 / 16  # of the log: this much must be dead before cleaning, if there is no other way to get room
 
 
 class Writer:
-    """Changes to the chunks of one source, in the order in which they were published."""
+    """Changes to the chunks of one source, in the order in which they are published."""
 
     def __init__(
         self, source: Source, wal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
@@ -41,7 +41,7 @@ class Writer:
         self.commits = GroupCommit(source, self.log, conflicts, auto_compact=auto_compact)
 
     def check(self) -> None:
-        """Raise the error that keeps anything from being published."""
+        """Raise the error that prevents publishing, if there is one."""
         if self.log.failure:
             raise ReadOnlyError("the mount is read-only because its journal failed; unmount and mount again")
 
@@ -50,7 +50,7 @@ class Writer:
         return self.log.has_room(nbytes) and self.commits.npending < MAX_PENDING
 
     def check_room(self) -> None:
-        """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
+        """Raise `NoSpaceError` if commits failed for lack of space, and nobody has freed any since."""
         errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
         if errors and self.log.room() <= self.commits.room_at_failure:
             raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
@@ -60,20 +60,20 @@ class Writer:
     ) -> None:
         """Publish *content* as the inner chunk at *coords*.
 
-        Raises `NoSpaceError` where the log or the shards have no room, `ReadOnlyError` after a failure.
+        Raises `NoSpaceError` if the log or the shards have no room, `ReadOnlyError` after a failure.
         """
         self.check_room()
         record = Put(0, array.layout.path, coords, array.fingerprint, None, mtime_ns, mode=mode, uid=uid, gid=gid)
         await self._publish(array, record, content)
 
     async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
-        """Publish that there is no inner chunk at *coords* any more."""
+        """Publish the removal of the inner chunk at *coords*."""
         await self._publish(array, Erase(0, array.layout.path, coords, array.fingerprint, None, mtime_ns), NOTHING)
 
     async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
-        """Note durably that the array at *path*, which has the shape *shape*, is about to be made smaller.
+        """Record durably that the array at *path*, of shape *shape*, is about to be made smaller.
 
-        What lies outside its new shape then is removed by `empty_outside`.
+        Then `empty_outside` removes what is outside its new shape.
         """
         self.check()
         async with self.log.appending:
@@ -91,9 +91,9 @@ class Writer:
             self.check()
         while True:
             while (former := self._former(layout)) is not None:
-                with suppress(ConflictError):  # it was put aside, as the log says
+                with suppress(ConflictError):  # it is in the conflict log, and was reported
                     await self.commits.flush(former)
-            # A record names the entry that it supersedes, which a commit would change.
+            # A record names the index entry that it supersedes, and a commit would change that.
             async with queue.lock:
                 if not queue.changes:
                     await self.source.store.check_writable(queue.key)
@@ -111,17 +111,17 @@ class Writer:
                     return
 
     def _former(self, layout: ArrayLayout) -> ArrayLayout | None:
-        """Return the layout that an array had before another program changed its shape, if that has changes.
+        """Return the layout from before another program changed the array's shape, if it has pending changes.
 
-        They are older, and must not come into a shard after what is published now.
+        They are older, and must not get into a shard after changes that are published now.
         """
         former = self.commits.layouts.get(layout.path, layout)
         return former if former is not layout and former.pending else None
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
-        """Raise what keeps a shard from being committed, if *nbytes* more for it would leave too little for others.
+        """Raise the error that prevents the commit of a shard, if *nbytes* more of it would leave others too little.
 
-        Where the store as a whole does not answer there are no others, and what is written waits as long as it can.
+        If the store as a whole does not answer, there are no others, and changes wait as long as they can.
         """
         if queue.error is None or isinstance(queue.error, UnreachableError):
             return
@@ -132,10 +132,10 @@ class Writer:
             raise queue.error.with_traceback(None)
 
     async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
-        """Wait until something was committed, or carried forward in the log, which had no room for *nbytes* more.
+        """Wait until a commit, or carrying records forward, has made room in the log for *nbytes* more.
 
-        If nothing can be, raises what keeps the shard of *queue* from being committed, and of other shards no more than
-        that they take the room.
+        If neither can, raises what prevents the commit of the shard of *queue*; of other shards, only that they take
+        the room.
         """
         commits = self.commits
         if any(each.error is None for each in commits.pending):
@@ -155,14 +155,14 @@ class Writer:
             raise self._full(queue).with_traceback(None)
 
     def _full(self, queue: ShardQueue) -> ShardfsError:
-        """Return why there is no room for a shard."""
+        """Return the error that there is no room for a shard."""
         errors = [each.error for each in self.commits.failing if each.error is not None]
         of_store = (error for error in errors if isinstance(error, NoSpaceError | UnreachableError))
         why = f"and cannot be committed: {errors[0]}" if errors else "and no commit finishes; unmount and mount again"
         return queue.error or next(of_store, NoSpaceError(f"the journal is full, {why}"))
 
     async def _clean(self) -> bool:
-        """Carry live records forward while enough of the log is dead; returns whether it got smaller."""
+        """Carry live records forward while enough of the log is dead; returns whether it became smaller."""
         before = self.log.nbytes
         try:
             for _ in range(self.log.nsegments):
@@ -176,9 +176,9 @@ class Writer:
 
 
 async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:
-    """Remove every stored chunk of *array* that does not overlap *shape*.
+    """Remove every stored chunk of *array* that is outside *shape*.
 
-    Raises what kept one of its shards from being changed, when all others are.
+    If a shard cannot be changed, the others are changed first, and then its error is raised.
     """
     inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
     failure: ShardfsError | None = None
@@ -192,7 +192,7 @@ async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ..
 
 
 async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
-    """Remove the chunks of one shard that do not lie in the grid of the shape *inside*."""
+    """Remove the chunks of one shard that are outside the grid *inside*."""
     starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
     if any(start >= n for start, n in zip(starts, inside, strict=True)):
         await commits.rewrite(array.layout, shard, None)

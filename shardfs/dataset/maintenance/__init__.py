@@ -1,1 +1,1 @@
-"""What looks at whole shards, or at all of them: verify, compact, repair, shrink."""
+"""Work on whole shards, or all of them: verify, compact, repair, shrink."""

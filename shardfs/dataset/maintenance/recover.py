@@ -1,8 +1,8 @@
-"""What killed mounts and other programs left of a source: found, and brought into its shards or repaired.
+"""What killed mounts and other programs left behind: found, and committed or repaired.
 
-Torn shards are those that another program was killed over, and that no journal knows.  A shard whose index is at the
-end and has a checksum may hold an older index, from before the append that was cut short.  Everything that this index
-names is there still; what came behind it is cut off, and kept in a file of its own.
+A torn shard is one that another program was writing when it was killed, and that no journal knows. If its index is at
+the end and has a checksum, the shard may still contain an older index, from before the append that was cut short.
+Everything that this index names is intact; what follows it is cut off, and kept in a file of its own.
 """
 
 import os
@@ -47,9 +47,9 @@ from shardfs.stores.kept_files import KeptFile
 
 @dataclass(frozen=True)
 class TornShard:
-    """A shard that cannot be read, as *snapshot* has it, for this *reason*.
+    """A shard that cannot be read: its *snapshot*, and the *reason*.
 
-    The index that ends at *stop* is the last valid one; None if there is none, and *reason* says why.
+    *stop* is where its last valid index ends; None if there is none, and *reason* says why.
     """
 
     array: Array
@@ -65,12 +65,12 @@ class TornShard:
 
     @property
     def tail_nbytes(self) -> int:
-        """Bytes that a repair cuts off."""
+        """The number of bytes that a repair cuts off."""
         return self.snapshot.size - (self.stop or self.snapshot.size)
 
 
 async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
-    """Yield every shard of *source* whose index cannot be read, or can be none."""
+    """Yield every shard of *source* whose index cannot be read, or cannot be one."""
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
         state = await array.shard(shard)
         if isinstance(state.error, CorruptionError) and state.snapshot is not None:
@@ -87,7 +87,7 @@ async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIt
 async def repair(source: Source, torn: TornShard, directory: str) -> str:
     """Cut off what follows the last valid index of a shard; returns the key in *directory* of the file that keeps it.
 
-    Raises `StaleError` if the shard is another one than was examined.
+    Raises `StaleError` if the shard has changed since it was examined.
     """
     assert torn.stop is not None
     async with source.store.edit(torn.key) as edit:
@@ -101,7 +101,7 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
 
 
 def _is_no_index(array: Array, index: ShardIndex) -> bool:
-    """Whether an index that no checksum vouches for cannot be one that was written."""
+    """Whether the bytes of an index without a checksum cannot be an index."""
     level = array.grid.levels[0]
     if level.after or level.index_at_start or level.index_codecs.checksums:
         return False
@@ -128,7 +128,7 @@ async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[i
 
 
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:
-    """Copy what follows byte *start* of a shard to a file that is new; returns its key."""
+    """Copy what follows byte *start* of a shard to a new file; returns its key."""
     directory, place = key.rpartition("/")[0], f"{key}.{secrets.token_hex(4)}"
     await source.store.make_directories(directory)
     file = await source.store.create(place, 0o600, exclusive=True)
@@ -143,9 +143,10 @@ _UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was left; *left*: it is not as it should be still.
+    """Something that was left behind.
 
-    *key* is that of the shard or file, *path* is where it lies on this machine, *command* what brings it home.
+    *left*: it still needs attention. *key* is that of the shard or file, *path* its place on this machine, *command*
+    the command that handles it.
     """
 
     kind: str
@@ -160,7 +161,7 @@ Findings = list[Finding]
 
 
 async def show_source(source: Source, found: Findings, progress: Progress = no_progress) -> None:
-    """Find journals and torn shards; of a source that is no directory of this machine, the journals of this machine."""
+    """Find journals and torn shards; for a remote source, the journals on this machine."""
     for slot in slots_of(source.store):
         await _show_slot(source, slot, found)
     async for torn in find_torn(source, progress):
@@ -170,7 +171,7 @@ async def show_source(source: Source, found: Findings, progress: Progress = no_p
 async def recover_source(
     source: Source, found: Findings, single_writer: bool, progress: Progress = no_progress
 ) -> None:
-    """Bring journals into the store, and repair torn shards; what a mount uses is only shown.
+    """Commit what is in journals, and repair torn shards; what a mount uses is only shown.
 
     *single_writer*: the user says that nobody else writes to the source meanwhile.
     """
@@ -186,11 +187,11 @@ async def recover_source(
             except ShardfsError as error:
                 found.append(Finding("journal", f"{state.journal}: {error}", left=True))
                 is_read = False
-            with suppress(ShardfsError):  # which was said
-                _report_damage(state, found)  # by the names under which damaged segments are kept now
+            with suppress(ShardfsError):  # which was reported
+                _report_damage(state, found)  # by the names under which damaged segments are now kept
         for kept in kept_files(claim.state):
             await _store_file(source, kept, found)
-        if is_read:  # else a journal may know what is torn better than the shards do
+        if is_read:  # else a journal may know more about torn shards than the shards do
             async for torn in find_torn(source, progress):
                 await _report_torn(source, torn, claim.state, found)
 
@@ -216,7 +217,7 @@ async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
 
 
 def _whose(slot: Slot, is_left: bool) -> str:
-    """Say who has a slot, and what to do about that if something *is_left* there."""
+    """Say who has a slot, and what to do about it if something *is_left* there."""
     if slot.holder is not None and slot.holder.is_elsewhere:
         lock = slot.state.lock
         way_out = f"if that host is gone for good, remove {lock} and run this command again here"
@@ -236,7 +237,7 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
 
 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
-    """Name the changes that were put aside."""
+    """Report the changes in the conflict log."""
     for change in _changes(read_left(state.conflicts)):
         reason = await why_not(source, change) or "it fits what is stored"
         line = f"put aside: {describe(Conflict(change, reason))}; `shardfs recover --apply` applies it"
@@ -267,12 +268,12 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         failure = await _flush(commits) or failure
         if failure is not None:
             found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
-        await commits.log.sync_soon()  # what was put aside is forgotten when the journal has it durably
+        await commits.log.sync_soon()  # the conflict log forgets it only when it is durable in the journal
         commits.conflicts.release(sorted(settled))
 
 
 async def _flush(commits: GroupCommit) -> ShardfsError | None:
-    """Commit what is pending; returns what keeps some of it from being committed."""
+    """Commit what is pending; returns the error that prevents part of it, if any."""
     try:
         await commits.flush()
     except ShardfsError as error:
@@ -281,7 +282,7 @@ async def _flush(commits: GroupCommit) -> ShardfsError | None:
 
 
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
-    """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
+    """Make a change from the conflict log pending again, whatever the chunk is now; returns why that is impossible."""
     try:
         check_name(change.path)
         if isinstance(change, Shrink):
@@ -303,7 +304,7 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
 
 
 async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
-    """Store a file that was kept, whatever has its name now, unless its host has stored a later version of it."""
+    """Store a kept file, whatever has its name now, unless its host has stored a later version of it."""
     if kept.is_superseded:
         found.append(_not_stored(kept))
         return
@@ -330,7 +331,7 @@ def _not_stored(file: KeptFile) -> Finding:
 
 
 async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, found: Findings) -> None:
-    """Report a torn shard, and repair it if there is a directory to write in, *state*."""
+    """Report a torn shard, and repair it if there is a directory to write to, *state*."""
     what, path, is_left = f"torn: {torn.key}: {torn.reason}", None, True
     if torn.stop is not None:
         what = f"torn: {torn.key}: its last {torn.tail_nbytes:,} bytes, behind the last valid index, can be cut off"
@@ -346,7 +347,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
 
 
 def _report_commits(recovery: Recovery, found: Findings, torn: str, *, left: bool) -> None:
-    """Report commits that were under way; what of those that are torn becomes is *left* to be done."""
+    """Report commits that were under way; torn ones are *left* to be undone."""
     for undo, outcome, reason, _ in recovery.commits:
         if outcome is Outcome.TORN:
             found.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
@@ -362,7 +363,7 @@ def _report_damage(state: StateDirectory, found: Findings) -> None:
 
 
 def list_slots(found: Findings) -> None:
-    """List what mounts of remote sources have, or left, on this machine; nothing is changed, and no store is asked."""
+    """List what mounts of remote sources have, or left, on this machine; changes nothing, asks no store."""
     for slot in all_slots():
         state, holder = slot.state, slot.holder
         is_running = holder is not None and not holder.is_elsewhere

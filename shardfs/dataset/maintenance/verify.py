@@ -1,4 +1,4 @@
-"""Looking into shards: what each holds, what is dead weight in it, and what is damaged."""
+"""Examining shards: what each contains, what is dead, and what is damaged."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20
-_MAX_LOOKED_AT: Final = 64  # of the ranges of a shard that nothing refers to, the largest
+_MAX_LOOKED_AT: Final = 64  # the largest of the ranges that nothing refers to
 _LOOKED_AT_NBYTES: Final = 4096
-_SEARCHED_NBYTES: Final = 4 * 2**20  # of a larger shard nobody waits to hear whether it had an older index
+_SEARCHED_NBYTES: Final = 4 * 2**20  # a larger shard is not searched for an older index: it would take too long
 _FORMATS: Final = (b"\x89HDF", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # HDF5, TIFF
 
 
@@ -30,7 +30,7 @@ _FORMATS: Final = (b"\x89HDF", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # HDF5, 
 class Problem:
     """Something damaged: a whole shard, or an inner chunk, named by its key in the unsharded array.
 
-    What is *too_large* to be decoded may be sound.
+    A chunk that is *too_large* to be decoded may be sound.
     """
 
     shard: str
@@ -40,7 +40,10 @@ class Problem:
 
 
 class Use(IntEnum):
-    """What bytes of a shard are: of a *gap* the first are zero, a *foreign* prefix may be another format's."""
+    """What bytes of a shard are used for.
+
+    A *gap* begins with zeros; a *foreign* prefix may belong to another format.
+    """
 
     DEAD = 0
     LIVE = 1
@@ -51,13 +54,13 @@ class Use(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What lies where in a shard: the bytes from `edges[i]` to `edges[i + 1]` are of use `uses[i]`."""
+    """What is where in a shard: the bytes from `edges[i]` to `edges[i + 1]` have the use `uses[i]`."""
 
     edges: np.ndarray
     uses: np.ndarray
 
     def cells(self, count: int) -> list[Use]:
-        """Return of what use most bytes are in each of *count* equal parts; every use that there is has a part."""
+        """Return the main use of each of *count* equal parts of the shard; every use gets at least one part."""
         lengths = np.diff(self.edges)
         sums = {use: np.append(0, np.cumsum(lengths * (self.uses == use))) for use in Use}
         at = np.linspace(0, self.edges[-1], count + 1)
@@ -71,10 +74,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class ShardUse:
-    """What a shard's bytes are used for; *live* are payloads and indexes, each byte counted once.
+    """What the bytes of a shard are used for: *live* ones are payloads and indexes, each counted once.
 
-    It has *chunks*, of *capacity* that the array has there.  *live* is None where a shard, or one within it, is encoded
-    as a whole: no byte of it can be told from another.
+    It has *chunks* of the *capacity* that the array has there. *live* is None if the shard, or a shard in it, is
+    encoded as a whole.
     """
 
     key: str
@@ -92,14 +95,14 @@ class ShardUse:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDecoder:
-    """Decodes inner chunks as far as their size shows whether they are sound; *nbytes* is None where that varies."""
+    """Decodes inner chunks to find damage; *nbytes* is the expected size, None if that varies."""
 
     codecs: tuple[Extension, ...]
     nbytes: int | None
 
     @classmethod
     def of(cls, array: Array) -> "ChunkDecoder | None":
-        """Return the decoder for the chunks of *array*; None if a codec is not known."""
+        """Return the decoder for the chunks of *array*; None if a codec is unknown."""
         try:
             chain = split_chain(array.codecs, "codecs")
         except MetadataError:
@@ -112,7 +115,7 @@ class ChunkDecoder:
     async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
         """Read and decode one chunk; raises `CorruptionError` if it is damaged.
 
-        Raises `OversizedDataError` if it, or what it decodes to, is larger than `MAX_CHUNK_NBYTES`.
+        Raises `OversizedDataError` if it is larger than `MAX_CHUNK_NBYTES`, encoded or decoded.
         """
         if not self.codecs:
             self._check_size(nbytes)
@@ -140,7 +143,7 @@ class ChunkDecoder:
 
 
 async def measure(array: Array, coords: Coords) -> ShardUse:
-    """Tell what the stored shard at *coords* holds."""
+    """Return what the bytes of the stored shard at *coords* are used for."""
     found = await _ranges(array, coords)
     state = await array.shard(coords)
     return ShardUse(
@@ -154,13 +157,13 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
 
 
 async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Problem] | None:
-    """Return what `check` finds, None if that is nothing; *data* looks into chunks whose codecs are known."""
+    """Return what `check` finds, None if nothing; with *data*, chunks are decoded if their codecs are known."""
     decoder = ChunkDecoder.of(array) if data else None
     return [problem async for problem in check(array, coords, decoder)] or None
 
 
 async def lay_out(array: Array, coords: Coords) -> Layout | None:
-    """Tell what lies where in the stored shard at *coords*; None if it cannot be read, or is encoded as a whole."""
+    """Return the layout of the stored shard at *coords*; None if it cannot be read, or is encoded as a whole."""
     found = await _ranges(array, coords)
     shard = (await array.shard(coords)).shard
     if not found.indexes or shard is None:
@@ -187,7 +190,7 @@ async def lay_out(array: Array, coords: Coords) -> Layout | None:
 
 
 async def has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:
-    """Whether the bytes before the first chunk were never named by an index of the shard, as far as can be told."""
+    """Whether no index of the shard, as far as can be told, ever named the bytes before its first chunk."""
     level = array.grid.levels[0]
     layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
     if level.index_at_start or opened.index.first_live_byte == 0:
@@ -214,9 +217,9 @@ def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
 
 @dataclass(slots=True)
 class _Ranges:
-    """The ranges, rows of offset and length, of the *nchunks* chunks in a shard and of the indexes in it.
+    """The ranges (rows of offset and length) of the *nchunks* chunks and of the indexes in a shard.
 
-    There are none of a shard that is encoded as a whole.
+    A shard that is encoded as a whole has none.
     """
 
     nchunks: int = 0
@@ -244,7 +247,7 @@ async def _ranges(array: Array, coords: Coords) -> _Ranges:
 
 
 async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
-    """Yield what is damaged in the stored shard at *coords*; a *decoder* looks into the chunks too."""
+    """Yield the damage found in the stored shard at *coords*; a *decoder* examines the chunks too."""
     async for shard, place in _levels(array, coords):
         if isinstance(shard, Problem):
             yield shard
@@ -265,9 +268,9 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
 
 
 async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
-    """Yield the shard at *coords* and every shard within it, with its place, of which the last entry is left open.
+    """Yield the shard at *coords* and every shard in it with its place, the last entry of which is open.
 
-    A problem takes the place of one that cannot be read.  No more than one shard of each level is open at a time.
+    A shard that cannot be read is a problem instead. Only one shard of each level is open at a time.
     """
     state = await array.shard(coords)
     place = Place(coords, (), (array.grid.index_shape(coords),))
@@ -308,7 +311,7 @@ def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
 
 
 def _covered(ranges: list[np.ndarray]) -> np.ndarray:
-    """Return which bytes lie in at least one of *ranges*: rows of first byte and end, in order, that do not touch."""
+    """Return the union of *ranges*: rows of first byte and end, in order, that do not touch."""
     if not ranges:
         return np.empty((0, 2), np.int64)
     starts, lengths = np.concatenate(ranges).astype(np.int64).T
@@ -320,24 +323,24 @@ def _covered(ranges: list[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Waste:
-    """A shard with so many dead bytes that it should be compacted; *reason* says why it is not."""
+    """A shard with enough dead bytes to be compacted; *reason* says why it is not."""
 
     use: ShardUse
     reason: str | None = None
 
 
 async def find_waste(array: Array, shard: Coords, *, threshold: float, force: bool) -> Waste | None:
-    """Tell of a stored shard of which at least the share *threshold* is dead bytes that a rewrite removes.
+    """Return the waste of a stored shard if at least the share *threshold* of its bytes is dead and can be removed.
 
-    Those within shards that are enclosed stay: a commit rewrites an enclosed shard without any, so others left them.
-    One that begins with bytes that no index of it ever named may be another file too, HDF5 or TIFF for example, and
-    gets a reason not to be compacted, unless *force*.
+    Dead bytes within enclosed shards stay: our commits leave none there, so others did. A shard that begins with bytes
+    that none of its indexes named may be another file too, HDF5 or TIFF for example; it gets a reason not to be
+    compacted, unless *force*.
     """
     use = await measure(array, shard)
     opened = (await array.shard(shard)).shard
     if use.error is not None or not use.dead or opened is None:
         return None
-    if len(array.grid.levels) > 1:  # shards within it are moved as they are
+    if len(array.grid.levels) > 1:  # shards in it are moved as they are
         removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
         use = replace(use, live=use.size - min(use.dead, removable))
     if not use.dead or use.dead < threshold * use.size:

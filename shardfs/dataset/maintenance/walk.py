@@ -1,6 +1,6 @@
-"""Going through a whole source: its nodes, the stored shards of an array; what is left without them.
+"""Walking a whole source: its nodes, and the stored shards of its arrays.
 
-And what a source is that has no sharded Zarr v3 array, and what to do with it.
+Also what to say of a source without sharded arrays.
 """
 
 import shlex
@@ -31,19 +31,22 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Shows how far a loop has come, as `cli.output.progress` does: its value is told how much more is done."""
+    """Reports the progress of loops, as `cli.output.progress` does."""
 
     def __call__(self, label: str, total: int | None, unit: str) -> AbstractContextManager[Advance]:
-        """Begin a loop of *total* turns, each of which does one *unit*; None if nobody knows how many."""
+        """Begin a loop of *total* steps, each of one *unit*; None if nobody knows how many.
+
+        Yields a function that is told how many more were done.
+        """
 
 
 def no_progress(label: str, total: int | None, unit: str) -> AbstractContextManager[Advance]:
-    """Show nothing."""
+    """Report nothing."""
     return nullcontext(lambda more: None)
 
 
 async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[Node]:
-    """Yield the node of every array, or of the one at *path*, and those with a reason why nothing is known of them."""
+    """Yield the node of every array, or of the one at *path*, and the nodes with a reason why they cannot be read."""
     if path is None:
         async for node in walk_nodes(source):
             if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
@@ -67,8 +70,8 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
     """Yield every node with a document, parents first, in the order of their names.
 
-    Directories of chunks are not entered.  Raises what keeps the source itself from being read; a directory below that
-    cannot be read is a node with a reason.
+    Directories of chunks are not entered. Raises the error that prevents reading the source itself; a directory below
+    it that cannot be read is a node with a reason.
     """
     pending: list[tuple[str, Stat | None]] = [("", None)]
     while pending:
@@ -87,7 +90,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         except ShardfsError as error:
             if above is None:
                 raise
-            if node.reason is None:  # which would say so already
+            if node.reason is None:  # which has reported it already
                 yield Node(path, node.stat, reason=str(error))
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
@@ -98,7 +101,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
 
 
 async def walk_files(store: Store, path: str) -> AsyncIterator[str]:
-    """Yield the key of every stored file below the directory *path*; a link to a file counts as one."""
+    """Yield the key of every stored file below the directory *path*; a link to a file counts as a file."""
     pending = [path]
     while pending:
         path = pending.pop()
@@ -133,9 +136,9 @@ async def walk_all_shards(
     progress: Progress,
     failed: Callable[[str, ShardfsError], None] | None = None,
 ) -> AsyncIterator[tuple[Array, Coords]]:
-    """Yield every stored shard of the arrays among *nodes*, when all are listed; *label* says what is done with each.
+    """Yield every stored shard of the arrays among *nodes*, after all were listed; *label* names the work.
 
-    *failed* is told the paths of arrays of which not all shards can be listed; without it that is raised.
+    *failed* is called with the paths of arrays whose shards cannot all be listed; without it, the error is raised.
     """
     listed: list[tuple[Array, list[Coords]]] = []
     with progress("listing shards", None, "shard") as advance:
@@ -164,7 +167,7 @@ def holds_chunks(name: str) -> bool:
 
 
 async def prune(store: Store, directory: str, *, locks: bool = False) -> None:
-    """Remove *directory*, and those below it, as far as they are empty, or hold nothing but *locks*."""
+    """Remove *directory* and those below it, as far as they are empty, or contain only *locks*."""
     try:
         entries = await store.list(directory)
     except (NotFoundError, NotADirectoryHereError):
@@ -190,11 +193,11 @@ _ZARR_V2: Final = (
 _ICECHUNK: Final = "it is an Icechunk repository; read it with the library icechunk"
 _N5: Final = "it is N5, which has no Zarr shards; programs that read N5 need no mount"
 _NOT_SHARDED: Final = "the array is not sharded; programs that read Zarr v3 read it without a mount"
-_MAX_BELOW: Final = 10  # folders that are looked into
+_MAX_BELOW: Final = 10  # directories that are examined
 
 
 def foreign_format(entries: Sequence[Entry]) -> str | None:
-    """Say what a folder is that holds *entries*, and what to do; None if there is, or may be, Zarr v3 in it."""
+    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it."""
     entries = [entry for entry in entries if not is_reserved(entry.name)]
     names = {entry.name for entry in entries}
     if DOCUMENT in names:
@@ -211,13 +214,13 @@ def foreign_format(entries: Sequence[Entry]) -> str | None:
 
 
 def unsharded(node: Node) -> str | None:
-    """Say that the source is an array that is not sharded, if *node* is one."""
+    """Say that the source is an unsharded array, if *node* is one."""
     is_unsharded = isinstance(node.metadata, ArrayMetadata) and not node.metadata.is_sharded
     return _NOT_SHARDED if is_unsharded else None
 
 
 async def what_else(source: Source) -> str:
-    """Say what a source is in which no Zarr v3 array was found, and what to do."""
+    """Say what a source without Zarr v3 arrays is, and what to do."""
     entries = await source.store.list("")
     found = foreign_format(entries)
     if found is not None:
@@ -235,7 +238,7 @@ async def what_else(source: Source) -> str:
 
 
 async def some_arrays(source: Source) -> AsyncIterator[Node]:
-    """Yield as `array_nodes` does; raises `SourceError`, with what the source is instead, if there is nothing."""
+    """Yield what `array_nodes` does; raises `SourceError`, saying what the source is, if there is nothing."""
     is_empty = True
     async for node in array_nodes(source):
         is_empty = False

@@ -1,19 +1,19 @@
-"""The write-ahead log: where published changes are until they are in the store.
+"""The write-ahead log: published changes, until they are in the store.
 
-What was appended survives the end of the process; what was appended before a `sync` that returned survives a power
-cut.  The log is also the buffer of what was written: payloads are read back from it.  `shardfs.dataset.wal.records`
-says how its files are made.
+What was appended survives the end of the process; what was appended before a `sync` that returned survives a power cut.
+The log is also the write buffer: payloads are read back from it. `shardfs.dataset.wal.records` describes its files.
 
-A segment is removed when all its records are released and none is older than it: first that is durable, then the file
-goes.  Each removal is durable before the next, so that a power cut leaves the end of the history, never an old record
-without the newer one that replaced it.  A segment that was found damaged is kept under another name.
+A segment is removed when all its records are released and no older segment is left: the release is made durable first,
+then the file is removed. Each removal is durable before the next, so a power cut leaves the end of the history, never
+an old record without the newer one that replaced it. A segment that was found damaged is kept under another name.
 
-So that one record that is live for long keeps no more than itself, the live records of the oldest segment can be
-carried forward: written once more behind the newest one, durably before the old segment goes.
+So that a record that is live for long does not keep all later segments, the live records of the oldest segment can be
+carried forward: they are appended again, durably, before the old segment is removed.
 
-One append, `release`, `carry_forward` or `close` at a time: the caller sees to that.  `sync` and reads of payloads may
-run beside them, in other threads.  They block; only an append of few bytes is quick.  Tasks that share a log hold
-`appending` around each change, and around nothing that waits for a store, and use `sync_soon` and `release_soon`.
+The caller sees to it that only one append, `release`, `carry_forward` or `close` runs at a time. `sync` and reads of
+payloads may run beside them, in other threads. All of these block; only an append of few bytes is quick. Tasks that
+share a log hold `appending` around each change, and never while waiting for a store; they use `sync_soon` and
+`release_soon`.
 """
 
 import contextlib
@@ -53,24 +53,23 @@ from shardfs.stores.parallel import QuickLock
 log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
-_RESERVE_NBYTES: Final = 64 * 2**10  # of the disk: so much stays to note what is released
+_RESERVE_NBYTES: Final = 64 * 2**10  # disk space kept free for recording what is released
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOTHING: Final = MemoryContent(memoryview(b""))
-"""The payload of a record that has none."""
+"""The payload of a record without one."""
 
 R = TypeVar("R", bound=Live)
 
 
 class WriteAheadLog:
-    """The log in one directory, to write.
+    """The log in one directory, for writing. *contents* is what `read_log` found there: its records are live here too.
 
-    *contents* is what `read_log` found there: its records are live here too.  A segment of more than *segment_nbytes*
-    bytes is followed by another; *max_nbytes* is what callers should keep all of them below, by waiting until the log
-    `has_room`.
+    A segment of more than *segment_nbytes* bytes is followed by another. *max_nbytes* is the size that callers should
+    keep the log below, by waiting until the log `has_room`.
 
-    State, changed by one caller at a time under `_state`: the segments from the oldest on, of which the last one may be
-    *active*, written to; what is released and not recorded as such yet (`_released`, and `_superseded` with what
-    replaced it), emptied by each checkpoint.
+    State, changed by one caller at a time under `_state`: the segments, oldest first, of which the last may be
+    *active*, that is, written to; what was released since the last checkpoint (`_released`, and `_superseded` with its
+    replacement).
     """
 
     def __init__(
@@ -90,49 +89,49 @@ class WriteAheadLog:
         self._disk = disk
         self._room = 0
         self.failure = ""
-        """Why the log takes nothing any more."""
+        """Why the log accepts nothing any more."""
         self.has_vanished = False
-        """Whether nothing is taken because somebody removed the files: only this process can read what is in them."""
+        """Whether that is because somebody removed its files: then only this process can read what was in them."""
         self._segment_nbytes = segment_nbytes
         self.max_nbytes = max_nbytes
         self.appending = QuickLock()
         self._syncing_soon: trio.Event | None = None
-        self._state = threading.Lock()  # held for moments only
+        self._state = threading.Lock()  # held only for moments
         self._syncing = threading.Lock()
         self._segments = list(contents.segments)
         self._active: Segment | None = None
         self._number = contents.last_number
-        self._created = len(self._segments)  # counts names, *_synced_names* those that are durable
+        self._created = len(self._segments)  # counts new names, *_synced_names* those that are durable
         self._synced_names = 0
         self.last_sequence = contents.last_sequence
-        """The latest number that an append took, be it one that failed."""
+        """The latest sequence number that an append took, even a failed one."""
         self.synced_sequence = 0
         """All records up to this one are durable."""
         self._released: list[int] = []
         self._superseded: list[tuple[int, int]] = []
         self.live_nbytes = sum(nbytes for segment in self._segments for nbytes in segment.live.values())
-        """Size of the records that are live."""
+        """The size of the live records."""
 
     @property
     def nbytes(self) -> int:
-        """Size of all segments, as far as they are written to."""
+        """The size of all segments, as far as they are written."""
         with self._state:
             return sum(segment.end for segment in self._segments)
 
     @property
     def live(self) -> int:
-        """Number of records that are live."""
+        """The number of live records."""
         with self._state:
             return sum(len(segment.live) for segment in self._segments)
 
     @property
     def dead_nbytes(self) -> int:
-        """How much of all segments is not needed, and there because an older record is."""
+        """How many bytes are dead, and kept only because an older record is live."""
         return self.nbytes - self.live_nbytes
 
     @property
     def nsegments(self) -> int:
-        """Number of segments."""
+        """The number of segments."""
         return len(self._segments)
 
     @property
@@ -142,52 +141,52 @@ class WriteAheadLog:
 
     @property
     def where(self) -> str:
-        """Where the directory is now: its source may have been renamed."""
+        """The current path of the directory: its source may have been renamed."""
         return os.readlink(self._directory.path).removesuffix(" (deleted)")
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a payload of *nbytes* bytes may be appended now; an empty log takes any, and each takes none."""
+        """Whether a payload of *nbytes* bytes may be appended now; an empty log takes any payload."""
         return self.nbytes + nbytes < (self.limit() if nbytes else self.max_nbytes) or not self.live
 
     def room(self) -> int:
-        """Return how many bytes the disk has room for; the same as before if it does not answer."""
+        """Return how many bytes are free on the disk; the last known value if it does not answer."""
         with contextlib.suppress(OSError):
             status = os.fstatvfs(self._directory.fd)
             self._room = status.f_bavail * status.f_frsize
         return self._room
 
     def limit(self) -> int:
-        """Return how large all segments may get; the disk must have as much room besides, for the shards."""
+        """Return how large all segments together may get; the disk must have as much room again, for the shards."""
         return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
     def append(self, record: R, content: Content = NOTHING) -> R:
-        """Append *record* with a payload of *content*; return it with the sequence and the payload that it got.
+        """Append *record* with a payload of *content*; return it with its sequence and its payload.
 
-        Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was then, and goes on.  Raises
-        `ReadOnlyError` if the log takes nothing any more, `RefusedError` if a name is too long, and what reading
-        *content* raises.
+        Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was, and goes on. Raises `ReadOnlyError`
+        if the log accepts nothing any more, `RefusedError` if a name is too long, and whatever reading *content*
+        raises.
         """
         record.sequence, record.payload = self._append(record.kind, pack_meta(record), content)
         return record
 
     def copy(self, record: R) -> R:
-        """Append a record of this log or another one once more; returns the new record."""
+        """Append a record of this log or another one again; returns the new record."""
         return self.append(copy.copy(record), record.payload)
 
     def supersede(self, sequence: int, replacement: int) -> None:
-        """Note that a record need not be remembered any more since *replacement*, a later one, is.
+        """Note that a record is replaced by *replacement*, a later one.
 
-        Nothing is written before the next `release`, and not before *replacement* is durable or released: after a
-        power cut that loses the replacement the record must still be there.
+        Nothing is written before the next `release`, nor before *replacement* is durable or released: after a power cut
+        that loses the replacement, the record must still be there.
         """
         if self._forget(sequence):
             self._superseded.append((sequence, replacement))
 
     def release(self, sequences: Iterable[int]) -> None:
-        """Record that records are in the store durably, and remove the segments that are not needed then.
+        """Record that *records* are durable in the store, and remove the segments that are not needed any more.
 
-        A disk that is full is no reason to fail: they are recorded together with the next ones.  Raises `StoreError`
-        if a segment cannot be removed, and as `sync` does.
+        If the disk is full, they are recorded together with the next ones. Raises `StoreError` if a segment cannot be
+        removed, and the errors of `sync`.
         """
         self._check()
         self._released += [sequence for sequence in sequences if self._forget(sequence)]
@@ -195,14 +194,14 @@ class WriteAheadLog:
         self._remove_released()
 
     def carry_forward(self, records: Iterable[Live]) -> None:
-        """Append those of *records* once more that are live in the oldest segment, and remove that if these were all.
+        """Append those of *records* again that are live in the oldest segment, and remove it if these were all.
 
-        They get another sequence and payload; who reads the old payload keeps the disk from getting the room back.
-        Raises as `release` and `append` do; what was carried until then lies in the new place.
+        They get a new sequence and a new payload; a reader of an old payload keeps its disk space in use. Raises the
+        errors of `release` and `append`; what was carried until then is in the new place.
         """
         self._check()
         if not self._segments or self.room() < sum(self._segments[0].live.values()) + _RESERVE_NBYTES:
-            return  # what room there is serves to note what is released
+            return  # the room that is left is for recording what is released
         oldest = self._segments[0]
         if oldest is self._active:
             self._active = None
@@ -215,8 +214,8 @@ class WriteAheadLog:
     def sync(self) -> None:
         """Make durable what was appended before this call.
 
-        Raises `StoreError` if that failed, or if the files of the log have been removed.  Nothing is known then of any
-        part of it, so the log takes nothing any more: `ReadOnlyError` for every later call.
+        Raises `StoreError` if that failed, or if the files of the log were removed. It is then unknown what is durable,
+        so the log accepts nothing any more: every later call raises `ReadOnlyError`.
         """
         with self._syncing:
             self._check()
@@ -238,7 +237,10 @@ class WriteAheadLog:
             self.synced_sequence = sequence
 
     async def sync_soon(self) -> None:
-        """Make durable what was appended so far; tasks that ask at the same time share one sync.  Raises as `sync`."""
+        """Make durable what was appended so far; tasks that ask at the same time share one sync.
+
+        Raises the errors of `sync`.
+        """
         target = self.last_sequence
         while self.synced_sequence < target:
             if self._syncing_soon is not None:
@@ -252,13 +254,16 @@ class WriteAheadLog:
                 self._syncing_soon = None
 
     async def release_soon(self, records: Iterable[Live]) -> None:
-        """Do what `release` does, unless the files are gone; `appending` is not held."""
+        """Call `release`, unless the files are gone; the caller does not hold `appending`."""
         if not self.has_vanished:
             async with self.appending:
                 await trio.to_thread.run_sync(self.release, [record.sequence for record in records])
 
     def close(self) -> None:
-        """Let go of the log: what is live stays, durably; if nothing is, no file stays.  Raises as `release`."""
+        """Close the log: live records stay, durably; without any, no file stays.
+
+        Raises the errors of `release`.
+        """
         try:
             if not self.failure:
                 self.sync()
@@ -274,7 +279,7 @@ class WriteAheadLog:
     # Appending
 
     def _append(self, kind: Kind, meta: bytes, content: Content, *, may_rotate: bool = True) -> tuple[int, Payload]:
-        """Append a record; return the sequence and the payload that it got."""
+        """Append a record; return its sequence and its payload."""
         nbytes, found = content.nbytes, 0
         whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
         segment = self._open_segment(whole_nbytes if may_rotate else None)
@@ -288,14 +293,14 @@ class WriteAheadLog:
                 if nbytes > _PIECE_NBYTES:
                     self._write(segment, [piece], payload_at + start)
             head = pack_record(salt_of(segment.name), sequence, kind, meta, nbytes, found)
-            # Without its first bytes, which come last if they come apart, a record is none.
+            # The first bytes are written last: without them there is no record.
             self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece], segment.end)
         except BaseException:
-            self.last_sequence = sequence  # which may have been written, and is not used again
+            self.last_sequence = sequence  # it may have been written, so it is not used again
             try:
                 self._disk.truncate(segment.descriptor.fd, segment.end)
             except OSError:
-                self._active = None  # what is behind its end looks like what it is: an append that was not finished
+                self._active = None  # what follows its end looks like what it is: an unfinished append
             raise
         with self._state:
             if kind is not Kind.CHECKPOINT:
@@ -312,7 +317,7 @@ class WriteAheadLog:
             raise self._explained(error) from None
 
     def _open_segment(self, nbytes: int | None) -> Segment:
-        """Return the segment that the next *nbytes* bytes go to, which may be a new one unless *nbytes* is None."""
+        """Return the segment for the next *nbytes* bytes, a new one if need be; None takes the active one."""
         self._check()
         segment = self._active
         if segment is not None:
@@ -348,7 +353,7 @@ class WriteAheadLog:
     # Releasing
 
     def _forget(self, sequence: int) -> bool:
-        """Count a record as released; return False if there is none that is live."""
+        """Count a record as released; return False if it is not live."""
         with self._state:
             for segment in self._segments:
                 if nbytes := segment.live.pop(sequence, 0):
@@ -357,7 +362,7 @@ class WriteAheadLog:
         return False
 
     def _checkpoint(self) -> None:
-        """Record what is released, if there is room for that."""
+        """Record what was released, if there is room for that."""
         released = set(self._released)
         waiting = []
         for sequence, replacement in reversed(self._superseded):
@@ -374,10 +379,10 @@ class WriteAheadLog:
             self._superseded = waiting[::-1]
 
     def _remove_released(self) -> None:
-        """Remove segments from the oldest on, up to the first that is needed."""
+        """Remove segments, oldest first, up to the first that is needed."""
         if not self._oldest_is_released():
             return
-        self.sync()  # what is released stays so, if it can be recorded at all
+        self.sync()  # releases are not taken back, if they can be recorded at all
         while self._oldest_is_released():
             segment = self._segments[0]
             if segment is self._active:
@@ -390,7 +395,7 @@ class WriteAheadLog:
             self._superseded.clear()
 
     def _oldest_is_released(self) -> bool:
-        """Whether the oldest segment can go; the one that is written stays until it, or the disk, is full."""
+        """Whether the oldest segment can be removed; the active one stays until it or the disk is full."""
         if not self._segments or self._segments[0].live:
             return False
         segment = self._segments[0]
@@ -399,7 +404,7 @@ class WriteAheadLog:
     def _remove(self, segment: Segment) -> None:
         """Remove a segment, durably; a damaged one is kept under another name."""
         directory = self._directory.fd
-        segment.is_removed = True  # first: `_look` runs in other threads
+        segment.is_removed = True  # first, because `_look` runs in other threads
         try:
             if segment.is_damaged:
                 self._disk.rename(segment.name, damaged_name(segment.name), directory, directory)
@@ -415,18 +420,18 @@ class WriteAheadLog:
     # Failing
 
     def _check(self) -> None:
-        """Raise `ReadOnlyError` if nothing is taken any more."""
+        """Raise `ReadOnlyError` if nothing is accepted any more."""
         if self.failure:
             raise ReadOnlyError(f"{self.failure}; nothing can be published any more")
 
     def _look(self, segment: Segment, end: int) -> None:
-        """Notice that somebody else removed a segment, or cut it before *end*."""
+        """Find out whether somebody else removed a segment, or cut it before *end*."""
         nlink, size = 0, 0
         try:
             status = os.fstat(segment.descriptor.fd)
             nlink, size = status.st_nlink, status.st_size
         except OSError as error:
-            if error.errno != errno.ESTALE:  # which NFS says of what another host removed
+            if error.errno != errno.ESTALE:  # what NFS says of a file that another host removed
                 raise self._explained(error) from None
         if segment.is_removed or (nlink and size >= end):
             return
@@ -440,7 +445,7 @@ class WriteAheadLog:
             raise self._lost(f"could not be made durable: {error.strerror}") from None
 
     def _lost(self, reason: str) -> StoreError:
-        """Take nothing any more, for good; return the error to raise."""
+        """Accept nothing any more, for good; return the error to raise."""
         self.failure = f"the journal in {self.where} {reason}"
         log.error("the mount is read-only from now on: %s", self.failure)
         return StoreError(self.failure)
@@ -452,7 +457,7 @@ class WriteAheadLog:
 
 
 def _read_exactly(content: Content, offset: int, nbytes: int) -> Buffer:
-    """Read a piece of what is to be published; raises `StoreError` if it ends before."""
+    """Read a piece of content to be published; raises `StoreError` if it ends early."""
     piece = content.read(offset, nbytes)
     if len(piece) != nbytes:
         raise StoreError(f"{content.nbytes} bytes were to be published, and ended before")

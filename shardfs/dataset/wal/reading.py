@@ -1,7 +1,7 @@
 """Reading a write-ahead log: what is live in it, and what is damaged.
 
-Damage is skipped, and reported: what lies behind it is found by the salt of the segment.  Numbers in a log are believed
-only after they were compared with the size of its file; payloads stay where they are.
+Damage is skipped and reported; what follows it is found by the salt of the segment. Numbers in a log are checked
+against the size of its file before they are used. Payloads are not loaded.
 """
 
 import errno
@@ -45,16 +45,15 @@ log = logging.getLogger(__name__)
 _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
 _MAX_FALSE_STARTS: Final = 10_000
-"""How often a salt may be found where no record is; by chance it never is."""
+"""How many times a salt may be found where there is no record; by chance it never is."""
 
 _KINDS: Final = frozenset(Kind)
 
 
 class Damage(NamedTuple):
-    """*nbytes* bytes from *offset* of a segment that hold no record.
+    """*nbytes* bytes from *offset* of a segment that contain no record.
 
-    *segment* is the name of its file: of a segment that an earlier process found damaged, the one under which it is
-    kept.
+    *segment* is the name of its file; if an earlier process found it damaged, the name under which it is kept.
     """
 
     segment: str
@@ -67,7 +66,7 @@ class Damage(NamedTuple):
 class Segment:
     """One file: *end* is where its last record ends, *synced* how much of it is known to be durable.
 
-    *live* has the sizes of its records that are not released, by their sequences.
+    *live* has the sizes of its records that are not released, by sequence.
     """
 
     name: str
@@ -81,9 +80,9 @@ class Segment:
 
 @dataclass(slots=True)
 class LogContents:
-    """What a log held when it was read: *records* that are live, in order, and *damage* that was found.
+    """What a log contained when it was read: the live *records*, in order, and the *damage*.
 
-    Of several records of one chunk the last one counts.
+    Of several records of one chunk, the last one counts.
     """
 
     records: list[Live] = field(default_factory=list)
@@ -96,8 +95,8 @@ class LogContents:
 def read_log(directory: Descriptor) -> LogContents:
     """Read the log in *directory*, without a lock; blocks.
 
-    Raises `StoreError` for a log of another version of shardfs, with records of a kind that is not known here, and if
-    files cannot be opened.
+    Raises `StoreError` if the log was written by another version of shardfs, contains an unknown kind of record, or
+    cannot be opened.
     """
     contents = LogContents()
     released: list[npt.NDArray[np.uint64]] = []
@@ -119,7 +118,7 @@ def read_log(directory: Descriptor) -> LogContents:
 
 
 def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Whether each of *sequences* lies in one of *ranges*, which may overlap."""
+    """Return for each of *sequences* whether it is in one of *ranges*, which may overlap."""
     if not len(ranges):
         return np.zeros(len(sequences), bool)
     ranges = ranges[np.argsort(ranges[:, 0])]
@@ -132,7 +131,7 @@ def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]
 def _read_segment(
     directory: Descriptor, name: str, contents: LogContents, released: list[npt.NDArray[np.uint64]]
 ) -> None:
-    """Take in one segment; it may have been removed meanwhile."""
+    """Read one segment, which may have been removed meanwhile."""
     damage = contents.damage
     try:
         descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
@@ -171,7 +170,7 @@ def _read_segment(
 
 
 class _Scan:
-    """One segment of *nbytes* bytes, from its first record to its last."""
+    """One segment of *nbytes* bytes, read from its first record to its last."""
 
     def __init__(self, name: str, descriptor: Descriptor, nbytes: int) -> None:
         self._name = name
@@ -183,10 +182,10 @@ class _Scan:
         self._false_starts = 0
 
     def results(self) -> Iterator[Head | Damage]:
-        """Yield heads of records, and damage, in the order in which they lie.
+        """Yield heads of records, and damage, in their order in the file.
 
-        What looks like an append that never finished is logged, and no damage: it was not published.
-        Raises `StoreError` if another version of shardfs wrote the segment.
+        What looks like an unfinished append is logged, but is no damage: it was not published. Raises `StoreError` if
+        another version of shardfs wrote the segment.
         """
         at = min(HEADER_NBYTES, self._nbytes)
         header = self._read(0, at)
@@ -215,14 +214,17 @@ class _Scan:
             at = end
 
     def _is_torn(self, at: int) -> bool:
-        """Whether what is last, at *at*, may be an append that never finished, and no damage."""
+        """Whether the end of the segment, from *at* on, may be an unfinished append rather than damage."""
         data = self._read(at, RECORD_NBYTES)
-        if len(data) < RECORD_NBYTES or not any(data):  # large payloads come before their heads
+        if len(data) < RECORD_NBYTES or not any(data):  # large payloads are written before their heads
             return True
         return data.startswith(self._salt) and at + RECORD_NBYTES + meta_nbytes(data) > self._nbytes
 
     def record(self, head: Head, *, behind: int = 0) -> Record:
-        """Return a record; raises `CorruptionError` if it is none, is not *behind* another, or has other bytes."""
+        """Return a record.
+
+        Raises `CorruptionError` if it or its payload is damaged, or its sequence is not *behind* the previous one.
+        """
         if head.sequence <= behind:
             raise CorruptionError(f"record {head.sequence} is out of order")
         if head.kind not in _KINDS:
@@ -252,7 +254,7 @@ class _Scan:
         return unpack_record(self._salt, at, self._read(at, RECORD_NBYTES + meta_nbytes(data)))
 
     def _search(self, at: int) -> int | None:
-        """Return where the next record lies, from *at* on; None if there is none."""
+        """Return where the next record begins, from *at* on; None if there is none."""
         while at < self._nbytes:
             block = self._read(at, _BLOCK_NBYTES)
             hit = block.find(self._salt)
@@ -270,7 +272,7 @@ class _Scan:
         return None
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        """Return up to *nbytes* bytes from *offset*, fewer at the end and where the disk cannot read."""
+        """Return up to *nbytes* bytes from *offset*; fewer at the end, or where the disk cannot read."""
         nbytes = max(0, min(nbytes, self._nbytes - offset))
         begin = offset - self._block_offset
         if begin < 0 or begin + nbytes > len(self._block):

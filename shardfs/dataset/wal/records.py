@@ -44,11 +44,11 @@ from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 VERSION: Final = 4
 HEADER_NBYTES: Final = 24
 RECORD_NBYTES: Final = 40
-"""Size of a record without its meta bytes and payload."""
+"""The size of a record without its meta bytes and payload."""
 SALT_NBYTES: Final = 8
 MAX_META_NBYTES: Final = 64 * 2**10
 MAX_RANGES: Final = 2**20
-"""How many ranges of sequences a record has at most."""
+"""The largest number of sequence ranges in a record."""
 
 _MAGIC: Final = bytes.fromhex("d14a9be37c02f658")
 _HEADER: Final = struct.Struct("<8sI")
@@ -63,7 +63,7 @@ _BLOCK_NBYTES: Final = 4096
 
 
 class Kind(enum.IntEnum):
-    """Kinds of records, as files have them."""
+    """The kinds of records, as numbered in files."""
 
     PUT = 1
     ERASE = 2
@@ -73,7 +73,7 @@ class Kind(enum.IntEnum):
 
 
 class Payload:
-    """The bytes of one record, in the file of its segment; they stay readable when the file has been removed."""
+    """The bytes of one record, in the file of its segment; they stay readable after the file is removed."""
 
     __slots__ = ("_begin", "_descriptor", "nbytes")
 
@@ -83,7 +83,7 @@ class Payload:
         self.nbytes = nbytes
 
     def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*, which lie within the payload; blocks."""
+        """Return exactly *nbytes* bytes from *offset*, which are within the payload; blocks."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
         with translated("the journal"):
@@ -92,7 +92,7 @@ class Payload:
         return buffer
 
     async def read_soon(self, offset: int, nbytes: int) -> Buffer:
-        """Return what `read` returns: at once if the page cache has it, else by a thread."""
+        """Return what `read` does: at once if the bytes are in the page cache, else from a thread."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
         if read_cached(self._descriptor.fd, buffer, self._begin + offset, "the journal") == nbytes:
@@ -105,15 +105,15 @@ class Payload:
 
 
 _UNPLACED: Final = Payload.__new__(Payload)
-"""What a record has for a payload before it is appended."""
+"""The payload of a record that is not appended yet."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """An append to a log gives a record its *sequence* and its *payload*."""
+    """A record gets its *sequence* and its *payload* when it is appended to a log."""
 
     FIELDS: ClassVar[str]
-    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, or an entry of two."""
+    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, an index entry."""
 
     kind: ClassVar[Kind]
 
@@ -123,10 +123,10 @@ class _Record:
 
 @dataclass(slots=True)
 class _ChunkRecord(_Record):
-    """What is to become of one inner chunk.
+    """A change of one inner chunk.
 
-    *path* and *fingerprint* are those of its array, *superseded* is what `Array.stored_entry` said of the chunk when it
-    was published, None if there was none.
+    *path* and *fingerprint* are those of its array. *superseded* is what `Array.stored_entry` returned for the chunk
+    when the change was published, None if there was no chunk.
     """
 
     FIELDS: ClassVar[str] = "tabei"
@@ -140,7 +140,7 @@ class _ChunkRecord(_Record):
 
 @dataclass(slots=True)
 class Put(_ChunkRecord):
-    """An inner chunk is to have the bytes *payload*."""
+    """The inner chunk gets the bytes *payload*."""
 
     FIELDS: ClassVar[str] = "tabeiwww"
     kind: ClassVar[Kind] = Kind.PUT
@@ -152,14 +152,14 @@ class Put(_ChunkRecord):
 
 @dataclass(slots=True)
 class Erase(_ChunkRecord):
-    """An inner chunk is to be emptied."""
+    """The inner chunk is removed."""
 
     kind: ClassVar[Kind] = Kind.ERASE
 
 
 @dataclass(slots=True)
 class Shrink(_Record):
-    """Everything of the array at *path* that lies outside *shape* is to be emptied."""
+    """Everything of the array at *path* outside *shape* is removed."""
 
     FIELDS: ClassVar[str] = "ta"
     kind: ClassVar[Kind] = Kind.SHRINK
@@ -172,10 +172,10 @@ class Shrink(_Record):
 class UndoRecord(_Record):
     """The shard at *shard* of the array at *path*, stored under *key*, is about to get its next version.
 
-    *inode* is that of the file that is appended to, 0 where another file or object takes its place, written under the
-    key *temporary* ("" if there is none).  Its size goes from *old_nbytes* to *planned_nbytes*, and *checksum* is the
-    `reversed_checksum` of what it will have from *checked_from* on.  The old index lies at *index_offset*; hashes are
-    those of `hash_of`.  The payload names the records that the new version holds.
+    *inode* is that of the file that is appended to; 0 if another file or object replaces it, written under the key
+    *temporary* ("" if there is none). Its size changes from *old_nbytes* to *planned_nbytes*, and *checksum* is the
+    `reversed_checksum` of the new bytes from *checked_from* on. The old index is at *index_offset*; hashes are those of
+    `hash_of`. The payload lists the records in the new version.
     """
 
     FIELDS: ClassVar[str] = "tatqqqqqqqbbt"
@@ -198,17 +198,17 @@ class UndoRecord(_Record):
 
 @dataclass(slots=True)
 class Checkpoint(_Record):
-    """Records that need not be remembered any more are named by the payload."""
+    """The payload lists records that are released."""
 
     FIELDS: ClassVar[str] = ""
     kind: ClassVar[Kind] = Kind.CHECKPOINT
 
 
 Change = Put | Erase
-"""What is to become of one inner chunk."""
+"""A change of one inner chunk."""
 
 Live = Put | Erase | Shrink | UndoRecord
-"""A record that has to be remembered until it is released."""
+"""A record that is kept until it is released."""
 
 Record = Live | Checkpoint
 
@@ -217,7 +217,7 @@ _NAMES: Final = {cls: [each.name for each in fields(cls)[1:] if not each.kw_only
 
 
 def pack_meta(record: Record) -> bytes:
-    """Return the meta bytes of a record; raises `RefusedError` if they are too many."""
+    """Return the meta bytes of a record; raises `RefusedError` if they are too long."""
     packed = b""
     for name, how in zip(_NAMES[type(record)], record.FIELDS, strict=True):
         value: Any = getattr(record, name)
@@ -235,7 +235,7 @@ def pack_meta(record: Record) -> bytes:
 
 
 def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
-    """Return the record that *meta* packs; raises `CorruptionError` if it is none."""
+    """Return the record packed in *meta*; raises `CorruptionError` if it is invalid."""
     found = _CLASSES[kind]
     values: list[Any] = [sequence]
     at = 0
@@ -270,7 +270,10 @@ def pack_ranges(sequences: Iterable[int]) -> bytes:
 
 
 def unpack_ranges(record: UndoRecord | Checkpoint) -> npt.NDArray[np.uint64]:
-    """Return the ranges that a record names, as rows; blocks.  Raises `CorruptionError` if they are not before it."""
+    """Return the ranges in the payload of a record, as rows; blocks.
+
+    Raises `CorruptionError` if they do not precede the record.
+    """
     nbytes = record.payload.nbytes
     if nbytes % _RANGE_NBYTES or nbytes > MAX_RANGES * _RANGE_NBYTES:
         raise CorruptionError(f"record {record.sequence} of the journal is malformed")
@@ -282,7 +285,7 @@ def unpack_ranges(record: UndoRecord | Checkpoint) -> npt.NDArray[np.uint64]:
 
 
 def hash_of(index: Buffer) -> bytes:
-    """Return what an undo record says of an index."""
+    """Return the hash of an index, as used in undo records."""
     return hashlib.blake2b(index, digest_size=16).digest()
 
 
@@ -293,28 +296,28 @@ _SEGMENT: Final = re.compile(r"[0-9]([0-9]{7,8})[0-9]{0,9}\.(journal|damaged)")
 
 
 def new_name(number: int) -> str:
-    """Return a name that no segment ever had, for the segment *number*."""
+    """Return a unique name for the segment *number*."""
     return f"1{number:08}{secrets.randbelow(10**9):09}.journal"
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a segment, of any version, damaged or not; None if *name* is not that of one."""
+    """Return the number of a segment, of any version, damaged or not; None if *name* is not that of a segment."""
     match = _SEGMENT.fullmatch(name)
     return int(match[1]) if match is not None else None
 
 
 def damaged_name(name: str) -> str:
-    """Return the name under which a segment is kept if it is damaged."""
+    """Return the name under which a damaged segment is kept."""
     return name.partition(".")[0] + ".damaged"
 
 
 def salt_of(name: str) -> bytes:
-    """Return what records of the segment called *name* begin with."""
+    """Return the first bytes of all records of the segment *name*."""
     return hashlib.blake2b(name.partition(".")[0].encode(), digest_size=SALT_NBYTES).digest()
 
 
 class Head(NamedTuple):
-    """A record whose own checksum matches; its payload was not looked at.  *begin* and *end* are its bounds."""
+    """A record whose own checksum is right; its payload is not checked. *begin* and *end* are its bounds."""
 
     begin: int
     end: int
@@ -332,7 +335,7 @@ def pack_header(version: int = VERSION) -> bytes:
 
 
 def unpack_version(header: bytes) -> int | None:
-    """Return the version of the format of the segment that begins with *header*; None if that is damaged."""
+    """Return the format version of the segment that begins with *header*; None if that is damaged."""
     if len(header) < HEADER_NBYTES:
         return None
     magic, version = _HEADER.unpack_from(header)
@@ -350,13 +353,13 @@ def pack_record(
 
 
 def meta_nbytes(data: bytes) -> int:
-    """Return how many meta bytes a record claims to have that begins with *data*; 0 if it claims too many."""
+    """Return how many meta bytes the record that begins with *data* claims to have; 0 if it claims too many."""
     nbytes: int = _RECORD.unpack_from(data, _COVERED)[3]
     return nbytes if nbytes <= MAX_META_NBYTES else 0
 
 
 def unpack_record(salt: bytes, begin: int, data: bytes) -> Head | None:
-    """Return the record that lies at *begin*; None if it is damaged, or if *data*, from there on, is too short."""
+    """Return the record at *begin*; None if it is damaged, or if *data*, from there on, is too short."""
     if not data.startswith(salt) or len(data) < RECORD_NBYTES:
         return None
     payload_checksum, sequence, payload_nbytes, length, kind = _RECORD.unpack_from(data, _COVERED)
@@ -373,10 +376,10 @@ def unpack_record(salt: bytes, begin: int, data: bytes) -> Head | None:
 
 
 def reversed_checksum(data: Buffer, before: int = 0) -> int:
-    """Return the crc32c of *data* with the bytes of each 4 KiB reversed, behind bytes of which that is *before*.
+    """Return the crc32c of *data* with the bytes of each 4 KiB reversed, continuing from *before*.
 
-    Bytes that end with their own crc32c, as chunks and indexes do, have one crc32c whatever they are: it does not tell
-    new bytes from old ones in their place.  Data that comes in pieces comes in multiples of 4 KiB.
+    All data that ends with its own crc32c, as chunks and indexes do, has the same crc32c, which so could not tell new
+    bytes from old ones. Data in several pieces is passed in multiples of 4 KiB.
     """
     found = np.frombuffer(data, np.uint8)
     nbytes = len(found) // _BLOCK_NBYTES * _BLOCK_NBYTES
@@ -386,7 +389,7 @@ def reversed_checksum(data: Buffer, before: int = 0) -> int:
 
 
 def checksum_of(contents: Iterable[Content]) -> int:
-    """Return the `reversed_checksum` of contents behind each other; blocks."""
+    """Return the `reversed_checksum` of several contents, one after another; blocks."""
     found, waiting = 0, bytearray()
     for content in contents:
         for start, count in in_pieces(content.nbytes):

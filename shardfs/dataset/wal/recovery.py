@@ -1,13 +1,13 @@
-"""Recovery: bringing a write-ahead log that an earlier process left into the store.
+"""Recovery: bringing the write-ahead log of an earlier process into the store.
 
-First the commits that were under way are completed or taken back (`shardfs.dataset.wal.undo`).  What remains was
-published and may be in no shard.  A record is pending again if the chunk is what it was published over: if its array
-has the same metadata and its index entry is the same.  It is released if its very bytes are stored, whoever made later
-versions of the shard.  Else it is a conflict, which the conflict log keeps: what somebody else may have written since
-is not replaced unasked.  One record that cannot be handled keeps no other from it.
+Commits that were under way are first completed or undone (`shardfs.dataset.wal.undo`). The other records were
+published, and may not be in a shard. A record becomes pending again if the chunk is still the one that it was published
+over: its array has the same metadata, and its index entry is the same. It is released if its very bytes are stored,
+whoever wrote later versions of the shard. Otherwise it is a conflict and goes to the conflict log: what somebody else
+may have written since is not replaced unasked. A record that cannot be handled blocks no other.
 
-A chunk file of an unsharded array has no entry: its size and its time, or what else the store says of its version, are
-taken for one.
+A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
+store says.
 """
 
 import logging
@@ -53,9 +53,9 @@ class Conflict:
 
 @dataclass
 class Recovery:
-    """What was found in a log: commits with their outcomes, changes that are pending again, and conflicts.
+    """What was found in a log: commits and their outcomes, changes that are pending again, and conflicts.
 
-    The records *released* need not be remembered any more.
+    The records *released* are not needed any more.
     """
 
     commits: Sequence[Undone]
@@ -66,7 +66,7 @@ class Recovery:
 
 
 async def classify(source: Source, contents: LogContents, commits: Sequence[Undone]) -> Recovery:
-    """Find out which changes are pending again, and which are conflicts, once it is known what became of commits."""
+    """Find out which changes are pending again and which are conflicts, given the outcomes of the commits."""
     recovery = Recovery(commits, released=[undone.undo for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
     complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
@@ -85,7 +85,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
                 array, reason = await _judge(source, change, unsettled)
             except ShardfsError as error:
                 if source.store.root is None:
-                    raise  # what a server fails to answer now, it answers when the log is replayed next
+                    raise  # when the log is replayed next, the server may answer
                 reason = str(error)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
@@ -102,15 +102,15 @@ def _named_by(commits: Iterable[Undone], changes: Sequence[Change]) -> set[int]:
     sequences = np.array([change.sequence for change in changes], np.uint64)
     found: set[int] = set()
     for undone in commits:
-        with suppress(CorruptionError):  # an undo record cannot name what is behind it
+        with suppress(CorruptionError):  # an undo record cannot name later records
             found.update(sequences[are_within(sequences, unpack_ranges(undone.undo))].tolist())
     return found
 
 
 async def replay(source: Source, contents: LogContents, commits: GroupCommit) -> Recovery:
-    """Undo what was torn, and make pending what a log holds; conflicts go to the conflict log.
+    """Undo torn commits, and make the changes in a log pending; conflicts go to the conflict log.
 
-    One record that cannot be handled keeps no other from it.
+    A record that cannot be handled blocks no other.
     """
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
     for undone in recovery.commits:
@@ -126,7 +126,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink)
-    await commits.log.sync_soon()  # what was replaced is forgotten only when what replaced it is durable
+    await commits.log.sync_soon()  # a replaced record is forgotten only when its replacement is durable
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for conflict in recovery.conflicts:
@@ -134,22 +134,22 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     await commits.put_aside([conflict.change for conflict in recovery.conflicts])
     await commits.log.release_soon(recovery.released)
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
-        try:  # at once: where chunk files pass through, what is pending for them is not seen
+        try:  # at once, because where chunk files pass through, pending changes are not shown
             await commits.flush(layout)
         except ShardfsError as error:
             log.error("%s is not committed yet: %s", layout.path or "the array", error)  # noqa: TRY400
-    contents.records.clear()  # what is pending has its payload: files that go are not to be kept open by the others
+    contents.records.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
 
 
 def describe(conflict: Conflict) -> str:
-    """Say in one line what a conflict is."""
+    """Return one line about a conflict."""
     return f"{describe_change(conflict.change)}: {conflict.reason}"
 
 
 def describe_change(change: Change | Shrink) -> str:
-    """Say of which chunk a change is, or of which array."""
+    """Return which chunk or array a change is about."""
     where = change.path or "the array"
     if isinstance(change, Shrink):
         return f"the removal of chunks outside the shape of {where}"
@@ -158,10 +158,10 @@ def describe_change(change: Change | Shrink) -> str:
 
 
 async def _judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> tuple[Array | None, str | None]:
-    """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do.
+    """Return the array of *change*, and why the change does not fit; neither if there is nothing to do.
 
-    Shards under the keys *unsettled* may be damaged until a commit is taken back, before the next one.  Raises what
-    keeps the shard from being read for now.
+    Shards under the keys *unsettled* may be damaged until a commit is undone, before the next one. Raises a passing
+    error that prevents reading the shard.
     """
     array: Array | None = None
     try:
@@ -186,19 +186,19 @@ async def _judge(source: Source, change: Change, unsettled: Collection[str] = ()
 
 
 async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
-    """Return the same as `_judge`, by the chunk that is stored."""
+    """Return the same as `_judge`, by looking at the stored chunk."""
     if array.fingerprint == change.fingerprint:
         if await array.stored_entry(change.coords) == change.superseded:
             return array, None
         return (None, None) if await _is_stored(array, change) else (array, _CHANGED)
-    with suppress(CorruptionError):  # it may be read by other codecs than it was written with
+    with suppress(CorruptionError):  # it may have been written for other codecs
         if await _is_stored(array, change):
             return None, None
     return array, "the metadata of the array has changed"
 
 
 async def _is_stored(array: Array, change: Change) -> bool:
-    """Whether the stored chunk is what *change* leaves."""
+    """Whether the stored chunk is the result of *change*."""
     _, extent = await array.find_stored(change.coords, fresh=True)
     if extent is None or isinstance(change, Erase):
         return extent is None and isinstance(change, Erase)
@@ -211,7 +211,7 @@ async def _is_stored(array: Array, change: Change) -> bool:
 
 
 async def why_not(source: Source, change: Change | Shrink) -> str | None:
-    """Return why a change that was put aside does not fit what is stored now; None if it does."""
+    """Return why a change in the conflict log does not fit what is stored now; None if it does."""
     try:
         if isinstance(change, Shrink):
             check_name(change.path)
@@ -224,7 +224,7 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
 
 
 async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) -> None:
-    """Finish what began when an array of this shape was made smaller; raises what keeps that from being done."""
+    """Finish the shrinking of an array that was interrupted; raises the error that prevents it."""
     check_name(shrink.path)
     node = await source.hierarchy.node(shrink.path)
     metadata, now = node.metadata, node.any_array
@@ -237,25 +237,25 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     unsharded = describe_array(former)
     layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding)
     array = Array(layout, unsharded, source.shards, now.fingerprint)
-    await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
+    await source.store.sync_directory(shrink.path)  # chunks are removed only once the new document is durable
     await empty_outside(commits, array, metadata.shape)
 
 
 def read_left(directory: str) -> LogContents:
-    """Read the journal in *directory*, which may not be there, without a lock; raises as `read_log` does."""
+    """Read the journal in *directory*, which may be missing, without a lock; raises the errors of `read_log`."""
     with suppress(NotFoundError):
         return read_log(open_directory(directory))
     return LogContents()
 
 
 def recover_command(address: Address, *options: str) -> str:
-    """Return the command line that shows what is left of the source at *address*."""
+    """Return the command that shows what is left of the source at *address*."""
     endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
     return shlex.join(["shardfs", "recover", *options, *endpoint, address.url])
 
 
 def describe_damage(directory: str, damage: Damage) -> str:
-    """Say in one line what is lost of the journal in *directory*, and what to do about its file."""
+    """Return one line about what is lost of the journal in *directory*, and what to do about its file."""
     path = shown(os.path.join(directory, damage.segment))
     kept = os.path.join(os.path.dirname(path), damaged_name(damage.segment))
     end = "what was published there is lost, and nothing else"
@@ -264,13 +264,13 @@ def describe_damage(directory: str, damage: Damage) -> str:
 
 
 def log_damage(directory: str, contents: LogContents) -> None:
-    """Name in the log what is damaged in the journal in *directory*."""
+    """Log what is damaged in the journal in *directory*."""
     for damage in contents.damage:
         log.error("%s", describe_damage(directory, damage))
 
 
 def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAheadLog]:
-    """Open the log in the directory *path*, whose lock the caller holds; returns what it held at the beginning, too."""
+    """Open the log in the directory *path*, whose lock the caller holds; returns what it contained, too."""
     directory = open_directory(path)
     contents = read_log(directory)
     return contents, WriteAheadLog(directory, disk, contents)
@@ -280,10 +280,10 @@ def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAh
 def opened(
     source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS
 ) -> Iterator[tuple[LogContents, GroupCommit]]:
-    """Open the journals in *state*, whose lock the caller holds, for the length of a block.
+    """Open the journals in *state*, whose lock the caller holds, for a block.
 
-    Yields what the journal held, and what commits it.
-    Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
+    Yields what the journal contained, and a `GroupCommit` for it. Raises `StoreError` if a journal cannot be read, or
+    not closed at the end.
     """
     (contents, journal), (_, conflicts) = (open_log(path) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
@@ -291,10 +291,10 @@ def opened(
 
 
 async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
-    """Bring into *store* what the journals in *left* hold, whose locks the caller holds.
+    """Commit to *store* what is in the journals in *left*, whose locks the caller holds.
 
-    One that cannot be brought there stays, as the log says, for the next mount.  To be called before anything is
-    pending or cached of the store: each journal is replayed as if there were nothing else.
+    A journal that cannot be committed stays for the next mount, and the log says so. To be called before anything is
+    pending or cached: each journal is replayed as if there were nothing else.
     """
     for state in left:
         try:

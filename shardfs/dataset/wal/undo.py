@@ -1,7 +1,7 @@
-"""What became of commits that were under way when a process ended, by their undo records.
+"""The outcome of commits that were under way when a process ended, by their undo records.
 
-A commit is complete if the shard has the planned size and the bytes that it wrote have the planned checksum.  One that
-is torn, as only an append can be, is taken back.  Whatever else the shard is, it is left alone.
+A commit is complete if the shard has the planned size, and the bytes that the commit wrote have the planned checksum. A
+torn commit, which can only be an append, is undone. In any other state, the shard is left alone.
 """
 
 import logging
@@ -45,22 +45,22 @@ T = TypeVar("T")
 
 
 class Outcome(Enum):
-    """What became of a commit that was under way."""
+    """The outcome of a commit that was under way."""
 
     COMPLETE = auto()
-    """The shard holds it."""
+    """The shard contains it."""
     UNTOUCHED = auto()
-    """It had not begun, or another program made another version since."""
+    """It had not begun, or another program has written another version since."""
     TORN = auto()
-    """The shard is its old version with a part of what was to be written, which is to be taken back."""
+    """The shard is its old version, followed by part of the append, which is to be undone."""
     UNCLEAR = auto()
     """The shard is in no state that the commit leads to: it is left as it is."""
 
 
 class Undone(NamedTuple):
-    """What became of one commit; *reason* says why that is not clear.
+    """The outcome of one commit; *reason* says why it is unclear.
 
-    If not *is_settled*, the shard could not be looked at for now: it is to be before it changes.
+    Unless *is_settled*, the shard could not be examined now, and has to be before it is changed.
     """
 
     undo: UndoRecord
@@ -82,12 +82,12 @@ _LASTING: Final = (
 
 
 def is_lasting(error: ShardfsError) -> bool:
-    """Whether *error* is about what a record says, or is stored: to try once more would be in vain."""
+    """Whether *error* is about a record or about stored data, so that trying again is useless."""
     return isinstance(error, _LASTING)
 
 
 def check_name(key: str) -> None:
-    """Raise `OutsideSourceError` if *key*, which a record says, cannot be one of the source."""
+    """Raise `OutsideSourceError` if *key*, taken from a record, cannot be a key of the source."""
     if key and any(part in ("", ".", "..") or "\0" in part for part in key.split("/")):
         raise OutsideSourceError(f"{key} is not a name within the source")
 
@@ -101,9 +101,9 @@ def undo_record(
     splice: Splice | None,
     index: bytes | None,
 ) -> UndoRecord:
-    """Return the record that is appended to the log before a shard is changed; blocks.
+    """Return the undo record to append to the log before a shard is changed; blocks.
 
-    *index* is the new index if the shard is appended to, which is *old* then.
+    *index* is the new index if the shard, which is *old*, is appended to.
     """
     snapshot, pieces = edit.snapshot, splice.pieces if splice is not None else ()
     old_nbytes = snapshot.size if snapshot is not None else 0
@@ -132,7 +132,7 @@ def undo_record(
     undo.inode, undo.checked_from = snapshot.stat.file[1], old_nbytes
     undo.index_offset, undo.index_nbytes = old.index_offset, len(index)
     undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
-    tail = MemoryContent(memoryview(old.index.encoded))  # what a range is a copy of that is kept behind the old end
+    tail = MemoryContent(memoryview(old.index.encoded))  # the bytes of which a range behind the old end is a copy
     added: list[Content] = []
     position = 0
     for piece in pieces:
@@ -144,10 +144,10 @@ def undo_record(
 
 
 async def undo_commits(source: Source, contents: LogContents, *, apply: bool) -> list[Undone]:
-    """Find out what became of the commits that were under way; with *apply*, take back those that were torn.
+    """Find the outcomes of the commits that were under way; with *apply*, undo torn ones.
 
-    One that cannot be handled keeps no other from being looked at.  What a server fails to answer now, it answers when
-    the log is read next: such errors are raised.
+    A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
+    answer when the log is read next.
     """
     by_key: dict[str, list[UndoRecord]] = {}
     for record in contents.records:
@@ -155,7 +155,7 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
             by_key.setdefault(record.key, []).append(record)
     found: list[Undone] = []
     for key, undos in by_key.items():
-        # The last attempt found the shard whole, whatever became of those before.
+        # The last attempt found the shard whole, so earlier ones do not matter.
         found += [Undone(undo, Outcome.UNTOUCHED) for undo in undos[:-1]]
         last, outcome = undos[-1], Outcome.UNCLEAR
         try:
@@ -184,7 +184,7 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
 
 
 async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
-    """Return what *attempt* does; it is made again while another program has a lock, as long as `Store.edit` says."""
+    """Return the result of *attempt*, repeated while another program has a lock, as `Store.edit` reports."""
     begun = trio.current_time()
     while True:
         with suppress(LockedError):
@@ -193,9 +193,9 @@ async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
 
 
 async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Outcome:
-    """Make the shard of a commit what it was before, if that was torn; return what became of the commit.
+    """Restore the previous version of a shard if a commit was torn; return the outcome of the commit.
 
-    Whoever had the lock of the shard until now may have replaced it: what it is then decides.  *waited* is that of
+    Whoever held the lock of the shard until now may have replaced it, so it is examined again. *waited* is that of
     `Store.edit`.
     """
     async with source.store.edit(undo.key, waited=waited) as edit:
@@ -212,14 +212,14 @@ async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Ou
 
 async def _look(source: Source, undo: UndoRecord) -> Outcome:
     if source.store.rewrites and undo.checked_from >= undo.planned_nbytes:
-        return Outcome.UNTOUCHED  # nothing can be torn, and its records tell what is there
+        return Outcome.UNTOUCHED  # nothing can be torn, and the records themselves can be compared
     with suppress(NotFoundError, NotADirectoryHereError):
         return await _outcome(source, undo, await source.store.open(undo.key))
     return Outcome.UNTOUCHED
 
 
 async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) -> Outcome:
-    """Return what became of a commit to the shard that *snapshot* is, None being no shard."""
+    """Return the outcome of a commit to the shard *snapshot*; None if there is no shard."""
     if snapshot is None:
         return Outcome.UNTOUCHED
     size, file = snapshot.size, snapshot.stat.file
@@ -230,14 +230,14 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
             found = reversed_checksum(await snapshot.read(start, nbytes), found)
         if found == undo.checksum:
             return Outcome.COMPLETE
-    # The number of a device may be another one after a restart; that of an inode is not.
+    # Device numbers may change at a restart; inode numbers do not.
     if not undo.inode or file is None or file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
         return Outcome.UNTOUCHED
     return await _outcome_at_end(source, undo, snapshot)
 
 
 async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) -> Outcome:
-    """Return what became of an append, which the shard does not have as a whole, to one that ends with its index."""
+    """Return the outcome of an incomplete append to a shard whose index is at the end."""
     array = await source.hierarchy.array(undo.path)
     if array is None or len(undo.shard) != array.grid.ndim or array.layout.shard_key(undo.shard) != undo.key:
         return Outcome.UNCLEAR
@@ -255,10 +255,10 @@ async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) 
 
 
 def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: bytes | None, size: int) -> bool:
-    """Whether *end*, where a shard ends, is an index that another program wrote.
+    """Whether *end*, the end of a shard, is an index that another program wrote.
 
-    Without a checksum anything reads like one.  One of an append to the old version has entries of its *old* index, and
-    entries behind the old end, and no others; a torn one has zeros and payloads there.
+    Without a checksum, any bytes can be read as an index. One of an append to the old version has entries of its *old*
+    index and entries behind the old end, and no others; after a torn append there are zeros and payloads.
     """
     codecs, shape = grid.levels[0].index_codecs, grid.index_shape(undo.shard)
     try:
@@ -278,7 +278,7 @@ def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: byte
 async def _remove_unfinished(source: Source, undos: Sequence[UndoRecord]) -> None:
     """Remove what commits of one shard left half-written.
 
-    Another host that is uploading the shard at this moment commits once more, as it does after any change of it.
+    If another host is uploading the shard at this moment, it commits once more, as after any change of the shard.
     """
     for undo in undos:
         try:
@@ -294,13 +294,10 @@ async def _remove_unfinished(source: Source, undos: Sequence[UndoRecord]) -> Non
 
 
 async def _make_durable(source: Source, key: str) -> None:
-    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included.
-
-    The lock that it may have left goes.
-    """
+    """Make durable what an earlier process did to a shard, names included; remove the lock that it may have left."""
     if source.store.rewrites:
-        return  # a new version is durable when it is there
-    with suppress(ShardfsError):  # who has it now removes it
+        return  # a new version is durable when it is visible
+    with suppress(ShardfsError):  # whoever has it now removes it
         async with source.store.edit(key):
             pass
     with suppress(NotFoundError, NotADirectoryHereError):
