@@ -1,13 +1,13 @@
-"""Codec chains: parse them, and decode and encode chunks to exactly their size.
+"""Codec chains: parsing them, and decoding and encoding chunks.
 
-Decoding never produces more than a limit that the caller knows, so a decompression bomb costs no memory.  The
-parameters of an encoder come from the configuration of its codec.  Where one is absent it has a usual value; one that
-is invalid or unknown is refused, because another reader may take it for a change of the bytes.
+Decoding never produces more than a limit given by the caller, so a decompression bomb costs no memory. The parameters
+of an encoder come from the codec's configuration. A missing one has its usual value; an invalid or unknown one is
+refused, because another reader may take it to change the bytes.
 
 Sources: Zarr core specification 3.1, "Codecs"; the specifications of `bytes`, `transpose`, `gzip`, `zstd`, `blosc` and
 `crc32c`.
 
-numcodecs is imported where it is needed: it takes a tenth of the time in which a command starts.
+numcodecs is imported where it is needed, because the import takes a tenth of a command's start-up time.
 """
 
 import math
@@ -37,17 +37,17 @@ T = TypeVar("T")
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
 MAX_CHUNK_NBYTES: Final = 512 * 2**20
-"""Size that a chunk may decode to; a few times that much memory is needed."""
-_MAX_COPIED_NBYTES: Final = 2**35  # for chunks of many parts, each of which copies what is behind it
+"""The largest size that a chunk may decode to; decoding needs a few times that much memory."""
+_MAX_COPIED_NBYTES: Final = 2**35  # for chunks of many parts: each part copies all that follow it
 
 GZIP_LEVELS: Final = (0, 9)
 ZSTD_LEVELS: Final = (-131072, 22)
 BLOSC_LEVELS: Final = (0, 9)
-_MAX_BLOSC_NBYTES: Final = 2**31 - 17  # its header is part of them
+_MAX_BLOSC_NBYTES: Final = 2**31 - 17  # the header is included
 BLOSC_BLOCK_NBYTES: Final = (0, _MAX_BLOSC_NBYTES)
 MAX_TYPESIZE: Final = 255
 SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
-"""What blosc does with the bytes of elements, in the order of its numbers for that."""
+"""The shuffle modes of blosc, in the order of their numbers."""
 
 _ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
 _ARRAY_TO_BYTES: Final = frozenset(
@@ -56,7 +56,7 @@ _ARRAY_TO_BYTES: Final = frozenset(
 
 
 class CodecChain(NamedTuple):
-    """Codecs by kind: array → array, the one that is array → bytes, bytes → bytes."""
+    """Codecs by kind: array → array, the single array → bytes codec, bytes → bytes."""
 
     before: tuple[Extension, ...]
     serializer: Extension
@@ -64,10 +64,10 @@ class CodecChain(NamedTuple):
 
 
 def parse_chain(codecs: Sequence[Extension], where: str) -> tuple[Extension, ...]:
-    """Return *codecs* without those that may be ignored, under their current names.
+    """Return *codecs* under their current names, without those that may be ignored.
 
-    Among the codecs that shardfs knows, exactly one must be array → bytes (none is accepted where an unknown codec may
-    be the one), and the three kinds must follow each other.
+    Among known codecs, exactly one must be array → bytes (or none, if an unknown codec may be it), and the three kinds
+    must come in order.
     """
     known = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _CODECS.keys()
     chain = tuple(
@@ -90,7 +90,7 @@ def parse_chain(codecs: Sequence[Extension], where: str) -> tuple[Extension, ...
 
 
 def split_chain(chain: Sequence[Extension], where: str) -> CodecChain:
-    """Split a chain, as `parse_chain` returns it, around its array → bytes codec, which must be a known one."""
+    """Split a chain returned by `parse_chain` at its array → bytes codec, which must be a known one."""
     for i, codec in enumerate(chain):
         if codec.name in _ARRAY_TO_BYTES:
             return CodecChain(tuple(chain[:i]), codec, tuple(chain[i + 1 :]))
@@ -107,12 +107,12 @@ def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
 
 
 def compose(first: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the order of one transpose that does what transposing by *first* and *then* does."""
+    """Return the order of one transpose that equals transposing by *first* and *then*."""
     return tuple(first[axis] for axis in then)
 
 
 def composed_order(codecs: Iterable[Extension], ndim: int) -> tuple[int, ...]:
-    """Return the order of one transpose that does what *codecs* do, all of them transposes, to *ndim* axes."""
+    """Return the order of one transpose that equals *codecs*, all transposes, on *ndim* axes."""
     order = tuple(range(ndim))
     for codec in codecs:
         order = compose(order, parse_transpose(codec, ndim))
@@ -120,34 +120,34 @@ def composed_order(codecs: Iterable[Extension], ndim: int) -> tuple[int, ...]:
 
 
 def permute(values: tuple[T, ...], order: tuple[int, ...]) -> tuple[T, ...]:
-    """Return *values* of the axes before a transpose, as those of the axes after it."""
+    """Return *values* of the axes before a transpose in the order of the axes after it."""
     return tuple(values[axis] for axis in order)
 
 
 def is_in_order(order: Sequence[int], chunk_shape: Sequence[int]) -> bool:
-    """Whether moving axes into *order* moves no element: all that change places have the length 1."""
+    """Whether transposing by *order* moves no element, because all axes that change places have length 1."""
     axes = [axis for axis in order if chunk_shape[axis] > 1]
     return axes == sorted(axes)
 
 
 def parse_endian(codec: Extension, default: str | None = None) -> str:
-    """Return "little" or "big", the byte order of a `bytes` codec; one has to be given if there is no *default*."""
+    """Return "little" or "big", the byte order of a `bytes` codec; required unless there is a *default*."""
     codec.expect("endian")
     return codec.choice("endian", default, ("little", "big"))
 
 
 def is_decodable(codec: Extension) -> bool:
-    """Whether *codec* is a bytes → bytes codec that shardfs can undo."""
+    """Whether *codec* is a bytes → bytes codec that shardfs can decode."""
     return codec.name in _CODECS
 
 
 def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     """Undo bytes → bytes *codecs*, all decodable, in reverse order.
 
-    Raises `CorruptionError` if *data* does not decode, `OversizedDataError` if it grows beyond *limit* bytes.
+    Raises `CorruptionError` if *data* cannot be decoded, `OversizedDataError` if it decodes to more than *limit* bytes.
     """
     for codec in reversed(codecs):
-        # A stage may be larger than what it decodes to, by headers and checksums only.
+        # The input of a stage may be larger than its output only by headers and checksums.
         data = _CODECS[codec.name].decode(data, limit + limit // 8 + 4096)
     if len(data) > limit:
         raise OversizedDataError(f"the data decodes to {len(data)} bytes, more than {limit}")
@@ -155,7 +155,7 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
 
 
 class Decompressor(Protocol):
-    """One member of compressed data, on the terms of the standard library's decompressors."""
+    """A decompressor of one member, with the interface of the standard library's decompressors."""
 
     @property
     def eof(self) -> bool:
@@ -163,10 +163,10 @@ class Decompressor(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What follows it."""
+        """The input after the member."""
 
     def decompress(self, data: Buffer, max_length: int, /) -> bytes:
-        """Return what *data* decodes to, up to *max_length* bytes."""
+        """Decode *data*; returns at most *max_length* bytes."""
 
 
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
@@ -178,7 +178,7 @@ def _decode_zstd(data: Buffer, limit: int) -> Buffer:
         if not size:
             return decode_members(zstd.ZstdDecompressor, data, limit)
         check_size(size, limit)
-        decoded = np.empty(size, np.uint8)  # one frame that says its size needs no second copy
+        decoded = np.empty(size, np.uint8)  # a single frame that states its size needs no second copy
         decompress_into(data, decoded)
     except (zstd.ZstdError, RuntimeError, ValueError) as error:
         raise CorruptionError(f"zstd data is damaged: {error}") from None
@@ -193,7 +193,7 @@ def _decode_gzip(data: Buffer, limit: int) -> Buffer:
 
 
 def decode_members(new_member: Callable[[], Decompressor], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated members, up to *limit* bytes; data of any writer is one."""
+    """Decode concatenated members, at most *limit* bytes."""
     decoded, rest, copied = b"", data, 0
     while True:
         member = new_member()
@@ -212,7 +212,7 @@ def decode_members(new_member: Callable[[], Decompressor], data: Buffer, limit: 
 def _decode_blosc(data: Buffer, limit: int) -> Buffer:
     from numcodecs import blosc
 
-    # c-blosc trusts its header, which states both sizes: version, flags, item size, nbytes, block size, cbytes.
+    # c-blosc trusts the sizes in its header: version, flags, item size, nbytes, block size, cbytes.
     if len(data) < 16:
         raise CorruptionError("blosc data is cut short")
     nbytes, _, cbytes = struct.unpack_from("<III", data, 4)
@@ -243,8 +243,8 @@ def check_size(size: int, limit: int) -> None:
 def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
     """Encode *data* by bytes → bytes *codecs*, all decodable, one after another.
 
-    The same data always gives the same bytes.  Raises `MetadataError` if a configuration has no meaning, whatever the
-    data, and `RefusedError` for more data than a codec can hold.
+    The same data always gives the same bytes. Raises `MetadataError` if a configuration is invalid for any data, and
+    `RefusedError` for more data than a codec supports.
     """
     for codec in codecs:
         data = _CODECS[codec.name].encode(codec, data)
@@ -287,8 +287,8 @@ def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
 
 
 def crc32c(data: Buffer | npt.NDArray[np.uint8], before: int = 0) -> int:
-    """Return the crc32c of *data*, behind bytes whose crc32c is *before*."""
-    if not isinstance(data, bytes):  # the library takes no other kind of buffer as it is
+    """Return the crc32c of *data*, continuing from the crc32c *before*."""
+    if not isinstance(data, bytes):  # the library copies any other kind of buffer
         if not len(data):
             return before
         data = np.frombuffer(data, np.uint8)
@@ -297,7 +297,7 @@ def crc32c(data: Buffer | npt.NDArray[np.uint8], before: int = 0) -> int:
 
 
 class _BytesCodec(NamedTuple):
-    """Both ways of a bytes → bytes codec; `decode` is given the size from which on it is to raise."""
+    """Encoder and decoder of a bytes → bytes codec; `decode` raises for output beyond the given size."""
 
     decode: Callable[[Buffer, int], Buffer]
     encode: Callable[[Extension, Buffer], bytes]
@@ -315,8 +315,8 @@ _CODECS: Final = {
 class ChunkCodec:
     """The codec chain of chunks of one shape.
 
-    *order* is the transpose before the `bytes` codec, which writes elements *endian*; *after* are the bytes → bytes
-    codecs behind it.
+    *order* is the transpose before the `bytes` codec, which writes elements in byte order *endian*; *after* are the
+    bytes → bytes codecs that follow.
     """
 
     data_type: DataType
@@ -327,7 +327,7 @@ class ChunkCodec:
 
     @classmethod
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
-        """Read the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
+        """Parse the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
         try:
             known, chain = DataType.parse(data_type), parse_chain(codecs, "codecs")
             for extension in chain:
@@ -335,7 +335,7 @@ class ChunkCodec:
                     raise NotShownError(f"the codec {brief(extension.name)} cannot be decoded")
             before, serializer, after = split_chain(chain, "codecs")
             serializer.expect("endian")
-            endian = "little"  # where it makes no difference, or none is given
+            endian = "little"  # if it makes no difference, or none is given
             if known.has_byte_order and "endian" in serializer.configuration:
                 endian = parse_endian(serializer)
                 known.check_endian(endian)
@@ -352,12 +352,12 @@ class ChunkCodec:
 
     @property
     def nbytes(self) -> int:
-        """Size of every decoded chunk in bytes: chunks at the edge of an array have their full size."""
+        """Size of every decoded chunk in bytes; chunks at the edge of the array are full chunks."""
         return self.data_type.nbytes * math.prod(self.chunk_shape)
 
     @property
     def is_identity(self) -> bool:
-        """Whether encoded and decoded chunks are the same bytes."""
+        """Whether encoding changes nothing."""
         return self._is_in_memory_order and not self.after
 
     @property
@@ -365,9 +365,9 @@ class ChunkCodec:
         return self.endian == "little" and is_in_order(self.order, self.chunk_shape)
 
     def decode(self, encoded: Buffer) -> memoryview:
-        """Return the decoded bytes of a chunk, exactly `nbytes` of them, which are not to be changed.
+        """Return the decoded bytes of a chunk: exactly `nbytes`, and read-only.
 
-        Raises `CorruptionError` if *encoded* does not decode to that size.  Takes no more memory than a few times that.
+        Raises `CorruptionError` if *encoded* does not decode to that size. Takes a few times that much memory at most.
         """
         data = decode(self.after, encoded, self.nbytes)
         if len(data) != self.nbytes:
@@ -378,9 +378,9 @@ class ChunkCodec:
         return self._rearranged(data, permute(self.chunk_shape, self.order), inverse)
 
     def encode(self, decoded: Buffer) -> bytes:
-        """Encode a chunk; raises `RefusedError` if *decoded* has another size than `nbytes`.
+        """Encode a chunk; raises `RefusedError` if *decoded* is not `nbytes` long.
 
-        Raises `MetadataError` if the configuration of a codec has no meaning for an encoder.
+        Raises `MetadataError` if the configuration of a codec is invalid for an encoder.
         """
         if len(decoded) != self.nbytes:
             raise RefusedError(f"the chunk has {len(decoded)} bytes instead of {self.nbytes}")
@@ -389,9 +389,9 @@ class ChunkCodec:
         return encode(self.after, self._rearranged(decoded, self.chunk_shape, self.order))
 
     def _rearranged(self, data: Buffer, shape: tuple[int, ...], order: tuple[int, ...]) -> memoryview:
-        """Return elements of *shape* with axes moved to *order*, and swapped if those stored are big-endian."""
+        """Return elements of *shape* with their axes in *order*, and byte-swapped if the stored ones are big-endian."""
         dtype = self.data_type.dtype
-        # Fields of a struct take no part in the moving, which would copy them one by one.
+        # Structs are moved as opaque bytes: NumPy would copy them field by field.
         elements = np.frombuffer(data, dtype=np.dtype((np.void, dtype.itemsize))).reshape(shape)
         moved = np.array(elements.transpose(order), order="C", copy=True).reshape(-1)
         if self.endian == "big":

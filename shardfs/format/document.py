@@ -1,4 +1,4 @@
-"""JSON texts, and the values that documents are made of: lengths, names, extensions with their configuration.
+"""JSON, and the values in documents: lengths, names, extensions with their configuration.
 
 Source: Zarr core specification 3.1, "Metadata".
 """
@@ -25,7 +25,7 @@ _MAX_INDENTED_LENGTH: Final = 2**18
 class Extension:
     """A named extension point (codec, chunk grid, chunk key encoding) and its configuration.
 
-    If it *has_configuration* it is written with one, though that is empty.
+    *has_configuration*: it is written with its configuration even if that is empty.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Extension:
 
     @classmethod
     def parse(cls, value: Json, where: str) -> "Extension":
-        """Read the object form or the short-hand name of an extension; *where* names the member in messages."""
+        """Parse the object form or the short name of an extension; *where* names the member in messages."""
         if isinstance(value, str):
             return cls(value, {})
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -52,22 +52,22 @@ class Extension:
         return cls(value["name"], configuration, must_understand, "configuration" in value)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the long object form, without `must_understand` (tensorstore refuses it on extensions).
+        """Return the long object form, without `must_understand`, which tensorstore rejects on extensions.
 
-        An empty configuration stays where there was one: zarr-python wants it of codecs of numcodecs.
+        An empty configuration is kept: zarr-python requires one for codecs of numcodecs.
         """
         if not self.configuration and not self.has_configuration:
             return {"name": self.name}
         return {"name": self.name, "configuration": dict(self.configuration)}
 
     def expect(self, *allowed: str) -> None:
-        """Refuse configuration members other than *allowed*: an unknown one may change what the bytes mean."""
+        """Reject configuration members other than *allowed*: an unknown one may change what the bytes mean."""
         unknown = self.configuration.keys() - set(allowed)
         if unknown:
             raise MetadataError(f"{self.name} has unknown configuration members {sorted(unknown)}")
 
     def integer(self, member: str, default: int, minimum: int, maximum: int) -> int:
-        """Return an integer of the configuration, *default* where there is none."""
+        """Return an integer of the configuration, *default* if it is missing."""
         value = self.configuration.get(member, default)
         if type(value) is not int or not minimum <= value <= maximum:
             raise MetadataError(f"the {member} of {self.name} must be from {minimum} to {maximum}, not {brief(value)}")
@@ -79,7 +79,7 @@ class Extension:
         return parse_lengths(self.configuration.get(member), where, minimum=minimum, ndim=ndim)
 
     def choice(self, member: str, default: str | None, allowed: Collection[str]) -> str:
-        """Return one of the *allowed* texts of the configuration, *default* where there is none."""
+        """Return a configuration value that is one of *allowed*, *default* if it is missing."""
         value = self.configuration.get(member, default)
         if not isinstance(value, str) or value not in allowed:
             names = " or ".join(f'"{text}"' for text in allowed)
@@ -88,10 +88,10 @@ class Extension:
 
 
 def parse_json(data: bytes) -> Json:
-    """Decode one JSON text.
+    """Parse a JSON text.
 
-    Bare `NaN` and `Infinity` are accepted, as Python programs write them into attributes.  A number that a double
-    cannot hold is refused, because it could not be written out again.
+    Bare `NaN` and `Infinity` are accepted, since Python programs write them into attributes. A number that does not fit
+    a double is rejected, because it could not be written again.
     """
     if len(data) > MAX_DOCUMENT_NBYTES:
         raise MetadataError(f"the document has {len(data)} bytes, more than {MAX_DOCUMENT_NBYTES}")
@@ -104,10 +104,10 @@ def parse_json(data: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    """Encode a document as JSON text, indented unless it is long, or nesting would make that many times as long.
+    """Encode a document as JSON in UTF-8, indented unless that would make it much longer.
 
-    It is UTF-8: netCDF-C takes an escaped character for the letters of its escape.  Only half a pair of surrogates,
-    which UTF-8 has not, stays one.
+    Characters are not escaped, because netCDF-C does not decode escapes. Only unpaired surrogates, which UTF-8 cannot
+    encode, are.
     """
     try:
         text = json.dumps(document, ensure_ascii=False)
@@ -119,7 +119,7 @@ def encode_json(document: Json) -> bytes:
 
 
 def parse_lengths(value: Json, where: str, *, minimum: int, ndim: int | None = None) -> tuple[int, ...]:
-    """Read a list of lengths, each an integer of at least *minimum*; *ndim* is the length that the list must have."""
+    """Parse a list of lengths, each at least *minimum*; *ndim* is the required number of them."""
     if not isinstance(value, list):
         raise MetadataError(f"{where} must be a list of integers, not {brief(value)}")
     if ndim is not None and len(value) != ndim:
@@ -128,7 +128,7 @@ def parse_lengths(value: Json, where: str, *, minimum: int, ndim: int | None = N
 
 
 def parse_length(value: Json, where: str, *, minimum: int) -> int:
-    """Read one length; a boolean or a float is none."""
+    """Parse one length; booleans and floats are rejected."""
     if type(value) is not int or value < minimum:
         raise MetadataError(f"{where} must hold integers of at least {minimum}, not {brief(value)}")
     if value > MAX_LENGTH:
@@ -137,14 +137,14 @@ def parse_length(value: Json, where: str, *, minimum: int) -> int:
 
 
 def parse_codecs(value: Json, where: str) -> tuple[Extension, ...]:
-    """Read a list of codecs."""
+    """Parse a list of codecs."""
     if not isinstance(value, list):
         raise MetadataError(f"{where} must be a list of codecs, not {brief(value)}")
     return tuple(Extension.parse(codec, f"{where}[{i}]") for i, codec in enumerate(value))
 
 
 def brief(value: Json) -> str:
-    """Show a value of a document in a message, cut to a length that a log line can bear."""
+    """Return a value of a document for a message, cut to a reasonable length."""
     text = repr(value) if not isinstance(value, dict | list) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -162,7 +162,7 @@ def _finite(text: str) -> float:
 
 
 def canonical(value: Json) -> str:
-    """Return one text for equal JSON values; unlike in Python, true is not 1, and NaN is NaN."""
+    """Return a text that is the same for equal JSON values; unlike in Python, true is not 1, and NaN equals NaN."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except RecursionError:

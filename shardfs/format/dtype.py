@@ -1,15 +1,13 @@
-"""Data types and fill values: how elements lie in memory, and how Zarr v3 and Zarr v2 name that.
+"""Data types and fill values: their layout in memory, and their names in Zarr v3 and Zarr v2.
 
 Sources: Zarr core specification 3.1, "Data types"; the registered extensions (small floats and integers, complex pairs
 of them, `numpy.datetime64`, `numpy.timedelta64`, `fixed_length_utf32`, `struct`); zarr-python 3.1 for `raw_bytes`,
 `null_terminated_bytes` and `structured`; Zarr storage specification 2, "Data type encoding".
 
-Fill values are little-endian bytes of one element.  Both versions spell them alike, but for raw bits of a v3 document,
-and for what old libraries wrote into a `.zarray`.
-
-Sources: Zarr core specification 3.1, "Fill value"; the specifications of data types; zarr-python 3.1, which writes
-base64 for bytes, raw bytes and structs; Zarr storage specification 2, "Fill value encoding"; zarr-python 2.18 as
-observed.
+Fill values are little-endian bytes of one element. Both versions spell them alike, apart from raw bits in a v3
+document, and what old libraries wrote into a `.zarray`. Sources: Zarr core specification 3.1, "Fill value"; the
+specifications of data types; zarr-python 3.1, which writes base64 for bytes, raw bytes and structs; Zarr storage
+specification 2, "Fill value encoding"; zarr-python 2.18 as observed.
 """
 
 import base64
@@ -24,10 +22,10 @@ from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.document import Extension, Json, brief
 
 MAX_ITEM_NBYTES: Final = 2**20
-"""Size of an element up to which it is handled as one: a limit of shardfs, not of the format."""
+"""The largest size of an element: a limit of shardfs, not of the format."""
 
 MAX_DEPTH: Final = 16
-"""How many structs within each other are read: a limit of shardfs, not of the format."""
+"""How deep structs may be nested: a limit of shardfs, not of the format."""
 
 _MAX_SCALE_FACTOR: Final = 2**31 - 1
 _TIME_UNITS: Final = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic")
@@ -44,7 +42,7 @@ _SMALL_FLOATS: Final = (
     "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
 )  # fmt: skip
 _LAID_OUT: Final = {
-    # One byte per element, whatever its upper bits hold.
+    # One byte per element, whatever its upper bits are.
     "int2": "i1", "int4": "i1", "uint2": "u1", "uint4": "u1",
     "bfloat16": "<u2",
     **dict.fromkeys(_SMALL_FLOATS, "u1"),
@@ -69,10 +67,10 @@ _V2_SCALAR: Final = re.compile(r"[<>|]?[biufcmMSUVO][0-9]{0,9}(\[[0-9]{0,9}\w{1,
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A data type whose elements all have one size.
+    """A data type whose elements all have the same size.
 
-    *dtype* lays an element out in NumPy, little-endian, so that bytes can be swapped and axes moved.  *is_native* tells
-    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.
+    *dtype* is the NumPy layout of an element, little-endian, for swapping bytes and moving axes. *is_native*: it is
+    NumPy's own type. bfloat16, for example, is laid out as an unsigned integer, and is not native.
     """
 
     name: str
@@ -81,15 +79,15 @@ class DataType:
 
     @classmethod
     def parse(cls, data_type: Json) -> "DataType":
-        """Read the `data_type` member of an array; raises `NotShownError` where elements vary in size or are unknown.
+        """Parse the `data_type` member of an array; raises `NotShownError` if its elements vary in size or are unknown.
 
-        Raises `MetadataError` for a known type that is not written as its specification says.
+        Raises `MetadataError` for a known type that is not written according to its specification.
         """
         return _parse(data_type, 0)
 
     @classmethod
     def find(cls, data_type: Json) -> "DataType | None":
-        """Read the `data_type` member of an array; None where `parse` raises."""
+        """Parse the `data_type` member of an array; None where `parse` raises."""
         try:
             return _parse(data_type, 0)
         except (MetadataError, NotShownError):
@@ -102,20 +100,20 @@ class DataType:
 
     @property
     def has_byte_order(self) -> bool:
-        """Whether the byte order of a `bytes` codec makes a difference."""
+        """Whether the byte order of a `bytes` codec matters."""
         return self.dtype.newbyteorder(">") != self.dtype
 
     def check_endian(self, endian: str) -> None:
-        """Raise `NotShownError` where libraries do not agree what bytes in this order are.
+        """Raise `NotShownError` if libraries disagree about bytes in this order.
 
-        zarr-python and zarrs take those of `structured` for little-endian whatever is written, tensorstore does not.
+        zarr-python and zarrs read those of `structured` as little-endian whatever the codec says; tensorstore does not.
         """
         if endian == "big" and self.name == "structured" and self.has_byte_order:
             raise NotShownError("libraries disagree on the bytes of big-endian structured data types")
 
 
 def item_nbytes(data_type: Json) -> int | None:
-    """Return the size of an element in bytes; None where it varies or the type is not known."""
+    """Return the size of an element in bytes; None if it varies or the type is unknown."""
     found = DataType.find(data_type)
     return None if found is None else found.nbytes
 
@@ -137,7 +135,7 @@ def _parse(data_type: Json, depth: int) -> DataType:
     if raw := _RAW_BITS.fullmatch(name):
         extension.expect()
         digits = raw[1]
-        nbits = int(digits[:12])  # with more of them it is too large either way
+        nbits = int(digits[:12])  # with more of them it is too large anyway
         if digits.startswith("0") or nbits % 8:
             raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
         return DataType(name, _sized("V", nbits // 8), True)
@@ -147,7 +145,7 @@ def _parse(data_type: Json, depth: int) -> DataType:
 
 
 def _parse_struct(extension: Extension, depth: int) -> DataType:
-    """Read a struct; fields are objects, or pairs of name and data type as zarr-python 3.1 writes `structured`."""
+    """Parse a struct; fields are objects, or pairs of name and data type, as zarr-python 3.1 writes `structured`."""
     extension.expect("fields")
     fields = extension.configuration.get("fields")
     if not isinstance(fields, list) or not fields:
@@ -206,7 +204,7 @@ def _check_size(nbytes: int) -> None:
 
 
 def v2_dtype(data_type: Json, endian: str) -> Json:
-    """Return the `dtype` of a `.zarray` for elements that are stored *endian*; raises `NotShownError`."""
+    """Return the `dtype` of a `.zarray` for elements stored in byte order *endian*; raises `NotShownError`."""
     name = type_name(data_type)
     if name in VLEN_SERIALIZERS:
         Extension.parse(data_type, "data_type").expect()
@@ -219,7 +217,7 @@ def v2_dtype(data_type: Json, endian: str) -> Json:
 
 
 def parse_v2_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
-    """Read the `dtype` of a `.zarray`; raises `MetadataError`."""
+    """Parse the `dtype` of a `.zarray`; raises `MetadataError`."""
     try:
         if isinstance(dtype, str) and _V2_SCALAR.fullmatch(dtype):
             return np.dtype(dtype)
@@ -231,7 +229,7 @@ def parse_v2_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
 
 
 def v3_data_type(dtype: np.dtype[Any]) -> Json:
-    """Return the `data_type` of a v3 document for *dtype*, in whichever byte order; raises `NotUnshardable`."""
+    """Return the v3 `data_type` of *dtype*, in either byte order; raises `NotUnshardable`."""
     if dtype.itemsize > MAX_ITEM_NBYTES:
         raise NotUnshardable(f"elements of {dtype.itemsize} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
     if dtype.fields is not None:
@@ -281,10 +279,10 @@ _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -m
 
 
 def fill_element(data_type: Json, fill_value: Json) -> bytes:
-    """Return the bytes of an element that was never written, little-endian; of text in UTF-8, if elements vary in size.
+    """Return the element for missing chunks as little-endian bytes, or as UTF-8 for text of varying size.
 
-    Raises `MetadataError` if *fill_value* is none of *data_type*, and `NotShownError` for a type that NumPy does not
-    have: no view that needs its elements shows it.  Bytes that vary in size can only be empty.
+    Raises `MetadataError` if *fill_value* is invalid for *data_type*, and `NotShownError` for a type that NumPy does
+    not have: no view that needs its elements shows it. Bytes of varying size can only be empty.
     """
     name = type_name(data_type)
     if name in VLEN_SERIALIZERS:
@@ -303,7 +301,7 @@ def fill_element(data_type: Json, fill_value: Json) -> bytes:
 
 
 def v2_fill_element(data_type: Json, fill_value: Json) -> bytes:
-    """Return what `fill_element` does, for the `fill_value` of a `.zarray`, which null is none of but of text."""
+    """Return what `fill_element` does, for the `fill_value` of a `.zarray`; null is only valid for text."""
     if type_name(data_type) not in VLEN_SERIALIZERS:
         return v2_element(DataType.parse(data_type).dtype, fill_value)
     # zarr-python 2 writes null or 0 as a default.
@@ -312,7 +310,7 @@ def v2_fill_element(data_type: Json, fill_value: Json) -> bytes:
 
 
 def v3_fill_value(data_type: Json, element: bytes) -> Json:
-    """Return the `fill_value` of a v3 document for *element*: as v2 has it, but for raw bits and bytes that vary."""
+    """Return the v3 `fill_value` for *element*: as in v2, apart from raw bits and bytes of varying size."""
     name = type_name(data_type)
     if name in VLEN_SERIALIZERS:
         return element.decode(errors="surrogatepass")
@@ -322,11 +320,11 @@ def v3_fill_value(data_type: Json, element: bytes) -> Json:
 def v2_fill_value(data_type: Json, element: bytes) -> Json:
     """Return the `fill_value` of a `.zarray` for *element*.
 
-    Raises `NotShownError` for a NaN other than the one that "NaN" stands for, and for text that is none.
+    Raises `NotShownError` for a NaN other than that of "NaN", and for invalid text.
     """
     name = type_name(data_type)
     if name in VLEN_SERIALIZERS:
-        # Of bytes, zarr-python 2 would take text for text, which its filter refuses to encode.
+        # For bytes, zarr-python 2 would read text as text, and its filter refuses to encode that.
         return element.decode(errors="surrogatepass") if name == "string" else None
     dtype = DataType.parse(data_type).dtype
     match dtype.kind:
@@ -341,7 +339,7 @@ def v2_fill_value(data_type: Json, element: bytes) -> Json:
                 return value
             if value != _NOT_A_TIME:
                 raise NotShownError("a time without a unit is not a fill value of Zarr v2")
-            return "NaT"  # NumPy takes no number for one
+            return "NaT"  # NumPy accepts no number for it
         case "S" | "V":
             return base64.b64encode(element).decode("ascii")
         case "U":
@@ -354,7 +352,7 @@ def v2_fill_value(data_type: Json, element: bytes) -> Json:
 
 
 def parse_element(dtype: np.dtype[Any], value: Json) -> bytes | None:
-    """Return the bytes of an element of *dtype*, which is little-endian; None if *value* is none of it."""
+    """Return the bytes of an element of the little-endian *dtype*; None if *value* is invalid for it."""
     try:
         return _element(dtype, value)
     except (ValueError, TypeError, OverflowError):
@@ -362,18 +360,18 @@ def parse_element(dtype: np.dtype[Any], value: Json) -> bytes | None:
 
 
 def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
-    """Return the element, little-endian, that the `fill_value` of a `.zarray` with this *dtype* stands for.
+    """Return the little-endian element for the `fill_value` of a `.zarray` with this *dtype*.
 
-    Reads the spellings of Zarr v2, and not those that only v3 has.  Raises `MetadataError`, also for null.
+    Accepts the spellings of Zarr v2, but not those that only v3 has. Raises `MetadataError`, also for null.
     """
     dtype = dtype.newbyteorder("<")
     is_number = type(value) in (int, float)
     has_bits = any(str(part).startswith("0x") for part in (value if isinstance(value, list) else [value]))
     element = None
     if dtype.kind == "b" and is_number and value in (0, 1):
-        element = bytes([int(value)])  # as old libraries wrote it
+        element = bytes([int(value)])  # as old libraries write it
     elif dtype.kind in "SUV" and (value == "" or (is_number and value == 0)):
-        element = bytes(dtype.itemsize)  # as zarr-python 2 took its default of 0
+        element = bytes(dtype.itemsize)  # as zarr-python 2 writes its default of 0
     elif dtype.kind == "c" and not isinstance(value, list):
         return v2_element(dtype, [value, 0.0])
     elif not (dtype.kind in "fc" and has_bits) and not (dtype.kind in "SUV" and not isinstance(value, str)):
@@ -384,7 +382,7 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
 
 
 def _element(dtype: np.dtype[Any], value: Json) -> bytes:
-    """Do what `parse_element` does; raises `ValueError`, `TypeError` or `OverflowError` if *value* is none."""
+    """Do what `parse_element` does; raises `ValueError`, `TypeError` or `OverflowError` if *value* is invalid."""
     nbytes = dtype.itemsize
     match dtype.kind:
         case "b" if isinstance(value, bool):
@@ -399,13 +397,13 @@ def _element(dtype: np.dtype[Any], value: Json) -> bytes:
             real, imaginary = value
             return _float(real, nbytes // 2) + _float(imaginary, nbytes // 2)
         case "U" if isinstance(value, str):
-            # JSON can hold half of a surrogate pair, and NumPy takes it.
+            # JSON may contain an unpaired surrogate, and NumPy accepts it.
             element = value.encode("utf-32-le", "surrogatepass").ljust(nbytes, b"\0")
         case "V" if isinstance(value, dict) and dtype.names is not None and value.keys() == set(dtype.names):
             return b"".join(_element(dtype[name], value[name]) for name in dtype.names)
         case "V" if isinstance(value, list) and dtype.names is None and all(type(byte) is int for byte in value):
             element = bytes(value)
-        case "S":  # null-terminated bytes may be fewer
+        case "S":  # null-terminated bytes may be shorter
             element = base64.b64decode(value, validate=True).ljust(nbytes, b"\0")
         case "V":
             element = base64.b64decode(value, validate=True)
@@ -417,7 +415,7 @@ def _element(dtype: np.dtype[Any], value: Json) -> bytes:
 
 
 def _integer(value: Json, nbytes: int, *, is_signed: bool) -> bytes:
-    # An integer may be written with a fraction of zero, as JavaScript does not tell.
+    # An integer may be written with a zero fraction: JavaScript does not distinguish them.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int:
@@ -434,7 +432,7 @@ def _float(value: Json, nbytes: int) -> bytes:
         raise ValueError
     number = float(value)
     if math.isnan(number):
-        number = math.nan  # whatever bits a machine gives the result of its arithmetic
+        number = math.nan  # the bits of a computed NaN depend on the machine
     with np.errstate(over="ignore"):
         return np.array(number, f"<f{nbytes}").tobytes()
 

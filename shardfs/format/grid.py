@@ -1,8 +1,7 @@
-"""Chunk grids and chunk keys: how an array's index space is cut along each axis, and what its chunks are called.
+"""Chunk grids and chunk keys: how each axis of an array is divided into chunks, and the names of the chunks.
 
-One `ChunkGrid` of per-axis dimensions, bound to the array's extent, serves every grid that shardfs knows: `regular`,
-`rectilinear` and `zarrs.regular_bounded`.  A chunk of a grid is always stored at its full edge lengths, also where it
-reaches beyond the array.
+`ChunkGrid`, one `Dimension` per axis, covers every grid that shardfs knows: `regular`, `rectilinear` and
+`zarrs.regular_bounded`. A chunk is always stored in its full size, even where it extends beyond the array.
 
 Sources: Zarr core specification 3.1, "Regular grids" and "Chunk key encoding" (`default`, `v2`); the rectilinear chunk
 grid extension; seed design "Unified Chunk Grid", version 6.
@@ -19,14 +18,14 @@ from typing import Final
 from shardfs.errors import MetadataError
 from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, parse_length, parse_lengths
 
-_MAX_DIGITS: Final = 19  # 2**63 - 1 has as many; a longer name is no coordinate, and int() of it costs
+_MAX_DIGITS: Final = 19  # as many as 2**63 - 1 has; a longer name is no coordinate, and int() of it would be slow
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One axis of a chunk grid: *runs* of (edge length, count) of chunks, of which the last may reach beyond *extent*.
+    """One axis of a chunk grid: *runs* of (edge length, number of chunks); the last chunk may extend beyond *extent*.
 
-    Lengths and positions count array elements.  A run of a billion costs as much as a run of two.
+    Lengths and positions are in array elements. A run of a billion chunks costs as much as a run of two.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -51,16 +50,16 @@ class Dimension:
 
     @cached_property
     def nchunks(self) -> int:
-        """Number of chunks that overlap the array's extent; trailing ones beyond it do not count."""
+        """Number of chunks that overlap the array; chunks beyond its extent do not count."""
         return self.chunk_at(self.extent - 1) + 1 if self.extent else 0
 
     @property
     def edges(self) -> frozenset[int]:
-        """The distinct edge lengths, also of chunks beyond the extent."""
+        """The distinct edge lengths, including those of chunks beyond the extent."""
         return frozenset(edge for edge, _ in self.runs)
 
     def chunk_at(self, element: int) -> int:
-        """Index of the chunk that holds *element*."""
+        """Index of the chunk that contains *element*."""
         run = bisect_right(self._element_starts, element) - 1
         return self._index_starts[run] + (element - self._element_starts[run]) // self.runs[run][0]
 
@@ -73,7 +72,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """A concrete layout of chunks: one dimension per axis."""
+    """A concrete chunk grid: one dimension per axis."""
 
     dimensions: tuple[Dimension, ...]
 
@@ -84,12 +83,12 @@ class ChunkGrid:
 
     @classmethod
     def parse(cls, extension: Extension, shape: tuple[int, ...]) -> "ChunkGrid":
-        """Read the `chunk_grid` member of an array of *shape*."""
+        """Parse the `chunk_grid` member of an array of *shape*."""
         match extension.name:
             case "regular":
                 extension.expect("chunk_shape")
                 edges = extension.lengths("chunk_shape", len(shape), minimum=0)
-                # zarr-python gives an axis without elements chunks without elements.
+                # zarr-python gives an axis of length 0 chunks of length 0.
                 edges = tuple(edge or 1 if not extent else edge for edge, extent in zip(edges, shape, strict=True))
                 if 0 in edges:
                     raise MetadataError(
@@ -151,7 +150,7 @@ class ChunkKeyEncoding:
 
     @classmethod
     def parse(cls, extension: Extension) -> "ChunkKeyEncoding":
-        """Read the `chunk_key_encoding` member of an array."""
+        """Parse the `chunk_key_encoding` member of an array."""
         if extension.name not in ("default", "v2"):
             raise MetadataError(f"unknown chunk key encoding {extension.name!r}")
         extension.expect("separator")
@@ -163,15 +162,15 @@ class ChunkKeyEncoding:
         return {"name": self.name, "configuration": {"separator": self.separator}}
 
     def is_nested(self, ndim: int) -> bool:
-        """Whether keys of an array with *ndim* axes have one path component per axis (else: one for all)."""
+        """Whether keys of an array with *ndim* axes have one path component per axis, not one for all."""
         return self.separator == "/" and ndim > 0
 
     def root(self, ndim: int) -> str:
-        """Directory, relative to the array, below which the components of nested keys lie; "" is the array itself."""
+        """The directory, relative to the array, that contains the components of nested keys; "" is the array itself."""
         return "c" if self.name == "default" and self.is_nested(ndim) else ""
 
     def begins(self, name: str, ndim: int) -> bool:
-        """Whether *name*, in the directory of an array with *ndim* axes, is a chunk key or the first part of one."""
+        """Whether *name*, in the directory of an array with *ndim* axes, is a chunk key or its first component."""
         root = self.root(ndim)
         if root:
             return name == root
@@ -184,7 +183,7 @@ class ChunkKeyEncoding:
         return self.separator.join(map(str, coords)) or "0"
 
     def decode(self, key: str, ndim: int) -> tuple[int, ...] | None:
-        """Return the coordinates that *key* stands for in an array with *ndim* axes, or None if it is no chunk key."""
+        """Return the coordinates in *key* for an array with *ndim* axes, None if it is no chunk key."""
         if ndim == 0:
             return () if key == self.encode(()) else None
         components = key.split(self.separator)
@@ -197,7 +196,7 @@ class ChunkKeyEncoding:
 
 
 def index_in_c_order(coords: Sequence[int], shape: Sequence[int]) -> int:
-    """Return how many elements of a grid of *shape* come before that at *coords*, in C order."""
+    """Return the index in C order of the element at *coords* of a grid of *shape*."""
     index = 0
     for coordinate, length in zip(coords, shape, strict=True):
         index = index * length + coordinate
@@ -214,7 +213,7 @@ def coords_in_c_order(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_coordinate(text: str) -> int | None:
-    """Return the number that one component of a chunk key stands for; None if it is not a canonical decimal."""
+    """Return the number in one component of a chunk key; None if it is not a canonical decimal."""
     if text.isdecimal() and text.isascii() and len(text) <= _MAX_DIGITS and (text[0] != "0" or len(text) == 1):
         return int(text)
     return None

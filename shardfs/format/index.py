@@ -1,4 +1,4 @@
-"""The shard index: where in a shard the encoded bytes of each inner chunk lie.
+"""The shard index: where the encoded bytes of each inner chunk are in the shard.
 
 Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
 """
@@ -34,7 +34,7 @@ _DTYPES: Final[dict[str, np.dtype[np.uint64]]] = {"little": np.dtype("<u8"), "bi
 
 @dataclass(frozen=True, slots=True)
 class IndexCodecs:
-    """The index codecs of one sharding codec: all of fixed size."""
+    """The index codecs of one sharding codec, all of fixed size."""
 
     endian: str
     order: tuple[int, ...]
@@ -42,7 +42,7 @@ class IndexCodecs:
 
     @classmethod
     def parse(cls, codecs: Sequence[Extension], ndim: int) -> "IndexCodecs":
-        """Read `index_codecs` of shards with *ndim* axes (the index itself has one axis more)."""
+        """Parse the `index_codecs` of shards with *ndim* axes; the index itself has one axis more."""
         chain = split_chain(parse_chain(codecs, "index_codecs"), "index_codecs")
         if chain.serializer.name != "bytes":
             raise MetadataError(f"index_codecs cannot be serialized by {chain.serializer.name}")
@@ -57,7 +57,7 @@ class IndexCodecs:
 
     @property
     def dtype(self) -> np.dtype[np.uint64]:
-        """The type of a stored number."""
+        """The type of a number in the stored index."""
         return _DTYPES[self.endian]
 
     def nbytes(self, nentries: int) -> int:
@@ -65,10 +65,10 @@ class IndexCodecs:
         return ENTRY_NBYTES * nentries + CRC32C_NBYTES * len(self.checksums)
 
     def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
-        """Decode an index, which lies in a shard of *shard_nbytes* bytes.
+        """Decode the index of a shard of *shard_nbytes* bytes.
 
-        Raises `CorruptionError` if a checksum does not match.  Entries are checked when they are asked for: one that
-        is damaged must not take the others with it.
+        Raises `CorruptionError` if a checksum does not match. Entries are only checked when they are used, so that a
+        damaged one does not affect others.
         """
         numbers: Buffer = memoryview(encoded)
         size = ENTRY_NBYTES * math.prod(chunks_per_shard)
@@ -82,16 +82,16 @@ class IndexCodecs:
         return ShardIndex(native.data.cast("B").cast("Q"), encoded, shard_nbytes)
 
     def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
-        """Encode an index, given as rows of `offset` and `nbytes` in C order of the chunks per shard."""
+        """Encode an index given as rows of `offset` and `nbytes`, in C order."""
         stored = values.reshape(*chunks_per_shard, 2).transpose(self.order)
         return encode(self.checksums, stored.astype(self.dtype).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
 class NoIndex(IndexCodecs):
-    """What a chunk file of an unsharded array has for an index, if it is taken for a shard of one chunk: no bytes.
+    """The index of a chunk file of an unsharded array, treated as a shard of one chunk: it has no bytes.
 
-    Its single entry is all of the file, so that a file without bytes is a chunk without bytes.
+    Its single entry covers the whole file, so an empty file is an empty chunk.
     """
 
     def nbytes(self, nentries: int) -> int:
@@ -99,7 +99,7 @@ class NoIndex(IndexCodecs):
         return 0
 
     def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
-        """Return the index of the one entry, which is the whole shard of *shard_nbytes* bytes."""
+        """Return the index with its one entry: the whole shard of *shard_nbytes* bytes."""
         return ShardIndex(memoryview(array("Q", (0, shard_nbytes))), encoded, shard_nbytes)
 
     def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
@@ -112,9 +112,9 @@ NO_INDEX: Final = NoIndex("little", (), ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
-    """A decoded index: `offset` and `nbytes` of every entry, in C order of the chunks per shard.
+    """A decoded index: `offset` and `nbytes` of every entry, in C order.
 
-    *encoded* is the index as it was stored, which tells later whether it still stands there.
+    *encoded* are the stored bytes, by which one can check later whether the index is still in place.
     """
 
     values: "memoryview[int]"
@@ -123,18 +123,18 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the index holds."""
+        """The memory taken by the index."""
         return len(self.encoded) + self.values.nbytes
 
     @property
     def nentries(self) -> int:
-        """Number of entries, empty ones included."""
+        """Number of entries, including empty ones."""
         return len(self.values) // 2
 
     def range(self, entry: int) -> tuple[int, int] | None:
-        """Return offset and length of inner chunk *entry*, which lies within the shard; None if it is empty.
+        """Return offset and length of inner chunk *entry* within the shard; None if it is missing.
 
-        Raises `CorruptionError` for a half-empty entry and for one that reaches beyond the shard.
+        Raises `CorruptionError` for a half-empty entry, and for one that extends beyond the shard.
         """
         offset = self.values[2 * entry]
         nbytes = self.values[2 * entry + 1]
@@ -149,51 +149,51 @@ class ShardIndex:
 
     @property
     def first_live_byte(self) -> int:
-        """Where the first inner chunk begins; the end of the shard if there is none."""
+        """The offset of the first inner chunk; the end of the shard if there are no chunks."""
         return int(self.entries[self.sound, 0].min(initial=np.uint64(self.shard_nbytes)))
 
     @property
     def live_nbytes(self) -> int:
-        """Bytes of inner chunks and of the index, as if no two entries shared any."""
+        """The size of all inner chunks and the index; bytes shared by entries count several times."""
         return int(self.entries[self.sound, 1].sum()) + len(self.encoded)
 
     def entry(self, entry: int) -> tuple[int, int] | None:
-        """Return offset and length of inner chunk *entry* as they stand there, unchecked; None if it is empty."""
+        """Return offset and length of inner chunk *entry*, unchecked; None if it is missing."""
         offset, nbytes = self.values[2 * entry], self.values[2 * entry + 1]
         return None if offset == EMPTY and nbytes == EMPTY else (offset, nbytes)
 
     @property
     def entries(self) -> Entries:
-        """A view of all entries, which cannot be written to."""
+        """A read-only view of all entries."""
         return np.frombuffer(self.values.toreadonly(), dtype=np.uint64).reshape(-1, 2)
 
     @property
     def sound(self) -> npt.NDArray[np.bool_]:
-        """Which entries name bytes of the shard."""
+        """For each entry, whether its range is within the shard."""
         return are_sound(self.entries, self.shard_nbytes)
 
 
 def are_sound(entries: Entries, shard_nbytes: int) -> npt.NDArray[np.bool_]:
-    """Tell which entries name bytes that lie within a shard of *shard_nbytes* bytes."""
+    """Return for each entry whether its range is within a shard of *shard_nbytes* bytes."""
     offsets, nbytes, size = entries[:, 0], entries[:, 1], np.uint64(shard_nbytes)
-    # A sum that overflows is no danger: one of its parts is too large by itself.
+    # A sum that overflows does no harm: one of its parts is too large by itself.
     return np.asarray((offsets <= size) & (nbytes <= size) & (offsets + nbytes <= size))
 
 
 def are_empty(entries: Entries) -> npt.NDArray[np.bool_]:
-    """Tell which entries say that there is no inner chunk."""
+    """Return for each entry whether it stands for a missing chunk."""
     return np.asarray((entries == _EMPTY).all(axis=1))
 
 
 def damaged(entries: Entries, shard_nbytes: int) -> list[int]:
-    """Return which entries of a shard of *shard_nbytes* bytes are neither sound nor empty."""
+    """Return for each entry of a shard of *shard_nbytes* bytes whether it is neither sound nor empty."""
     found: list[int] = np.flatnonzero(~(are_sound(entries, shard_nbytes) | are_empty(entries))).tolist()
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
-    """How the index of one shard is laid out; *chunks_per_shard* is its shape."""
+    """The layout of a shard's index; *chunks_per_shard* is its shape."""
 
     codecs: IndexCodecs
     chunks_per_shard: tuple[int, ...]

@@ -1,6 +1,7 @@
-"""Find the last whole index of a shard to which another program was appending when it was stopped.
+"""Find the last valid index of a shard after an interrupted append.
 
-No index stands at the end then.  What was readable before the append still is, by the last index that is whole.
+There is no index at the end then. The last valid index before it still describes everything that was readable before
+the append.
 
 Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
 """
@@ -17,18 +18,17 @@ from shardfs.errors import CorruptionError
 from shardfs.format.codecs import Buffer, crc32c
 from shardfs.format.index import ENTRY_NBYTES, IndexLayout, damaged
 
-_ROW: Final = 2048  # positions that follow each other in a block; the rows of a block are worked on side by side
+_ROW: Final = 2048  # consecutive positions in a row of a block; the rows are processed side by side
 _ROWS: Final = 1024
 _ONES: Final = 0xFFFFFFFF
 
 
 def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
-    """Return the offset of the last valid index in *data*, which is a shard and what an append left behind it.
+    """Return the offset of the last valid index in *data*: a shard, and what an append left behind it.
 
-    An index is valid if its checksums match and every entry is empty or names bytes before it.  It may lie at any
-    offset, whatever lies behind it: the time that the search takes depends on nothing but the distance from the end.
-    Returns None if there is none.  Raises `ValueError` for a layout whose index cannot be told from other bytes, for
-    want of a checksum, or is not at the end.
+    An index is valid if its checksums match and every entry is empty or within the bytes before it. It may be at any
+    offset; the search time depends only on its distance from the end. Returns None if there is none. Raises
+    `ValueError` for a layout whose index has no checksum to recognise it by, or is not at the end.
     """
     if layout.at_start or not layout.codecs.checksums:
         raise ValueError("only an index at the end, with a checksum, can be searched for")
@@ -54,10 +54,10 @@ def _is_index(layout: IndexLayout, shard: npt.NDArray[np.uint8], offset: int) ->
 
 
 class _Window:
-    """Finds windows of *nbytes* bytes that their crc32c follows, at the same cost for each, whatever their size.
+    """Finds windows of *nbytes* bytes followed by their crc32c, at the same cost for any size.
 
-    A crc32c without its inversions is linear: moving the window by one byte shifts the checksum, takes in one byte and
-    takes out another.  *taken_out* is what a byte adds to the checksum of a window that it has just left.
+    Without its inversions, crc32c is linear: moving the window by one byte shifts the checksum, adds one byte and
+    removes another. *taken_out* is the contribution of a byte that has just left the window.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -68,7 +68,7 @@ class _Window:
         self._zeros = _apply(self._leaving, _ONES) ^ _ONES
 
     def matches(self, shard: npt.NDArray[np.uint8], start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the offsets, of those from *start* to before *stop*, of windows that match."""
+        """Return the offsets of matching windows from *start* to before *stop*."""
         count, nbytes = stop - start, self._nbytes
         rows = -(-count // _ROW)
         changes = np.zeros(rows * _ROW, dtype=np.uint32)
@@ -76,7 +76,7 @@ class _Window:
         columns = np.ascontiguousarray(changes.reshape(rows, _ROW).T)
         state = np.array(list(self._row_states(shard, start, stop)), dtype=np.uint32)
         for column in columns:
-            # Each column is replaced by the checksums at its positions, once it has served to move on to the next.
+            # Each column is replaced by the checksums at its positions once it is not needed any more.
             following = self._taken_in[state & 0xFF] ^ (state >> 8) ^ column
             column[:] = state
             state = following
@@ -85,7 +85,7 @@ class _Window:
         return start + np.flatnonzero(checksums == stored)
 
     def _row_states(self, shard: npt.NDArray[np.uint8], start: int, stop: int) -> Iterator[int]:
-        """Yield the checksum of the window at *start* and at every row behind it."""
+        """Yield the checksum of the window at *start* and at the start of every following row."""
         state = _linear(shard[start : start + self._nbytes])
         yield state
         for row in range(start + _ROW, stop, _ROW):
@@ -96,10 +96,10 @@ class _Window:
 
 
 def _linear(data: npt.NDArray[np.uint8] | bytes, state: int = 0) -> int:
-    """Return the crc32c of *data* without inversion before and after, from *state* on."""
+    """Return the crc32c of *data* without inversions, continuing from *state*."""
     return crc32c(data, state ^ _ONES) ^ _ONES
 
 
 def _apply(operator: list[int], state: int) -> int:
-    """Apply a linear operator, given by what it makes of each bit."""
+    """Apply a linear operator, given by its results for single bits."""
     return reduce(xor, (image for bit, image in enumerate(operator) if state >> bit & 1), 0)

@@ -1,8 +1,8 @@
-"""Arrays sharded by a storage transformer: `indexed` of the first draft of ZEP 2, in a document of final Zarr v3.
+"""Arrays sharded by the storage transformer `indexed` of ZEP 2's first draft, in a document of final Zarr v3.
 
-The chunks are those that the document says; `chunks_per_shard` of them lie in one shard, whose key is that of a chunk
-with its coordinates.  A shard is laid out as by the `sharding_indexed` codec, with a little-endian index at the end and
-no checksum.  So a grid of shards and that codec describe the array, and nothing else needs to know of it.
+The chunks are those of the document. `chunks_per_shard` of them are in one shard, whose key is a chunk key with its
+coordinates. A shard looks like one of `sharding_indexed`, with a little-endian index at the end and without a checksum.
+So the array is described by a grid of shards and that codec, and no other module has to know about it.
 
 Source: ZEP 2, "Sharding storage transformer" (draft of 2022).
 """
@@ -19,16 +19,16 @@ _INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}}
 
 
 def is_indexed(transformers: Sequence[Json]) -> bool:
-    """Whether one of the `storage_transformers` is this, by its `type`, as the draft has it, or its `name`."""
+    """Whether one of the `storage_transformers` is `indexed`, by its `type`, as in the draft, or its `name`."""
     return any(isinstance(each, dict) and INDEXED in (each.get("name"), each.get("type")) for each in transformers)
 
 
 def sharding_of(
     transformers: Sequence[Json], shape: tuple[int, ...], grid: Extension, codecs: Sequence[Json]
 ) -> tuple[Extension, Extension]:
-    """Return the chunk grid of shards and the sharding codec that say what *transformers* do to an array of *shape*.
+    """Return the chunk grid of shards and the sharding codec equivalent to *transformers*, for an array of *shape*.
 
-    *grid* and *codecs* are those of its document.  Raises `MetadataError` if the configuration has no meaning.
+    *grid* and *codecs* are those of its document. Raises `MetadataError` if the configuration is invalid.
     """
     transformer = transformers[0]
     if len(transformers) > 1 or transformer.get("name", INDEXED) != transformer.get("type", INDEXED):

@@ -1,14 +1,12 @@
-"""`zarr.json` documents of Zarr v3: bytes to `ArrayMetadata` or `GroupMetadata`, and what they mean.
+"""`zarr.json` documents of Zarr v3: from bytes to `ArrayMetadata` or `GroupMetadata`, and what they mean.
 
-Accepts what the specification allows and nothing else.  Members that shardfs does not interpret (fill value,
+Accepts what the specification allows, and nothing else. Members that shardfs does not interpret (fill value,
 attributes, dimension names, data type) are kept as they were read.
 
-The normal form of a document is what it says of stored bytes, however the library that wrote it spells that.  Libraries
-that read a document and write it again use long names for short ones, spell out defaults or drop them, and drop what
-says nothing for the data type.  Members of a codec that only steer the encoder (a compression level) do not change what
-encoded bytes mean, as the bytes themselves say how to decode them.
-
-The fingerprint of an array says whether a place in a shard, and bytes for it, still mean what they did.
+The normal form of a document is what it says about stored bytes, independent of spelling: libraries use short or long
+names, spell out defaults or omit them, and drop what does not matter for the data type. Members of a codec that only
+control the encoder, such as a compression level, do not belong to it, because encoded bytes can be decoded without
+them. The fingerprint of an array tells whether a place in a shard, and the bytes for it, still mean the same.
 
 Sources: Zarr core specification 3.1, "Metadata"; specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as
 observed.
@@ -56,9 +54,9 @@ _OPTIONAL_GROUP_MEMBERS: Final = frozenset({"attributes", "consolidated_metadata
 
 @dataclass(frozen=True)
 class ArrayMetadata:
-    """A valid array document.  *document* is the whole of it; the other fields are its members, parsed.
+    """A valid array document: *document* is all of it; the other fields are its parsed members.
 
-    Of an array that a *storage_transformer* shards they are grid and codecs that say the same without it.
+    For an array sharded by a *storage_transformer*, they are the equivalent grid and codecs.
     """
 
     document: Document
@@ -75,7 +73,7 @@ class ArrayMetadata:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether inner chunks lie in shards, by a sharding codec in the array's own chain or a storage transformer."""
+        """Whether the array is sharded, by a codec of its own chain or by a storage transformer."""
         return any(codec.name == "sharding_indexed" for codec in self.codecs)
 
 
@@ -90,12 +88,12 @@ Metadata = ArrayMetadata | GroupMetadata
 
 
 def parse_document(data: bytes) -> ArrayMetadata | GroupMetadata:
-    """Decode and check the bytes of a `zarr.json`; raise `MetadataError` with the reason if it is not valid."""
+    """Parse and check the bytes of a `zarr.json`; raises `MetadataError` with the reason if it is invalid."""
     return parse_node(parse_json(data))
 
 
 def parse_node(document: Json) -> ArrayMetadata | GroupMetadata:
-    """Check a decoded document, or a copy of one in consolidated metadata."""
+    """Check a parsed document, or a copy of one in consolidated metadata."""
     if not isinstance(document, dict):
         raise MetadataError(f"the document must be an object, not {brief(document)}")
     zarr_format = document.get("zarr_format")
@@ -112,7 +110,7 @@ def parse_node(document: Json) -> ArrayMetadata | GroupMetadata:
 
 
 def parse_array(document: Json) -> ArrayMetadata:
-    """Check a decoded document, which has to be that of an array."""
+    """Check a parsed document, which must be an array's."""
     node = parse_node(document)
     if not isinstance(node, ArrayMetadata):
         raise MetadataError("the document is not one of an array")
@@ -120,7 +118,7 @@ def parse_array(document: Json) -> ArrayMetadata:
 
 
 def parse_group(document: Json) -> GroupMetadata:
-    """Check a decoded document, which has to be that of a group."""
+    """Check a parsed document, which must be a group's."""
     node = parse_node(document)
     if not isinstance(node, GroupMetadata):
         raise MetadataError("the document is not one of a group")
@@ -172,7 +170,7 @@ ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
     "lz4": frozenset({"acceleration"}),
     "lzma": frozenset({"preset"}),
 }
-"""Members of codecs, of Zarr v3 and of numcodecs, that only steer the encoder."""
+"""Members of codecs, of Zarr v3 and of numcodecs, that only control the encoder."""
 
 FINGERPRINT_NBYTES: Final = 16
 _ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
@@ -191,7 +189,7 @@ def normal_data_type(data_type: Json) -> Json:
 
 
 def normal_key_encoding(encoding: Extension) -> Json:
-    """Return the normal form of a chunk key encoding; of one that is not known, what it says."""
+    """Return the normal form of a chunk key encoding; an unknown one as it is."""
     try:
         return ChunkKeyEncoding.parse(encoding).to_json()
     except MetadataError:
@@ -199,7 +197,7 @@ def normal_key_encoding(encoding: Extension) -> Json:
 
 
 def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) -> list[Json]:
-    """Return the normal form of a codec chain for elements of *data_type*, without what only steers the encoder."""
+    """Return the normal form of a codec chain for *data_type*, without members that only control the encoder."""
     try:
         chain = parse_chain(codecs, "codecs")
     except MetadataError:
@@ -209,7 +207,7 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
         members = ENCODER_MEMBERS.get(codec.name, frozenset())
         configuration = {name: value for name, value in codec.configuration.items() if name not in members}
         if codec.name == "bytes":
-            # Behind a codec that is not known, elements may be of another type.
+            # After an unknown codec, elements may have another type.
             is_known = all(before["name"] == "transpose" for before in normal)
             configuration = _normal_bytes(configuration, data_type if is_known else None)
         elif codec.name == SHARDING and depth < MAX_LEVELS:
@@ -219,7 +217,7 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
 
 
 def is_encoded_alike(one: Extension, other: Extension) -> bool:
-    """Whether codecs of one name steer the encoder alike; only members that both have are compared."""
+    """Whether two codecs of one name control the encoder alike; only members that both have are compared."""
     defaults = _ENCODER_DEFAULTS.get(one.name, {})
     mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
     members = set(ENCODER_MEMBERS.get(one.name, ()))
@@ -230,10 +228,10 @@ def is_encoded_alike(one: Extension, other: Extension) -> bool:
 
 def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:
     known = DataType.find(data_type)
-    # Records count as having a byte order: journals hold fingerprints that were made so.
+    # Structs count as having a byte order: the fingerprints in existing journals were made so.
     if known is not None and (known.nbytes == 1 or (known.dtype.names is None and not known.has_byte_order)):
         return {name: value for name, value in configuration.items() if name != "endian"}
-    return {"endian": "little", **configuration}  # as zarr-python reads a chain that does not say
+    return {"endian": "little", **configuration}  # as zarr-python reads a chain that does not say it
 
 
 def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int) -> dict[str, Json]:
@@ -248,10 +246,10 @@ def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int
 
 
 def fingerprint(array: ArrayMetadata) -> bytes:
-    """Return 16 bytes that tell arrays apart whose chunks lie elsewhere or whose bytes mean something else.
+    """Return 16 bytes that differ for arrays whose chunks are in other places or whose bytes mean something else.
 
-    They depend on chunk grid, chunk key encoding, codecs and data type, and not on how a library spells these, on the
-    shape, or on anything else.  Raises `MetadataError` for a document that is nested too deeply to be compared.
+    They depend on chunk grid, chunk key encoding, codecs and data type, but not on their spelling, the shape, or
+    anything else. Raises `MetadataError` for a document that is nested too deeply.
     """
     data_type, grid = array.document["data_type"], array.chunk_grid
     text = canonical(

@@ -1,7 +1,7 @@
-"""Where an inner chunk lies: its coordinates in the unsharded grid to a shard and the entries that lead to it.
+"""Where an inner chunk is: from its coordinates in the unsharded grid to a shard and the index entries that lead to it.
 
-Shards may nest, and axes may be transposed before each sharding codec, so a place is a shard and one entry per level
-of sharding.  The grid that is shown counts innermost chunks along the array's own axes.
+Shards may be nested, and axes may be transposed before each sharding codec, so a place is a shard and one entry per
+level. The grid that is shown counts innermost chunks along the array's own axes.
 
 Sources: specification of the `sharding_indexed` codec 1.0, "Configuration parameters"; transposes by the core
 specification's codec chain.
@@ -34,16 +34,16 @@ MAX_LEVELS: Final = 16
 MAX_INDEX_NBYTES: Final = 128 * 2**20
 _LARGE_INDEX_NBYTES: Final = 16 * 2**20
 MAX_DECODED_NBYTES: Final = 512 * 2**20
-"""Size up to which a shard under another codec is read and decoded; both need that much memory."""
+"""The largest shard under another codec that is read and decoded; both its forms take that much memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingLevel:
     """One sharding codec of an array.
 
-    *order* transposes the axes of what the codec is given into those that it works on; *span* is the length of its
-    inner chunks along the latter, counted in innermost chunks.  *after* are the codecs around the encoded shard, which
-    itself has up to *max_nbytes* bytes.
+    *order* transposes the axes of its input into those that it works on. *span* is the length of its inner chunks along
+    the latter, in innermost chunks. *after* are the codecs around the encoded shard, which has at most *max_nbytes*
+    bytes itself.
     """
 
     order: tuple[int, ...]
@@ -54,14 +54,14 @@ class ShardingLevel:
     max_nbytes: int
 
     def chunks_per_shard(self, shard_span: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the index of a shard that is *shard_span* innermost chunks long before *order*."""
+        """Return the shape of the index of a shard of *shard_span* innermost chunks, before *order*."""
         return tuple([shard_span[axis] // span for axis, span in zip(self.order, self.span, strict=True)])
 
 
 class Place(NamedTuple):
-    """An inner chunk: the coordinates of its shard, and an entry in the index of each level, outermost first.
+    """The place of an inner chunk: the coordinates of its shard, and an index entry for each level, outermost first.
 
-    *shapes* are the chunks per shard of these indexes.
+    *shapes* are the chunks per shard at each level.
     """
 
     shard: Coords
@@ -70,9 +70,9 @@ class Place(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run along the last axis of inner chunks that share an innermost shard.
+    """Inner chunks along the last axis that are in one innermost shard.
 
-    Chunk *first* + i lies in entry `place.entries[-1]` + i × *stride* of that shard, for i < *length*.
+    For i < *length*, chunk *first* + i has the entry `place.entries[-1]` + i × *stride*.
     """
 
     first: int
@@ -83,9 +83,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardGrid:
-    """How the inner chunks of an array lie in its shards.
+    """How the inner chunks of an array are arranged in its shards.
 
-    *row_axis* is the axis of an innermost index that corresponds to the last axis of the array.
+    *row_axis* is the axis of the innermost index that corresponds to the last axis of the array.
     """
 
     shards: ChunkGrid
@@ -106,33 +106,33 @@ class ShardGrid:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether shards are encoded as a whole, so that no range of a stored one is an inner chunk."""
+        """Whether shards are encoded as a whole, so that inner chunks are not ranges of the stored shard."""
         return any(level.after for level in self.levels)
 
     @property
     def is_unsharded(self) -> bool:
-        """Whether the array is unsharded: every "shard" is the file of one chunk, and nothing but that."""
+        """Whether the array is unsharded: every "shard" is the file of one chunk."""
         return isinstance(self.levels[0].index_codecs, NoIndex)
 
     @classmethod
     def of_chunks(cls, chunks: ChunkGrid, chunk_shape: tuple[int, ...]) -> "ShardGrid":
-        """Describe an unsharded array with *chunks* of one *chunk_shape*: each chunk is a shard of its own."""
+        """Describe an unsharded array with *chunks* of *chunk_shape*: each chunk is a shard of its own."""
         ndim = len(chunk_shape)
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
 
     def stride(self, place: Place) -> int:
-        """Return how many entries further the next chunk of a row lies, in the innermost shard of *place*."""
+        """Return the distance between the entries of neighbouring chunks of a row in the innermost shard of *place*."""
         return math.prod(place.shapes[-1][self.row_axis + 1 :])
 
     def contains(self, coords: Coords) -> bool:
-        """Whether *coords* are those of an inner chunk that overlaps the array."""
+        """Whether there is an inner chunk at *coords* that overlaps the array."""
         return len(coords) == len(self.grid_shape) and all(
             0 <= i < n for i, n in zip(coords, self.grid_shape, strict=True)
         )
 
     def locate(self, coords: Coords) -> Place:
-        """Return where the inner chunk at *coords*, which are within the grid, lies."""
+        """Return the place of the inner chunk at *coords*, which are within the grid."""
         shard, rest, span = [], [], []
         for i, length, dimension in zip(coords, self.chunk_shape, self.shards.dimensions, strict=True):
             index = dimension.chunk_at(i * length)
@@ -156,9 +156,10 @@ class ShardGrid:
         return Place(tuple(shard), tuple(entries), tuple(shapes))
 
     def coords(self, place: Place) -> Coords:
-        """Return the coordinates of the inner chunk at *place*, or of the first one in it if it is a shard.
+        """Return the coordinates of the inner chunk at *place*, or of the first chunk in it, if it is a shard.
 
-        This is the inverse of `locate`.  The chunk may lie beyond the array: shards at its edge have entries for it.
+        This is the inverse of `locate`. The chunk may be outside the array: shards at its edge have entries for such
+        chunks.
         """
         offset = (0,) * self.ndim
         for level, entry, shape in reversed(list(zip(self.levels, place.entries, place.shapes, strict=False))):
@@ -173,20 +174,20 @@ class ShardGrid:
         return tuple(start + i for start, i in zip(starts, offset, strict=True))
 
     def is_large(self, index_shape: tuple[int, ...]) -> bool:
-        """Whether opening an outermost shard may take much memory: it is decoded whole, or its index is long."""
+        """Whether opening an outermost shard may take much memory: it is decoded as a whole, or its index is long."""
         level = self.levels[0]
         return bool(level.after) or level.index_codecs.nbytes(math.prod(index_shape)) > _LARGE_INDEX_NBYTES
 
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
-        """Return the chunks per shard, in the axes of its index, of the outermost shard at *shard*."""
+        """Return the shape of the index of the outermost shard at *shard*."""
         return self.levels[0].chunks_per_shard(self._span(shard))
 
     def nchunks_of(self, shard: Coords) -> int:
-        """Return how many inner chunks the shard at *shard* has room for, those beyond the array included."""
+        """Return how many inner chunks the shard at *shard* has room for, including those outside the array."""
         return math.prod(self._span(shard))
 
     def _span(self, shard: Coords) -> tuple[int, ...]:
-        """Return how many inner chunks the shard at *shard* is long along each axis."""
+        """Return the length of the shard at *shard* along each axis, in inner chunks."""
         return tuple(
             dimension.span(index)[1] // length
             for index, dimension, length in zip(shard, self.shards.dimensions, self.chunk_shape, strict=True)
@@ -197,7 +198,7 @@ class ShardGrid:
         return self.levels[0].index_codecs.nbytes(math.prod(self.index_shape(shard)))
 
     def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
-        """Yield the segments of *chunks* of the row below *prefix*, which are all coordinates but the last."""
+        """Yield the segments of *chunks* in the row *prefix*, which is all coordinates but the last."""
         axis = self.row_axis
         start = chunks.start
         while start < chunks.stop:
@@ -224,15 +225,15 @@ class ShardGrid:
 def parse_sharding(
     shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...], item_nbytes: int | None
 ) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
-    """Read the codec chain of a sharded array of *shape*; *item_nbytes* is the size of an element, None if it varies.
+    """Parse the codec chain of a sharded array; *item_nbytes* is the size of an element, None if it varies.
 
-    Returns the grid of inner chunks, the order of axes in an inner chunk, and its codecs.  Raises `MetadataError` for
-    a chain that is invalid, or whose inner chunks cannot be shown.
+    Returns the grid of inner chunks, the order of axes in an inner chunk, and its codecs. Raises `MetadataError` for a
+    chain that is invalid, or whose inner chunks cannot be shown.
     """
     ndim = len(shape)
     order = tuple(range(ndim))
     edges = tuple(dimension.edges for dimension in shards.dimensions)
-    parsed: list[ShardingLevel] = []  # with spans in elements, until the innermost chunk is known
+    parsed: list[ShardingLevel] = []  # spans are in elements until the innermost chunk is known
     while any(codec.name == SHARDING for codec in codecs):
         if len(parsed) == MAX_LEVELS:
             raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
@@ -241,7 +242,7 @@ def parse_sharding(
         order = compose(order, level.order)
         parsed.append(level)
 
-    # The innermost chunk's lengths, along the axes of each level from the inside out, and at last along the array's.
+    # The lengths of the innermost chunk, along the axes of each level from the inside out, and finally the array's.
     lengths = parsed[-1].span
     levels: list[ShardingLevel] = []
     for level in reversed(parsed):
@@ -256,9 +257,9 @@ def parse_sharding(
 def _parse_level(
     chain: CodecChain, edges: tuple[frozenset[int], ...], item_nbytes: int | None
 ) -> tuple[ShardingLevel, tuple[Extension, ...]]:
-    """Read one sharding codec and those around it, with its span in elements, and return the codecs within it too.
+    """Parse one sharding codec and those around it; returns it, with its span in elements, and the codecs within it.
 
-    *edges* are the lengths that its shards may have along each axis, before any transpose.
+    *edges* are the possible lengths of its shards along each axis, before any transpose.
     """
     for codec in chain.before:
         if codec.name != "transpose":
@@ -278,7 +279,7 @@ def _parse_level(
     codecs = parse_chain(parse_codecs(configuration.get("codecs"), "codecs"), "codecs of sharding_indexed")
     max_nbytes = MAX_DECODED_NBYTES
     if item_nbytes is not None:
-        # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.
+        # Payloads and indexes, with a generous share for gaps and for chunks that grew by encoding.
         nelements = math.prod(max(lengths, default=0) for lengths in edges)
         max_nbytes = min(4 * nelements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
     return ShardingLevel(order, chunk_shape, index_codecs, location == "start", chain.after, max_nbytes), codecs

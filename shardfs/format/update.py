@@ -1,7 +1,7 @@
-"""Write plans: which bytes of a shard stay in its new version, and what is added around them.
+"""Write plans: which bytes of a shard stay in its next version, and what is added.
 
-Pure arithmetic on indexes; nothing is read or written here.  A plan either appends, and then no committed byte moves,
-or lays out the whole shard anew.
+Pure arithmetic on indexes; nothing is read or written here. A plan either appends, and moves no committed byte, or lays
+out the whole shard anew.
 
 Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
 """
@@ -34,7 +34,7 @@ class Added(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Bytes of no meaning."""
+    """Bytes without meaning."""
 
     nbytes: int
 
@@ -55,10 +55,10 @@ Piece = CopiedRange | Added | Padding | Index
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """A new shard of *nbytes* bytes: its *pieces*, first byte to last, and the new encoded *index* among them.
+    """A new shard of *nbytes* bytes: its *pieces* in order, and the new encoded *index* among them.
 
-    *is_append*: the old shard is kept where it is, whole or whole but for its index.  An append may be made in steps:
-    *ends* are the sizes of the shard after each.
+    *is_append*: the old shard stays in place, apart from an index at the start. An append may be made in steps: *ends*
+    are the sizes of the shard after each.
     """
 
     pieces: tuple[Piece, ...]
@@ -69,7 +69,7 @@ class WritePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no entry has a chunk any more: the shard is then to be deleted, and the plan has no pieces."""
+        """Whether no chunk is left: the shard is then to be removed, and the plan has no pieces."""
         return not self.pieces
 
 
@@ -87,19 +87,19 @@ def plan_write(
     alignment: int = 1,
     at_once: int = 0,
 ) -> WritePlan:
-    """Plan a new version of a shard: *puts* gives entries their new size in bytes, *erases* makes entries empty.
+    """Plan a new version of a shard: *puts* gives entries their new size in bytes, *erases* empties entries.
 
-    By default all of the old shard stays where it is.  The payloads follow in C order of their entries, and the new
-    index comes last, or first if its place is at the start.  An old index at the end stays as dead bytes, unless
-    *drop_index* is set and no entry names bytes of it.  A shard that is new, completely replaced, or *compact*, is laid
-    out anew: payloads in C order of their entries, without dead bytes.  Entries that share bytes go on sharing them.
+    By default the old shard stays in place. The payloads follow in C order, and the new index comes last, or first if
+    it is at the start. An old index at the end stays as dead bytes, unless *drop_index* is set and no entry names bytes
+    of it. A shard that is new, completely replaced, or *compact*, is laid out anew: payloads in C order, without dead
+    bytes. Entries that share bytes continue to share them.
 
     With an *alignment*, an index at the end ends at a multiple of it: padding is put before the payloads, so that the
-    last one ends where the index begins.  Payloads of more than *at_once* bytes are then appended in two steps: the
-    first ones, and behind them a copy of the old index, for who reads the shard until the second step is made.
+    last one ends where the index begins. Payloads of more than *at_once* bytes are then appended in two steps: the
+    first payloads, followed by a copy of the old index, for readers that come between the steps; then the rest.
 
-    An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
-    damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
+    An append keeps damaged entries as they are. Raises `CorruptionError` if the new shard could not be right: a damaged
+    entry would have to be moved, or an entry names a part of the index that is to be replaced.
     """
     if old is None or len(puts) == layout.nentries:
         return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
@@ -116,7 +116,7 @@ def plan_write(
 
 
 def plan_empty(layout: IndexLayout) -> WritePlan:
-    """Plan the shard that has no chunk: an index of empty entries, for stores that cannot delete it safely."""
+    """Plan a shard without chunks: an index of empty entries, for stores that cannot remove it safely."""
     index = layout.codecs.encode(np.full((layout.nentries, 2), _EMPTY), layout.chunks_per_shard)
     return WritePlan((Index(index),), index, len(index), is_append=False)
 
@@ -130,7 +130,7 @@ def _append(
     alignment: int,
     at_once: int,
 ) -> WritePlan:
-    """Plan an append to a shard with the entries *values*; those of *puts* do not matter."""
+    """Plan an append to a shard with the entries *values*; those of *puts* are ignored."""
     entries, sizes = _in_c_order(puts)
     values[entries] = _EMPTY
     kept_nbytes = shard_nbytes
@@ -140,8 +140,8 @@ def _append(
             kept_nbytes = without
     tail_nbytes = 0 if layout.at_start else layout.nbytes
     nbytes = kept_nbytes
-    behind = np.cumsum(sizes[::-1])[::-1]  # bytes of each payload and those that follow
-    first = int(np.count_nonzero(behind > at_once)) if alignment > 1 else 0  # payloads of the first step of two
+    behind = np.cumsum(sizes[::-1])[::-1]  # bytes of each payload and all that follow
+    first = int(np.count_nonzero(behind > at_once)) if alignment > 1 else 0  # payloads of the first of two steps
     offsets = np.empty_like(sizes)
     added: list[Piece] = []
     ends: list[int] = []
@@ -155,7 +155,7 @@ def _append(
             added.append(CopiedRange(shard_nbytes - tail_nbytes, tail_nbytes))
         nbytes += padding + step_nbytes + tail_nbytes
         ends.append(nbytes)
-    # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
+    # An entry that pointed beyond the old end must not become valid by the new end: it would show other bytes.
     values[are_sound(values, nbytes) & ~are_sound(values, kept_nbytes), 0] = _EMPTY
     values[entries, 0] = offsets
     values[entries, 1] = sizes
@@ -173,7 +173,7 @@ def _append(
 
 
 def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[int, int]) -> WritePlan:
-    """Plan a shard without dead bytes; *values* are the entries to be kept, all of them sound or empty."""
+    """Plan a shard without dead bytes; *values* are the entries to be kept, all sound or empty."""
     start = layout.nbytes if layout.at_start else 0
     present = values[:, 0] != _EMPTY
     if not present.any() and not puts:
@@ -183,7 +183,7 @@ def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[
     kept = _spans(values[entries].astype(np.int64))
     put_entries, put_sizes = _in_c_order(puts)
 
-    # All that the shard is made of, in C order of entries; a span stands where its first entry does.
+    # Everything that the shard consists of, in C order of entries; a span has the place of its first entry.
     owners = np.concatenate([entries[kept.firsts], put_entries])
     order = np.argsort(owners)
     owners = owners[order]
@@ -203,9 +203,9 @@ def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[
 
 
 class _Spans(NamedTuple):
-    """Ranges of the old shard that hold every payload to be kept, and no byte twice.
+    """Ranges of the old shard that contain every payload to be kept, each byte once.
 
-    A payload, by its place among those given, lies in the span *numbers*, *within* bytes behind its start.
+    Payload number i is in the span `numbers[i]`, `within[i]` bytes after its start.
     """
 
     firsts: npt.NDArray[np.int64]  # the first payload of each span
@@ -216,7 +216,7 @@ class _Spans(NamedTuple):
 
 
 def _spans(payloads: npt.NDArray[np.int64]) -> _Spans:
-    """Return the spans that rows of `offset` and `nbytes` (none 0) make up, where those that overlap are one."""
+    """Return the spans of rows of `offset` and `nbytes` (none 0); overlapping rows are in one span."""
     order = np.argsort(payloads[:, 0], kind="stable")
     starts = payloads[order, 0]
     stops = starts + payloads[order, 1]
@@ -238,7 +238,7 @@ def _spans(payloads: npt.NDArray[np.int64]) -> _Spans:
 def _merged(
     owners: npt.NDArray[np.int64], old_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> Iterator[CopiedRange | Added]:
-    """Yield the payloads of a shard; *old_offsets* are -1 for new ones.  Ranges that stay neighbours are one."""
+    """Yield the payloads of a shard; *old_offsets* are -1 for new ones. Ranges that stay adjacent are merged."""
     begins = np.ones(len(sizes), dtype=np.bool_)
     begins[1:] = (old_offsets[:-1] < 0) | (old_offsets[1:] != old_offsets[:-1] + sizes[:-1])
     heads = np.flatnonzero(begins)

@@ -1,8 +1,7 @@
 """FUSE: the only room that imports pyfuse3.
 
-A mount begins with `options` and `mountpoint` (can it be mounted here?) and goes to `daemon`, which starts a fresh
-process, and there to `serve`: the event loop, signals, and the end.  `log` writes what happens, and `notify` tells
-systemd.  Requests come in through `waiting` to
-`operations`, where each is a short method, and where an error becomes an errno.  `control` is how commands talk to a
-mount, and `unmount` waits for its end.
+A mount begins with `options` and `mountpoint` (is it possible here?). `daemon` starts a fresh process, in which `serve`
+runs the event loop, handles signals, and ends the mount. `log` writes the log, and `figures` informs systemd and
+Prometheus. Requests come through `waiting` to `operations`, one short method each, where errors become errnos. Commands
+talk to a mount through `control`; `unmount` waits for its end.
 """

@@ -1,12 +1,12 @@
-"""The mounts of this machine, the daemons behind them, and how to ask these.
+"""The mounts of this machine, their daemons, and how commands talk to them.
 
-The kernel has a table of mounts.  A daemon keeps its latest figures in a file without a name, which is found among its
-descriptors: also when it does not answer, and when its mount is gone and it still commits.  Only its user and root see
-that.
+The kernel has a table of mounts. A daemon keeps its latest figures in a nameless file, which is found among its file
+descriptors, even if the daemon does not answer, or still commits after its mount is gone. Only its user and root can
+see that file. A daemon answers requests through extended attributes of the root of its mount, which are not listed.
 
-It answers through extended attributes of the root of its mount, which no listing shows.  A daemon that is stopped, or
-hangs, leaves who asks it in the kernel, where nothing but an answer may wake it.  So it is asked in a process of its
-own, which is left behind then.  If root asks, that becomes the user whose mount it is: the kernel lets nobody else.
+If a daemon is stopped or hangs, whoever asks it is stuck in the kernel, where nothing but an answer may wake it. So a
+separate process asks, and is left behind in that case. If root asks, that process becomes the user of the mount,
+because the kernel lets nobody else in.
 """
 
 import errno
@@ -36,7 +36,7 @@ FLUSH: Final = "user.shardfs.flush"
 """Setting it commits everything that is pending; the call returns when that is in the shards."""
 
 TIMEOUT: Final = 60.0
-"""For how many seconds a daemon that does not answer, or gets nothing done, is waited for by default."""
+"""How many seconds to wait, by default, for a daemon that does not answer or makes no progress."""
 
 _GET: Final = "sys.stdout.buffer.write(os.getxattr(*sys.argv[3:]))"
 _SET: Final = "os.setxattr(*sys.argv[3:], b'')"
@@ -65,7 +65,7 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount of *source* at *path*, dead or alive; if it is not *shared*, nobody but the user *uid* may use it."""
+    """A mount of *source* at *path*, dead or alive; unless it is *shared*, only the user *uid* may use it."""
 
     path: str
     source: str
@@ -81,14 +81,14 @@ class Mount:
 
     @property
     def privacy(self) -> str:
-        """Whose it is, and who else may touch it, as the end of a message to those who may not."""
+        """Whose it is, and who else may use it: the end of a message for those who may not."""
         return (
             f"it belongs to {self.owner}; only {self.owner if self.uid == 0 else f'{self.owner} and root'} can use it"
         )
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or what stands for it."""
+    """Return the name of a user, or a substitute."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -96,12 +96,12 @@ def user_name(uid: int) -> str:
 
 
 def list_mounts() -> list[Mount]:
-    """Return the mounts that this process sees, those that lie below others first."""
+    """Return the mounts that this process sees, those below others first."""
     found = []
     with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
             place, _, rest = line.partition(" - ")
-            kind, source, options = rest.removesuffix("\n").split(" ")  # a source may be empty, or have other blanks
+            kind, source, options = rest.removesuffix("\n").split(" ")  # a source may be empty, or contain tabs
             if kind == _FILESYSTEM:
                 named = dict(option.partition("=")[::2] for option in options.split(","))
                 found.append(
@@ -118,12 +118,12 @@ def list_mounts() -> list[Mount]:
 
 
 def find_mount(path: str) -> Mount | None:
-    """Return the mount at *path*, the upper one if there are several."""
+    """Return the mount at *path*, the topmost if there are several."""
     return next((mount for mount in reversed(list_mounts()) if mount.path == path), None)
 
 
 def list_daemons() -> Iterator[tuple[int, Snapshot]]:
-    """Yield the daemons that this process may look at: the process id as it is here, and the latest figures."""
+    """Yield the daemons that this process may look at: process ids as seen from here, and latest figures."""
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
             pid = int(name)
@@ -134,7 +134,7 @@ def list_daemons() -> Iterator[tuple[int, Snapshot]]:
 
 
 def _is_told_by(pid: int, snapshot: Snapshot) -> bool:
-    """Whether a process is the daemon of its figures, and not one that has them open to read them."""
+    """Whether a process is the daemon of these figures, rather than one that has the file open to read it."""
     namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
     return namespace == snapshot.pid_namespace and (namespace != pid_namespace() or pid == snapshot.pid)
 
@@ -152,7 +152,7 @@ def is_near(pid: int) -> bool:
 
 
 def pid_of(figures: Snapshot) -> int | None:
-    """Return the process id here of the daemon that told these figures; None if it cannot be seen from here."""
+    """Return the process id, as seen from here, of the daemon with these figures; None if it cannot be seen."""
     if figures.pid_namespace == pid_namespace():
         return figures.pid
     wanted = (figures.pid_namespace, figures.pid)
@@ -160,12 +160,12 @@ def pid_of(figures: Snapshot) -> int | None:
 
 
 def pid_namespace() -> int:
-    """Return what tells the PID namespace of this process from others."""
+    """Return an identifier of this process's PID namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def open_figures(pid: int) -> Descriptor | None:
-    """Open the file with the figures of a daemon; None if the process is none, or another user's."""
+    """Open the file with the figures of a daemon; None if the process is no daemon, or another user's."""
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
@@ -176,7 +176,7 @@ def open_figures(pid: int) -> Descriptor | None:
 
 
 def read_figures(figures: Descriptor) -> Snapshot:
-    """Return the latest snapshot in a file of figures; raises `ValueError` if it is being written."""
+    """Return the latest snapshot in a file of figures; raises `ValueError` while it is being written."""
     return Snapshot.parse(os.pread(figures.fd, FIGURES_NBYTES, 0))
 
 
@@ -185,7 +185,7 @@ def _unescaped(text: str) -> str:
 
 
 def id_of(directory: str) -> str:
-    """Return what tells a directory from all others of this machine."""
+    """Return an identifier of a directory on this machine."""
     status = os.stat(directory)
     return f"{status.st_dev}:{status.st_ino}"
 
@@ -205,11 +205,11 @@ def ask(mountpoint: str, timeout: float) -> Snapshot:
     try:
         return Snapshot.parse(answer)
     except ValueError:
-        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None  # any user can mount what says it is ours
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None  # any user can mount something under our name
 
 
 def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
-    """Have everything committed, however long that takes while the daemon answers; *say* is told how far that is.
+    """Commit everything, however long that takes as long as the daemon answers; *say* is called with the progress.
 
     Raises `OSError`, and `UnfinishedError` if the daemon does not answer for *timeout* seconds.
     """
@@ -229,12 +229,12 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
 
 
 def explain(mountpoint: str, error: OSError) -> str:
-    """Say what an error means that `ask` or `flush` raised, and the way out if there is one."""
+    """Explain an error raised by `ask` or `flush`, with the way out if there is one."""
     mount = find_mount(os.path.abspath(mountpoint))
     if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
         return f"its daemon died; mount again, or run: shardfs umount {shlex.quote(mountpoint)}"
     if mount is not None and os.geteuid() not in (0, mount.uid):
-        # That a mount is read-only is the answer to a write before the kernel looks whose it is.
+        # The kernel says that a mount is read-only before it looks whose mount it is.
         refusals = (errno.EACCES,) if mount.is_shared else (errno.EACCES, errno.EROFS)
         if error.errno in refusals:
             return mount.privacy
@@ -262,7 +262,7 @@ def _start(call: str, mountpoint: str, name: str) -> "subprocess.Popen[bytes]":
 
 
 def _leave(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process, which does not end before its request is answered if the daemon has begun with that."""
+    """Kill a process; it may stay until its request is answered."""
     process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_MOMENT_SECONDS)

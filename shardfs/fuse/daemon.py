@@ -1,4 +1,7 @@
-"""Starting the daemon of a mount: a fresh process, never a fork, that tells through a pipe when it answers."""
+"""Starting the daemon of a mount: a fresh process, never a fork.
+
+It reports through a pipe when it answers requests.
+"""
 
 import json
 import os
@@ -24,21 +27,21 @@ _FILE_VARIABLES: Final = (
     "SSL_CERT_FILE",
     "XDG_STATE_HOME",
 )
-"""Variables of the environment that name files, which the daemon reads: clients of a remote store do, above all."""
+"""Environment variables that name files the daemon reads, mostly for clients of remote stores."""
 
 
 def tell_starter(ready_fd: int, outcome: str | ShardfsError | None) -> None:
-    """Tell who waits in `start_daemon` that the mount answers, with a note if there is one, or why it never will."""
+    """Tell the waiting `start_daemon` that the mount answers, perhaps with a note, or why it failed."""
     error = type(outcome).__name__ if isinstance(outcome, ShardfsError) else ""
     os.write(ready_fd, json.dumps({"error": error, "text": str(outcome or "")}).encode())
     os.close(ready_fd)
 
 
 def start_daemon(arguments: list[str], log_file: Path) -> str | None:
-    """Run `shardfs mount` with *arguments* in the background; return when the mount answers.
+    """Run `shardfs mount` with *arguments* in the background; returns when the mount answers.
 
-    Returns what there is to say to the user.  The log, and what else the process prints, goes to the end of
-    *log_file*.  Raises the error that it died of.
+    Returns a note for the user. The log, and everything else that the process prints, is appended to *log_file*. Raises
+    the error with which it failed.
     """
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
     with log:
         before = log.tell()
         read_end, write_end = os.pipe()
-        # Neither runs nor holds what lies in the user's working directory.
+        # Neither imports from the user's working directory nor keeps it busy.
         command = [sys.executable, "-P", "-m", "shardfs"]
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
             [*command, "mount", *arguments, f"--log-file={log_file}", "--foreground", f"--ready-fd={write_end}"],
@@ -76,7 +79,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             process.wait()
             kind = getattr(shardfs.errors, message["error"])
             details = ""
-            if kind is FuseUnavailableError:  # libfuse prints what it has against it
+            if kind is FuseUnavailableError:  # libfuse prints the reason
                 log.seek(before)
                 printed = log.read()
                 if unknown := re.search(rb"unknown option\(s\): `(.*)'", printed):
@@ -88,13 +91,13 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
 
 
 def default_log_file(mountpoint: str) -> Path:
-    """Return where the log of a mount goes if nothing else is said: in the user's state directory."""
+    """Return the default log file of a mount, in the user's state directory."""
     name = os.fsencode(re.sub(r"[^\w.-]+", "-", mountpoint).strip("-"))[-200:].decode(errors="ignore")
     return Path(state_home(), "shardfs", name + ".log")
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment as it is good in another working directory, and for who does not speak to systemd."""
+    """Return our environment for another working directory, without the variables of systemd."""
     files = {name: os.environ[name] for name in _FILE_VARIABLES if os.environ.get(name)}
     ours = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
     return ours | {name: os.path.abspath(os.path.expanduser(path)) for name, path in files.items()}

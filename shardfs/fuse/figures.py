@@ -1,4 +1,4 @@
-"""The figures of a mount, taken inside its daemon, and what systemd is told of them."""
+"""The figures of a mount, taken in its daemon, and what systemd is told about them."""
 
 import logging
 import math
@@ -26,17 +26,17 @@ _IDLE_SECONDS: Final = 10.0
 _LINE_SECONDS: Final = 10.0
 
 SYSTEMD_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""What systemd sets, for one process only."""
+"""Variables that systemd sets for one process only."""
 
 _TOLD_SECONDS: Final = 10.0
-"""How often it is told something."""
+"""Seconds between two reports to it."""
 _MORE_TIME: Final = f"EXTEND_TIMEOUT_USEC={int(3e6 * _TOLD_SECONDS)}"
 
 
 class Figures:
     """The figures of one mount; other threads, and `mounts.read_figures`, may read the latest snapshot at any time.
 
-    *ending* is set when it is told to end, and commits what is pending.
+    *ending* is set when the mount is told to end, and commits what is pending.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Figures:
         logging.getLogger("shardfs").addHandler(_LastError(statistics))
 
     def take(self) -> Snapshot:
-        """Return the figures of this moment."""
+        """Take a snapshot now."""
         options = self._options
         pending, written, written_id = Pending(), None, None
         if self._writing is not None:
@@ -92,10 +92,10 @@ class Figures:
         )
 
     async def serve(self) -> str | None:
-        """Let Prometheus ask for the latest snapshot, if that is wanted; return what keeps it from that."""
+        """Serve the latest snapshot to Prometheus, if that is wanted; returns the error that prevents it."""
         if self._options.metrics is None:
             return None
-        # Only here: it loads a library for a web server.
+        # Imported only here, because it loads a web server.
         from shardfs.fuse.metrics import serve_metrics
 
         host, port = parse_address(self._options.metrics)
@@ -108,16 +108,16 @@ class Figures:
         return None
 
     async def run(self) -> None:
-        """Keep the latest snapshot up to date, for as long as this is not cancelled.
+        """Keep the latest snapshot up to date, until cancelled.
 
-        Once the mount ends, the log has a line every ten seconds about what is pending.
+        Once the mount is ending, log every ten seconds what is pending.
         """
         progress = Progress()
         next_line = math.inf
         while True:
             self.latest = self.take()
             with suppress(OSError):
-                # In one call, and of one length: others read it at any time.
+                # Written by one call, always of the same length: others may read it at any time.
                 os.pwrite(self._descriptor, self.latest.encode().ljust(FIGURES_NBYTES), 0)
             is_ending = self.ending.is_set()
             if is_ending and self.latest.pending_chunks:
@@ -129,17 +129,16 @@ class Figures:
             if is_ending:
                 await trio.sleep(_PERIOD_SECONDS)
                 continue
-            # A mount that nobody asks, and that has nothing to do, is not to keep a processor awake.
+            # A mount with nothing to do must not keep a processor awake.
             is_wanted = self.latest.pending_chunks or self._options.metrics is not None
             with trio.move_on_after(_PERIOD_SECONDS if is_wanted else _IDLE_SECONDS):
                 await self.ending.wait()
 
 
 class Notifier:
-    """The line to systemd, by sd_notify(3): that the mount answers, is alive, what is pending, and that it ends.
+    """Reports to systemd by sd_notify(3): the mount answers, is alive, what is pending, it is ending.
 
-    Nothing is told where nobody asked to be, by `NOTIFY_SOCKET`.  That is taken out of the environment: no process of
-    ours speaks for another.
+    Does nothing without `NOTIFY_SOCKET`, which is removed from the environment: no child process speaks for this one.
     """
 
     def __init__(self) -> None:
@@ -150,17 +149,17 @@ class Notifier:
         self._more: tuple[str, ...] = (_MORE_TIME,)
 
     def ready(self) -> None:
-        """Say that the mount answers."""
+        """Report that the mount answers."""
         self._more = ()
         self._say("READY=1")
 
     def stopping(self) -> None:
-        """Say that the mount ends, which takes as long as the commit does."""
+        """Report that the mount is ending, which takes as long as the commit."""
         self._more = (_MORE_TIME,)
         self._say("STOPPING=1", _MORE_TIME)
 
     async def run(self, figures: Figures) -> None:
-        """Say again and again that the event loop is alive, and what is pending; ask for time at both ends."""
+        """Report regularly that the event loop is alive, and what is pending; ask for time at both ends."""
         progress = Progress()
         while self._address:
             self._say(f"STATUS={progress.tell(figures.latest)}", "WATCHDOG=1", *self._more)
@@ -175,14 +174,14 @@ class Notifier:
 
 
 class _LastError(logging.Handler):
-    """Notes the last error that is logged."""
+    """Remembers the last error that was logged."""
 
     def __init__(self, statistics: Statistics) -> None:
         super().__init__(logging.ERROR)
         self._statistics = statistics
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it, without the traceback that the log has."""
+        """Remember it, without the traceback."""
         self._statistics.note_error(record.getMessage())
 
 

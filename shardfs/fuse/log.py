@@ -1,4 +1,4 @@
-"""The log of a mount: what of it is said, in which form, and where, also after its file was moved away."""
+"""The log of a mount: what is logged, in which format, and where, also after its file was renamed."""
 
 import logging
 import os
@@ -15,14 +15,14 @@ from shardfs.errors import UsageError, printable
 log = logging.getLogger(__name__)
 
 FORMATS: Final = ("text", "json")
-"""What lines of the log can be."""
+"""The formats of a log line."""
 
 _AGAIN_SECONDS: Final = 60.0
 _MAX_REMEMBERED: Final = 1024
 
 
 class Once(logging.Filter):
-    """Lets a line through once a minute: a program that copies a damaged array asks for each chunk several times."""
+    """Lets each line through once a minute: a program that copies a damaged array asks for each chunk several times."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -41,26 +41,26 @@ class Once(logging.Filter):
 
 
 class OneLine(logging.Formatter):
-    """Writes each message as one printable line, whatever names of a dataset it quotes."""
+    """Writes each message as one printable line, whatever names it contains."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of `logging`
-        """Format *record* without what would begin another line."""
+        """Format *record* without characters that would begin another line."""
         record.message = printable(record.message)
         return super().formatMessage(record)
 
 
 class _LogFile(logging.FileHandler):
-    """A file that may be moved away, as logrotate does."""
+    """A file that may be renamed, as logrotate does."""
 
     def reopen(self) -> None:
-        """Go on in the file that has the name now; what this process prints goes there too if it went here."""
+        """Continue in the file that has the name now, also with what this process prints, if that went to the file."""
         try:
             new = self._open()
         except OSError as error:
             log.warning("the log goes on in the old file: %s: %s", self.baseFilename, error.strerror)
             return
         old = self.setStream(new)
-        self.filters[:] = [Once()]  # the new file has said nothing yet
+        self.filters[:] = [Once()]  # nothing is in the new file yet
         assert old is not None
         for fd in (1, 2):
             with suppress(OSError):
@@ -70,10 +70,10 @@ class _LogFile(logging.FileHandler):
 
 
 def log_to(file: Path | None, level: str, form: str) -> None:
-    """Log to *file*, or to standard error, what is at least of *level*, in one of the `FORMATS`.
+    """Log to *file*, or to standard error, everything from *level* on, in one of the `FORMATS`.
 
-    Raises `UsageError` if the file cannot be written.  Of other libraries only warnings are logged: what clients of
-    remote stores say besides has credentials in it.
+    Raises `UsageError` if the file cannot be written. Of other libraries, only warnings are logged: other messages of
+    clients of remote stores contain credentials.
     """
     try:
         handler = (
@@ -109,7 +109,7 @@ def is_on_a_terminal() -> bool:
 
 
 def path() -> str | None:
-    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
+    """Return the path of the log file; None if this process logs to a terminal or a pipe."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
             with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: their exposition, and a thread that answers scrapes with the latest snapshot."""
+"""Figures for Prometheus: their text format, and a thread that serves the latest snapshot."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from shardfs.dataset.statistics import Snapshot
 from shardfs.errors import printable
 
 _LABELS: Final = ("version", "source", "mountpoint", "view", "access")
-"""Texts that stay the same for as long as a mount lasts: the labels of `shardfs_mount_info`."""
+"""Texts that do not change during a mount: the labels of `shardfs_mount_info`."""
 
 
 class _Figures(Collector):
@@ -45,9 +45,9 @@ def exposition(snapshot: Snapshot) -> str:
 
 
 def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
-    """Answer scrapes in a thread, one at a time, with the *latest* snapshot; returns the URL.
+    """Serve the *latest* snapshot from a thread, one request at a time; returns the URL.
 
-    Raises `OSError` if nobody can listen there.
+    Raises `OSError` if it cannot listen there.
     """
     family, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][::4]
     server = type("Server", (_Server,), {"address_family": family})((str(address[0]), port), _Handler)
@@ -58,16 +58,16 @@ def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
 
 class _Server(WSGIServer):
     def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that went away, or that said nothing."""
+        """Log nothing about clients that disconnect or stay silent."""
 
 
 class _Handler(WSGIRequestHandler):
-    """Waits for nobody for long: whoever can connect is to cost the mount one thread and one descriptor at most."""
+    """Waits only briefly for a client, so that clients cost at most one thread and one descriptor."""
 
     timeout = 2.0
 
     def log_message(self, *_: object) -> None:
-        """Say nothing about each scrape."""
+        """Log nothing about scrapes."""
 
 
 def _registry(latest: Callable[[], Snapshot]) -> CollectorRegistry:

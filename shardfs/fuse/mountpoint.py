@@ -22,20 +22,20 @@ ONLY_ROOT_ALLOWS_OTHER: Final = (
 )
 
 BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
-"""Packages of Debian and Ubuntu that pyfuse3 is built with."""
+"""Packages of Debian and Ubuntu needed to build pyfuse3."""
 
 _ELSEWHERE: Final = "choose another place"
 _MAX_STACKED = 16
 _SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
-"""Seconds: for how long who is about to mount asks a daemon that is at the place."""
+"""Seconds to wait for the answer of a daemon that is mounted there already."""
 
 
 def check_mount_point(mountpoint: str, source: str | None, cache: str | None) -> str:
     """Return the absolute path of an empty directory that can be mounted on.
 
-    It lies apart from *source*, the path of what is to be mounted if that is on this machine, and from the directory
-    *cache*, if there is one.  A dead mount that is there is detached.  Raises `MountPointError` with the way out.
+    It must be apart from *source*, the path of a local source, and from the directory *cache*. A dead mount there is
+    detached. Raises `MountPointError` with the way out.
     """
     if "://" in mountpoint and not os.path.lexists(mountpoint):
         raise MountPointError(f"{mountpoint} is a URL, where nothing can be mounted; SOURCE comes before MOUNTPOINT")
@@ -59,7 +59,7 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
             raise MountPointError(f"{mountpoint} is not empty, and a mount would hide what is there; {way_out}")
     except PermissionError:
         raise MountPointError(f"{mountpoint} cannot be read: permission denied; {_ELSEWHERE}") from None
-    # What fusermount3 asks of users, for whom it mounts as root.
+    # The conditions of fusermount3, which mounts as root for other users.
     is_others = status.st_mode & stat.S_ISVTX and status.st_uid != os.getuid()
     if os.geteuid() and (is_others or not os.access(path, os.W_OK)):
         raise MountPointError(
@@ -89,7 +89,7 @@ def check_fuse(*, allow_other: bool = False) -> None:
 
 
 def users_may_allow_other() -> bool:
-    """Whether fusermount3 lets users who are not root give --allow-other."""
+    """Whether fusermount3 allows --allow-other to users who are not root."""
     with suppress(OSError):
         lines = Path("/etc/fuse.conf").read_text(errors="replace").splitlines()
         return "user_allow_other" in (line.strip() for line in lines)
@@ -97,11 +97,11 @@ def users_may_allow_other() -> bool:
 
 
 def fuse_versions() -> str:
-    """Return the versions of pyfuse3 and of the libfuse that it loads; raises `FuseUnavailableError` if it cannot."""
+    """Return the versions of pyfuse3 and of its libfuse; raises `FuseUnavailableError` if it cannot be loaded."""
     try:
-        import pyfuse3  # only here: commands that need no FUSE work without it
+        import pyfuse3  # imported only here: other commands work without it
 
-        library = ctypes.CDLL(pyfuse3.__file__)  # in which those that it loads are found, too
+        library = ctypes.CDLL(pyfuse3.__file__)  # where the libraries that it loads are found too
         library.fuse_pkgversion.restype = ctypes.c_char_p
         return f"pyfuse3 {pyfuse3.__version__}, libfuse {library.fuse_pkgversion().decode()}"
     except (ImportError, OSError, AttributeError) as error:
@@ -112,11 +112,11 @@ def fuse_versions() -> str:
 
 
 def _check_rights() -> None:
-    """Raise `FuseUnavailableError` if the kernel lets nobody mount here, as in most containers."""
+    """Raise `FuseUnavailableError` if the kernel allows no mounts here, as in most containers."""
     with open("/proc/self/status", errors="replace") as file:
         status = dict(line.partition(":")[::2] for line in file)
     is_root = os.geteuid() == 0
-    # Root mounts by itself, others through fusermount3, which becomes root.
+    # Root mounts directly, others through fusermount3, which becomes root.
     rights = int(status.get("CapEff" if is_root else "CapBnd", "-1"), 16)
     if not rights & _SYS_ADMIN:
         raise FuseUnavailableError(
@@ -141,9 +141,9 @@ def place_of(mountpoint: str) -> str:
 
 
 def mounted_path(mountpoint: str) -> str:
-    """Return the absolute path of a place where a shardfs, dead or alive, is mounted, else raise `MountPointError`."""
+    """Return the absolute path of a mounted shardfs, dead or alive; raises `MountPointError` if there is none."""
     path = os.path.abspath(mountpoint)
-    if not mountpoint or _mount_around(path) is None:  # else to resolve links would be to ask the mount
+    if not mountpoint or _mount_around(path) is None:  # else resolving links would ask the mount
         path = place_of(mountpoint)
     if count_mounts(path):
         return path
@@ -155,22 +155,22 @@ def mounted_path(mountpoint: str) -> str:
 
 
 def _mount_around(path: str) -> str | None:
-    """Return the mount in which a path lies, as it is written; None if it lies in none."""
+    """Return the mount that contains a path, taken literally; None if there is none."""
     return next((m.path for m in reversed(list_mounts()) if path != m.path and Path(path).is_relative_to(m.path)), None)
 
 
 def count_mounts(path: str) -> int:
-    """Return how many shardfs, dead or alive, are mounted at *path*, one over the other."""
+    """Return how many shardfs, dead or alive, are mounted on top of each other at *path*."""
     return sum(mount.path == path for mount in list_mounts())
 
 
 def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
-    """Return the state of *path*, after detaching the dead mounts that are there; no shardfs is there then."""
+    """Return the status of *path* after detaching dead mounts; then no shardfs is there."""
     for _ in range(_MAX_STACKED):
         try:
             if count_mounts(path):
                 _require_dead(mountpoint, path)
-            os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
+            os.statvfs(path)  # unlike attributes, this is never answered from the kernel's cache
             return os.stat(path)
         except FileNotFoundError:
             above = next(each for each in Path(path).parents if each.exists())
@@ -189,7 +189,7 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
 
 
 def _require_dead(mountpoint: str, path: str) -> None:
-    """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, which may be stopped and not answer."""
+    """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, even if it is stopped."""
     way_out = f"unmount it with: shardfs umount {shlex.quote(mountpoint)}"
     try:
         control.ask(path, _PATIENCE)
@@ -209,7 +209,7 @@ def _fusermount() -> str:
 
 
 def run_fusermount(*arguments: str) -> None:
-    """Run fusermount3; raises `MountPointError` with what it has against that."""
+    """Run fusermount3; raises `MountPointError` with its message."""
     done = subprocess.run([_fusermount(), *arguments], check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         message = done.stderr.strip() or f"fusermount3 ended with status {done.returncode}"

@@ -1,4 +1,4 @@
-"""FUSE requests, one short method each, and the only place where an error becomes an errno."""
+"""FUSE requests: one short method each, and the only place where errors become errnos."""
 
 import errno
 import logging
@@ -54,16 +54,16 @@ _EXPECTED: Final = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""What programs meet every day and know what to do about: not logged."""
+"""Errors that programs meet every day and know how to handle: they are not logged."""
 
 
 def request(
     handler: Callable[Concatenate[O, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[O, P], Coroutine[Any, Any, R]]:
-    """Count a request, and answer every error of its handler with an errno.
+    """Count a request, and turn every error of its handler into an errno.
 
-    pyfuse3 ends the mount on any exception but its own; an unexpected one is logged with its traceback and answered
-    with EIO.
+    pyfuse3 ends the mount on any exception except its own. An unexpected exception is logged with its traceback and
+    becomes EIO.
     """
     name = handler.__name__
     parameters = handler.__code__.co_varnames[1 : handler.__code__.co_argcount]
@@ -88,7 +88,7 @@ def request(
             number = errno.EIO
         finally:
             self.pending -= 1
-        if number != errno.ENOSYS:  # which is how `flush` says that it need not be asked
+        if number != errno.ENOSYS:  # with which `flush` tells the kernel to stop asking
             self.statistics.errors[errno.errorcode[number]] += 1
         raise pyfuse3.FUSEError(number)
 
@@ -97,10 +97,10 @@ def request(
 
 
 class Operations(pyfuse3.Operations):
-    """The read-only requests, answered by a filesystem; *pending* are those that have no answer yet.
+    """The read-only requests of a filesystem; *pending* counts those that are not answered yet.
 
-    *figures* tells how the mount fares.  Of *options* they take owner and mode of what is shown, and whether the kernel
-    keeps chunk files too; without `page_cache` these are read directly, in large pieces.
+    *figures* takes a snapshot. Of *options*, the requests use owner and mode to show, and whether the kernel caches
+    chunk files; without `page_cache`, chunk files are read directly, in large pieces.
     """
 
     supports_dot_lookup = False
@@ -119,7 +119,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
-        """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
+        """Look a name up; that a name does not exist is an answer too, which the kernel may cache."""
         return self._entry(await self._reading.lookup(parent_inode, name))
 
     @request
@@ -128,13 +128,13 @@ class Operations(pyfuse3.Operations):
         return self._entry(await self._reading.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """Take back references."""
+        """Drop references of the kernel."""
         for inode, lookups in inode_list:
             self.fs.forget(inode, lookups)
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
-        """Open a file; the kernel has refused to write already, as the mount is read-only."""
+        """Open a file for reading; the kernel refuses writing, because the mount is read-only."""
         number, handle = await self.fs.open(inode)
         direct = handle.is_direct and not self._options.page_cache
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_direct)
@@ -148,7 +148,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
-        """Say that there is nothing to flush, which makes the kernel stop asking: the mount is read-only."""
+        """Tell the kernel that flush is not needed, because the mount is read-only."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     @request
@@ -163,7 +163,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """List an open directory, with attributes, as far as the reply has room."""
+        """List an open directory, with attributes, until the reply is full."""
         directory = self.fs.open_directories[fh]
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
@@ -174,7 +174,7 @@ class Operations(pyfuse3.Operations):
             except ShardfsError:
                 if is_empty:
                     raise
-                return  # the kernel knows of these names, and asks again behind them
+                return  # the kernel took these names, and continues after them
             if batch is None:
                 return
             entry = self._entry(batch.attributes)
@@ -202,7 +202,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Return an extended attribute; those of the root that control the mount are not listed."""
+        """Return an extended attribute; those that control the mount are not listed."""
         if inode == pyfuse3.ROOT_INODE and name == control.FIGURES.encode():
             return self._figures().encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
@@ -217,7 +217,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Return the room in the store."""
+        """Return sizes and free space of the store."""
         room = await self.fs.store.capacity()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = room.block_size
@@ -227,7 +227,7 @@ class Operations(pyfuse3.Operations):
         return data
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
-        """Return attributes as pyfuse3 takes them."""
+        """Convert attributes for pyfuse3."""
         ino, size, ttl, status, mtime_ns = attributes
         options, is_directory = self._options, status.kind is Kind.DIRECTORY
         entry = pyfuse3.EntryAttributes()
@@ -236,7 +236,7 @@ class Operations(pyfuse3.Operations):
         if options.umask is not None:
             is_run = is_directory or status.mode & 0o111
             entry.st_mode = ModeT(stat.S_IFMT(status.mode) | (0o777 if is_run else 0o666) & ~options.umask)
-        entry.st_nlink = 1 if is_directory else status.nlink  # the links of a directory are not counted
+        entry.st_nlink = 1 if is_directory else status.nlink  # links of a directory are not counted
         entry.st_uid = status.uid if options.uid is None else options.uid
         entry.st_gid = status.gid if options.gid is None else options.gid
         entry.st_rdev = status.rdev
@@ -269,12 +269,12 @@ class WritingOperations(Operations):
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
             number, handle, is_late = await self._changes.open_to_read(inode)
             if is_late:
-                pyfuse3.invalidate_inode(inode, attr_only=True)  # it may know the size of what was replaced
+                pyfuse3.invalidate_inode(inode, attr_only=True)  # it may have the size of the replaced version
             is_uncached = isinstance(handle, DocumentHandle) or (
                 isinstance(handle, PassthroughHandle) and handle.is_direct
             )
             if is_late or is_uncached or self._changes.buffers.of_ino(inode) is not None:
-                # The page cache would end at the size that the kernel knows, which may be that of what is being
+                # The page cache ends at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
             direct = handle.is_direct and not self._options.page_cache
@@ -286,13 +286,13 @@ class WritingOperations(Operations):
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
-        """Make a file and open it."""
+        """Create a file and open it."""
         number, attributes, is_direct = await self._changes.create(
             parent_inode, name, mode, flags, Owner(ctx.uid, ctx.gid)
         )
         entry = self._entry(attributes)
         if is_direct and isinstance(self.fs.open_files[number], PassthroughHandle):
-            entry.entry_timeout = attributes.ttl  # of a file beside chunks: nobody else makes, moves or removes such
+            entry.entry_timeout = attributes.ttl  # of a scratch file, which nobody else creates, moves or removes
         return _opened_to_write(number, is_direct), entry
 
     @request
@@ -303,20 +303,20 @@ class WritingOperations(Operations):
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
-        """Publish what was written to an open file, which somebody closes."""
+        """Publish what was written: a descriptor is being closed."""
         handle = self.fs.open_files[fh]
         await handle.flush()
         if isinstance(handle, WriteHandle) and handle.says_nothing():
-            raise pyfuse3.FUSEError(errno.EINVAL)  # the log says it at the end, if nothing is written until then
+            raise pyfuse3.FUSEError(errno.EINVAL)  # it is logged at the end, if nothing is written before
 
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        """Make durable what was written to an open file."""
+        """Publish what was written to an open file, and make it durable."""
         await self.fs.open_files[fh].sync()
 
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """Make durable what was published."""
+        """Make durable everything that was published."""
         await self._changes.sync_directory(self.fs.open_directories[fh].ino)
 
     @request
@@ -386,14 +386,14 @@ class WritingOperations(Operations):
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Make a symbolic link."""
+        """Create a symbolic link."""
         return self._entry(await self._changes.symlink(parent_inode, name, target))
 
     @request
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Make a directory."""
+        """Create a directory."""
         return self._entry(await self._changes.mkdir(parent_inode, name, mode, Owner(ctx.uid, ctx.gid)))
 
     @request
@@ -405,7 +405,7 @@ class WritingOperations(Operations):
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse pipes, sockets and devices; regular files come by `create`."""
+        """Refuse pipes, sockets and devices; regular files are made by `create`."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
     @request
@@ -424,14 +424,14 @@ class WritingOperations(Operations):
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)
         if attributes.status.kind is not Kind.DIRECTORY:
-            entry.entry_timeout = 0.0  # a rename or a link through the mount may make the name another file's
+            entry.entry_timeout = 0.0  # a rename or a link may give the name to another file
         return entry
 
 
 def _path_of(fs: Filesystem, arguments: Mapping[str, Any]) -> str:
-    """Return what a request is about, by its arguments: a path on the mount, or two."""
+    """Return the path, or the two paths, that a request is about, from its arguments."""
     paths, directory = [], ""
-    is_in_directory = any("parent" in name for name in arguments)  # else the name is that of an attribute
+    is_in_directory = any("parent" in name for name in arguments)  # else it is the name of an attribute
     for name, value in arguments.items():
         if "parent" in name:
             directory = fs.path_of(value)
@@ -445,5 +445,5 @@ def _path_of(fs: Filesystem, arguments: Mapping[str, Any]) -> str:
 
 
 def _opened_to_write(number: int, is_direct: bool) -> FileInfo:
-    # Whatever `--page-cache` says: what is written to a mapping after the last close is published by nobody.
+    # Regardless of `--page-cache`: what is written to a mapping after the last close would never be published.
     return FileInfo(fh=FileHandleT(number), direct_io=is_direct, keep_cache=False)

@@ -1,4 +1,4 @@
-"""How to mount, as the command line, the Python interface and `-o` say it."""
+"""The options of a mount, as given on the command line, in Python, or by `-o`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,15 +7,15 @@ from typing import Final
 from shardfs.errors import UsageError
 
 VIEWS: Final = ("v3", "v2", "npy")
-"""What a mount can show arrays as; `shardfs.vfs.make_view` makes them."""
+"""The views; `shardfs.vfs.make_view` makes them."""
 
 DIMENSION_SEPARATORS: Final = (".", "/")
-"""What can stand between the coordinates of a chunk in Zarr v2."""
+"""The separators of chunk coordinates in Zarr v2."""
 
 NO_REMOUNT: Final = "-o remount: a mount cannot be changed; unmount it, and mount it again"
 
 _ARGUMENTS: Final = {"chunks_per_shard": "shards", "decode_cache_nbytes": "decode-cache"}
-"""Options of the command line that have another name than here."""
+"""Options whose names on the command line differ from those here."""
 
 
 def _argument(field: str) -> str:
@@ -23,7 +23,7 @@ def _argument(field: str) -> str:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of ADDRESS:PORT, without an address those of this machine; raises `UsageError`."""
+    """Return host and port of ADDRESS:PORT; the default address is this machine. Raises `UsageError`."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise UsageError(f"--metrics takes ADDRESS:PORT, or a port of 127.0.0.1, and not {text!r}")
@@ -32,22 +32,22 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class MountOptions:
-    """How to mount: the options of `shardfs mount`.
+    """The options of `shardfs mount`.
 
-    *view* is what arrays are shown as, "v3", "v2" or "npy"; with *decode*, chunk files of v3 and v2 hold plain array
-    bytes.  *dimension_separator* separates the coordinates in chunk names of the view v2, where None means ".".
-    With *fill_missing*, that view shows the missing value of xarray as fill value.  Decoded chunks are cached up to
-    *decode_cache_nbytes*.
+    *view* is the view, "v3", "v2" or "npy"; with *decode*, chunk files of v3 and v2 contain plain array bytes.
+    *dimension_separator* separates the coordinates in chunk names of the view v2; None is ".". With *fill_missing*,
+    that view shows the missing value of xarray as the fill value. At most *decode_cache_nbytes* bytes of decoded chunks
+    are cached.
 
-    With *write*, programs can write to the mount.  *chunks_per_shard*, one number for all axes or one for each, makes
-    new arrays sharded.  *auto_compact* is the share of dead bytes from which an idle mount rewrites a shard that it
-    appended to.  *single_writer* promises that nobody else writes to a remote source, whose server then need not keep
+    With *write*, programs can write to the mount. *chunks_per_shard*, one number for all axes or one for each, makes
+    new arrays sharded. *auto_compact* is the share of dead bytes from which an idle mount rewrites a shard that it
+    appended to. *single_writer* promises that nobody else writes to a remote source, so that its server need not keep
     writers apart.
 
-    Names, sizes and listings are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3;
-    with *page_cache* the kernel caches chunk files.  *allow_other* lets other users in.  *uid*, *gid* and *umask*, if
-    not None, are shown instead of the stored owner, group and mode.  *fuse_options* go to libfuse unchanged.
-    Prometheus can scrape the address *metrics*, such as "127.0.0.1:9464".
+    Names, sizes and listings are cached for *metadata_ttl* seconds; None is 1 for a directory and 60 for S3. With
+    *page_cache*, the kernel caches chunk files. *allow_other* lets other users in. *uid*, *gid* and *umask*, if not
+    None, are shown instead of the stored owner, group and mode. *fuse_options* go to libfuse unchanged. Prometheus can
+    scrape the address *metrics*, such as "127.0.0.1:9464".
 
     Raises `UsageError` for options that contradict each other.
     """
@@ -101,9 +101,9 @@ class MountOptions:
             raise UsageError("--decode-cache needs a mount that decodes: add --decode or --view npy")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
-        """Return these options changed by the values of `-o`, each a list separated by commas.
+        """Return these options changed by the values of `-o`, comma-separated lists.
 
-        Raises `UsageError` for one that the mount cannot honour.
+        Raises `UsageError` for an option that the mount cannot honour.
         """
         changed = self
         words = [word for value in options for word in value.split(",") if word]

@@ -1,4 +1,4 @@
-"""How far a mount is with what was written to it, in words."""
+"""The progress of a mount with what was written to it, in words."""
 
 from collections import deque
 from typing import Final
@@ -9,13 +9,13 @@ _WINDOW_SECONDS: Final = 15.0
 
 
 class Progress:
-    """What is pending, at which rate it goes and why it waits, by the snapshots of the last seconds."""
+    """What is pending, how fast it is committed, and why it waits, from the snapshots of the last seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[Snapshot] = deque()
 
     def tell(self, snapshot: Snapshot) -> str:
-        """Take in another snapshot, and say how things stand."""
+        """Add a snapshot, and return the progress in words."""
         self._seen.append(snapshot)
         now = snapshot.uptime_seconds or 0.0
         while len(self._seen) > 2 and now - (self._seen[1].uptime_seconds or 0.0) > _WINDOW_SECONDS:
@@ -34,7 +34,7 @@ class Progress:
 
 
 def pending(snapshot: Snapshot) -> str:
-    """Say what is pending."""
+    """Return what is pending, in words."""
     if not snapshot.pending_chunks:
         return "nothing is pending"
     what = f"{snapshot.pending_chunks:,} chunks are" if snapshot.pending_chunks > 1 else "1 chunk is"
@@ -64,5 +64,5 @@ def duration(seconds: float) -> str:
 
 
 def _written_nbytes(snapshot: Snapshot) -> float:
-    """Bytes that were written to shards, or sent: of a large object, before it is complete."""
+    """Return the bytes written to shards, or sent, including those of unfinished objects."""
     return float(snapshot.store.get("bytes_sent", snapshot.counts.get("committed_bytes", 0)))

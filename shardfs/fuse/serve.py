@@ -34,10 +34,13 @@ log = logging.getLogger(__name__)
 
 _OPEN_FILES: Final = 16384
 _MAX_REQUESTS: Final = 512
-"""How many requests are worked on at a time: more than stores answer at once, so that those that wait for a slow store
-leave room for those that need none.  Each has a buffer of 1 MiB, of which it touches what it receives."""
+"""How many requests are worked on at once.
+
+These are more than stores answer at once, so that those waiting for a slow store leave room for others. Each has a
+buffer of 1 MiB, of which it touches only what it receives.
+"""
 _GRACE_SECONDS: Final = 5.0
-"""For how long a mount that is to end by a signal waits for answers, where nothing more can be committed."""
+"""Seconds that a mount ended by a signal waits for answers, if nothing more can be committed."""
 _WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
 _TOLD: Final = ("version", "source", "mountpoint", "access", "view", "pid")
 """The figures with which the log begins."""
@@ -54,16 +57,15 @@ def serve(
     store_options: StoreOptions,
     version: str,
 ) -> bool:
-    """Mount *store*, opened with *store_options*, at *path*; answer requests until it is unmounted, or a signal comes.
+    """Mount *store*, opened with *store_options*, at *path*; answer requests until it is unmounted or gets a signal.
 
-    *name* is what the table of mounts says is mounted: the source as it stands in fstab, so that it is found there.
-    *version* is what the mount tells of itself.
-    *ready* is called when the mount answers, with what there is to say if the source may not be what the user thinks.
-    Returns whether everything that was written is in the shards.  Raises `SourceError` if it cannot be read, or is to
-    be written to and another mount does, and what keeps a journal from being replayed.
+    *name* is the source in the table of mounts, as it is in fstab, where it must be found. *version* is the version to
+    report. *ready* is called when the mount answers, with a note if the source may not be what the user thinks. Returns
+    whether everything that was written is in the shards. Raises `SourceError` if the source cannot be read, or is to be
+    written to and another mount does so, and the error that prevents replaying a journal.
     """
     notifier = Notifier()
-    entries = trio.run(store.check)  # before anybody sees a mount
+    entries = trio.run(store.check)  # before anybody sees the mount
     note = None if entries is None else foreign_format(entries)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
@@ -116,17 +118,17 @@ def serve(
             is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, _End(figures, notifier))
             clean = True
         except ShardfsError:
-            clean = True  # it could not begin, and nobody has seen it
+            clean = True  # it could not start, and nobody has seen it
             raise
         finally:
-            # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
+            # The mount of a failed daemon is left to answer ENOTCONN: an empty directory would look like deleted data.
             pyfuse3.close(unmount=clean)
         log.info("%s is no longer mounted at %s", store.url, path)
         return is_committed
 
 
 class _Bytes(str):
-    """An option of libfuse, which pyfuse3 takes for ASCII, with a name of the file system in it."""
+    """An option of libfuse that contains a file name; pyfuse3 takes options for ASCII."""
 
     def encode(self, *_: str) -> bytes:
         """Return the bytes of the name."""
@@ -137,7 +139,7 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
     fuse_options = {
         "default_permissions",
         "rw" if options.write else "ro",
-        _Bytes("fsname=" + name.replace("\\", "\\\\").replace(",", "\\,")),  # as libfuse takes what has a meaning to it
+        _Bytes("fsname=" + name.replace("\\", "\\\\").replace(",", "\\,")),  # escaped for libfuse
         "subtype=shardfs",
         *options.fuse_options,
     }
@@ -145,8 +147,8 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
         fuse_options.add("allow_other")
     look_before_sleeping(lambda: operations.pending == 0)
     keep_freed_memory()
-    gc.freeze()  # what is imported stays: to look through all of it now and then takes a tenth of a second
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is somebody to unmount on them
+    gc.freeze()  # imported objects stay: scanning all of them takes a tenth of a second each time
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is something to unmount
     try:
         pyfuse3.init(operations, path, fuse_options)
     except RuntimeError as error:
@@ -155,9 +157,10 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
 
 @dataclass(slots=True)
 class _End:
-    """How a mount ends, and who is told; *is_given_up*: it was told to, and what is pending could not be committed.
+    """How a mount ends, and who is told.
 
-    *has_begun*: it was told to, or unmounted; a signal changes nothing any more.
+    *is_given_up*: it was told to end, and what is pending could not be committed. *has_begun*: it was told to end, or
+    unmounted; signals change nothing any more.
     """
 
     figures: Figures
@@ -166,7 +169,7 @@ class _End:
     is_given_up: bool = False
 
     def begin(self) -> None:
-        """Note, and say, that the mount ends."""
+        """Note and report that the mount is ending."""
         self.has_begun = True
         self.figures.ending.set()
         self.notifier.stopping()
@@ -187,12 +190,12 @@ async def _run(
     fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, end: _End
 ) -> bool:
     await fs.start()
-    if fs.store.root is not None and not fs.view.translates:  # a remote one would take a request
+    if fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
         note = note or unsharded(await fs.hierarchy.node(""))
     if writing is not None:
         note = "; ".join(part for part in (await writing.start(), note) if part) or None
     note = "; ".join(part for part in (await end.figures.serve(), note) if part) or None
-    async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
+    async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
         async with trio.open_nursery() as nursery:
             await watching.start(_end_on_signal, fs.store.url, writing, end, nursery)
             if writing is not None:
@@ -202,7 +205,7 @@ async def _run(
             end.begin()
             nursery.cancel_scope.cancel()
         is_committed = writing is None or await writing.finish(commit=not end.is_given_up)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is left is to unmount, and to let go of the lock
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # all that is left is to unmount and to release the lock
         watching.cancel_scope.cancel()
     return is_committed
 
@@ -219,7 +222,7 @@ async def _announce(ready: Callable[[str | None], None], note: str | None, url: 
 async def _end_on_signal(
     url: str, writing: Session | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
 ) -> None:
-    # Who closes the terminal that the log goes to ends the mount; otherwise it means that the log was moved away.
+    # If the log goes to a terminal, that was closed, which ends the mount; otherwise the log file was renamed.
     ends_on_hangup = is_on_a_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -250,7 +253,7 @@ async def _end_requests(url: str, writing: Session | None, end: _End, requests: 
 
 
 def _raise_file_limit() -> int:
-    """Allow as many open files as the system lets us, within reason; return how many."""
+    """Raise the limit of open files as far as the system allows, within reason; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""Unmounting: waiting until the daemon is gone, and finding out from the disk whether all of it is stored."""
+"""Unmounting: waiting until the daemon is gone, and finding out from the disk whether everything is stored."""
 
 import errno
 import os
@@ -29,10 +29,10 @@ _WORD_SECONDS: Final = 1.0
 def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
     """Unmount, and return when everything is in the shards and the daemon is gone.
 
-    While it waits, *say* is told every second what for: how much is pending, and how fast it goes.  Where mounts lie
-    one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was changed;
-    `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if the
-    daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
+    *say* is called every second with the progress: how much is pending, and how fast it is committed. Where mounts are
+    on top of each other, all of them are unmounted. Raises `MountPointError` if that is impossible, and nothing was
+    changed; `StoreError` if it is unmounted, but not everything could be committed; `UnfinishedError` if the daemon
+    does not answer, makes no progress for *timeout* seconds, or writes where this process cannot see it.
     """
     path = mounted_path(mountpoint)
     for _ in range(count_mounts(path)):
@@ -40,7 +40,7 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
 
 
 def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> None:
-    """Unmount what lies on top at *path*."""
+    """Unmount the topmost mount at *path*."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
         raise MountPointError(f"{path} cannot be unmounted: {mount.privacy}")
@@ -49,10 +49,10 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> Non
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
             why = control.explain(path, error)
-            if error.errno == errno.EIO:  # as where its source is in a mount that died
+            if error.errno == errno.EIO:  # for example, if its source is in a mount that died
                 why += f"; unmount it with: fusermount3 -u {shlex.quote(path)}"
             raise MountPointError(f"{path} cannot be unmounted: {why}") from None
-        # It died, or ends at this moment, or somebody cut the connection and it commits still.
+        # It died, or is just ending, or somebody cut the connection and it still commits.
         ending = _Ending(path, None, find_daemon(path))
         with suppress(MountPointError) if count_mounts(path) == 0 else nullcontext():
             run_fusermount("-u", "-z", path)
@@ -68,10 +68,9 @@ _KEPT: Final = "nothing is pending, so a bind mount, a container or a mount name
 
 
 class _Ending:
-    """The end of the daemon behind a mount, made before it is unmounted.
+    """The end of the daemon of a mount, created before it is unmounted.
 
-    *figures* are what it answered, None if it does not answer any more; *pid* is its process, None if none is seen from
-    here.
+    *figures* are its answer, None if it did not answer; *pid* is its process, None if it cannot be seen from here.
     """
 
     def __init__(self, path: str, figures: Snapshot | None, pid: int | None) -> None:
@@ -94,7 +93,7 @@ class _Ending:
             self._kept = len(kept_files(self._state, in_use=True))
 
     def wait(self, timeout: float, say: Callable[[str], None]) -> None:
-        """Return when the daemon is gone; raises `UnfinishedError` if it gets nothing done for *timeout* seconds."""
+        """Return when the daemon is gone; raises `UnfinishedError` if it makes no progress for *timeout* seconds."""
         who = f", process {self._pid}," if self._process is not None else ""
         moved = time.monotonic()
         next_word = moved + min(_WORD_SECONDS, timeout / 2)
@@ -116,9 +115,9 @@ class _Ending:
                 next_word = now + _WORD_SECONDS
 
     def check(self) -> None:
-        """Raise `StoreError` if not everything that was written is in the shards, `UnfinishedError` if nobody can tell.
+        """Raise `StoreError` if not everything that was written is in the shards, `UnfinishedError` if that is unknown.
 
-        That is so where a daemon writes what cannot be seen from here, as in another container.
+        It is unknown if the daemon writes where this process cannot see it, as in another container.
         """
         if self._source is None:
             return
@@ -146,7 +145,7 @@ class _Ending:
             )
 
     def _has_ended(self) -> bool:
-        """Whether the daemon is gone, at the latest a moment from now."""
+        """Whether the daemon is gone, within a moment."""
         if self._process is not None:
             return bool(self._poll.poll(1000 * _STEP_SECONDS))
         if self._state is None or find_holder(self._state) is None:
@@ -161,13 +160,13 @@ class _Ending:
         return None
 
     def _done(self) -> object:
-        """Return what changes when the daemon gets something done."""
+        """Return what changes when the daemon makes progress."""
         latest = self._latest()
         sent = None if latest is None else latest.store.get("bytes_sent")
         return sent, None if self._state is None else (_sizes(self._state.journal), _sizes(self._state.spools))
 
     def _left(self) -> str:
-        """Return what is not in the store yet, for people; nothing if there is nothing."""
+        """Return what is not in the store yet, in words; nothing if everything is."""
         if self._state is None:
             return ""
         try:
@@ -181,7 +180,7 @@ class _Ending:
 
 
 def _state_of(figures: Snapshot) -> StateDirectory | None:
-    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here.
+    """Return a descriptor of the directory that a daemon writes to; None if it cannot be read from here.
 
     A daemon in a container may see another directory under that path.
     """

@@ -1,11 +1,10 @@
 """Waiting for the kernel's next request without going to sleep at once.
 
 pyfuse3 takes a lock and waits for its descriptor through trio: two passes of the event loop and three system calls for
-each request, and to be woken up from sleep costs more than all of that.  A client that reads files sends the next
-request as soon as it has an answer.  So a free lock is taken as it is, and the descriptor is looked at for some 50 µs,
-letting others run in between, and then for up to a millisecond asleep, before the event loop takes over.  Nothing else
-in the process runs meanwhile; that is why it is done only while no handler is suspended, and not more than `_BURST`
-times in a row.
+each request, and waking from sleep costs more than all of that. A client that reads files sends the next request as
+soon as it has an answer. So a free lock is taken directly, and the descriptor is polled for some 50 µs, letting others
+run in between, and then for up to a millisecond asleep, before the event loop takes over. Nothing else in the process
+runs during that millisecond, so it is only done while no handler is suspended, and at most `_BURST` times in a row.
 """
 
 import os
@@ -24,15 +23,15 @@ _BURST: Final = 64
 
 
 class _Lowlevel:
-    """`trio.lowlevel`, but for a `wait_readable` that looks first while *is_idle* says that no handler is suspended."""
+    """`trio.lowlevel` with a `wait_readable` that polls first while *is_idle* says that no handler is suspended."""
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
-        self._poll: select.poll | None = None  # of the one descriptor that a process serves
+        self._poll: select.poll | None = None  # of the only descriptor that is served
         self._in_a_row = 0
 
     async def wait_readable(self, fd: int) -> None:
-        """Return when *fd* is readable."""
+        """Wait until *fd* is readable."""
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(fd, select.POLLIN)
@@ -47,7 +46,7 @@ class _Lowlevel:
 
 
 def _look(poll: select.poll) -> bool:
-    """Return whether there is something to read, or comes soon."""
+    """Return whether there is something to read, now or soon."""
     for _ in range(_LOOKS):
         if poll.poll(0):
             return True
@@ -56,7 +55,7 @@ def _look(poll: select.poll) -> bool:
 
 
 class _Trio:
-    """`trio`, with these two."""
+    """`trio`, with these two replacements."""
 
     Lock = QuickLock
 
@@ -68,5 +67,5 @@ class _Trio:
 
 
 def look_before_sleeping(is_idle: Callable[[], bool]) -> None:
-    """Make pyfuse3 wait like this; it lets its `trio` be replaced, as its own `pyfuse3.asyncio` does."""
+    """Make pyfuse3 wait like this; it allows its `trio` to be replaced, as its own `pyfuse3.asyncio` does."""
     pyfuse3.trio = _Trio(is_idle)  # type: ignore[attr-defined]

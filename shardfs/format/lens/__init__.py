@@ -1,8 +1,8 @@
-"""Lenses: how the documents that are stored are shown in a view, and how an edit of what is shown becomes stored.
+"""Lenses: how stored documents are shown in a view, and how edits of what is shown are stored. Pure.
 
-Pure.  One direction makes what is shown from what is stored, or raises the reason why nothing is shown.  The other
-takes what a program wrote over that, and returns the document to be stored, or raises the reason why it is refused.
-What was not edited comes back as it is stored, spelling included.
+One direction makes the shown document from the stored one, or raises the reason why nothing is shown. The other takes
+an edited document, and returns the document to be stored, or raises the reason why the edit is refused. Whatever was
+not edited stays as it is stored, spelling included.
 """
 
 from typing import Protocol
@@ -14,17 +14,17 @@ from shardfs.format.metadata import ArrayMetadata
 class Lens(Protocol):
     """How the documents of arrays are shown.
 
-    `put(stored, get(stored))` is what is stored, and `get(put(stored, shown))` says what *shown* says.
+    `put(stored, get(stored))` is the stored document, and `get(put(stored, shown))` means the same as *shown*.
     """
 
     def get(self, stored: ArrayMetadata) -> Document:
-        """Return the document that is shown; `stored.document` itself if the array is shown as it is stored.
+        """Return the document that is shown; `stored.document` itself if the array is shown as stored.
 
         Raises `NotShownError` or `NotUnshardable` with the reason if it is not shown at all.
         """
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Return the document to be stored of an array that is stored as *stored*, and *shown* after an edit.
+        """Return the document to be stored for the array *stored* after an edit to *shown*.
 
         Raises `RefusedError` with the reason if the edit changes what stored bytes mean.
         """

@@ -1,4 +1,4 @@
-"""Consolidated metadata of groups: each copy of an array's document is shown as the array itself is, and back.
+"""Consolidated metadata of groups: each copy of an array's document is shown like the array itself, and converted back.
 
 Source: discussion of consolidated metadata for the Zarr core specification 3.1, as zarr-python writes it: a member
 `consolidated_metadata` with `kind` "inline" and `metadata`, a map of relative paths to documents.
@@ -16,7 +16,7 @@ from shardfs.format.lens import Lens
 from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_document, parse_node
 
 MAX_PATH_LENGTH: Final = 4096
-"""Length of a path up to which it can be that of a node."""
+"""The longest path that can be that of a node."""
 
 _FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type", "storage_transformers"})
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
@@ -24,9 +24,9 @@ _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 @dataclass(frozen=True)
 class Consolidated:
-    """Documents of groups, whose copies are shown as *lens* shows the arrays, but at the paths *as_stored*.
+    """Converts the copies in documents of groups by *lens*, apart from those at the paths *as_stored*.
 
-    A copy of an array that is not shown is left out.  Copies that cannot be read stay as they are, and so does
+    Copies of arrays that are not shown are left out. Copies that cannot be read stay as they are, and so does
     consolidated metadata of an unknown kind.
     """
 
@@ -34,9 +34,9 @@ class Consolidated:
     as_stored: Collection[str] = ()
 
     def get(self, stored: Document, prefix: str = "") -> Document:
-        """Return a group's document as it is shown: *stored* itself if all copies are shown as they are.
+        """Return a group's document as it is shown; *stored* itself if no copy changes.
 
-        *prefix* stands before paths in *stored* where that is itself a copy.
+        *prefix* precedes paths in *stored*, where that is itself a copy.
         """
         copies = inline_copies(stored)
         if copies is None:
@@ -49,11 +49,11 @@ class Consolidated:
         return stored if is_same else _with_copies(stored, shown)
 
     def put(self, stored: Document | None, shown: Document, nodes: Mapping[str, Json]) -> Document:
-        """Return the document to be stored of a group that is *shown* after an edit, with copies as they are stored.
+        """Return the document to be stored for a group after an edit to *shown*, with copies in stored form.
 
-        *stored* is what it replaces: copies in it of arrays that are not shown are put back, and those that were not
-        edited stay.  *nodes* has the stored documents of the nodes that there are copies of (`every_copy`), by path.
-        Raises `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
+        *stored* is the document that it replaces: its copies of arrays that are not shown are kept, and so are those
+        that were not edited. *nodes* has the stored documents of the copied nodes (`every_copy`), by path. Raises
+        `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
         """
         try:
             return self._put(stored, shown, nodes, "")
@@ -82,7 +82,7 @@ class Consolidated:
         return _with_copies(shown, result) if result else shown
 
     def _stored(self, before: Json, copy: Json, nodes: Mapping[str, Json], path: str) -> Json:
-        """Return a copy as it is to be stored in place of *before*."""
+        """Return the stored form of a copy that replaces *before*."""
         try:
             node = parse_node(copy)
         except MetadataError:
@@ -107,7 +107,7 @@ class Consolidated:
             return self.lens.put(stored, copy)
         except RefusedError:
             if fingerprint(copy) == fingerprint(stored):
-                return copy.document  # written by who knows what is stored
+                return copy.document  # its writer knew what is stored
             raise
 
     def _is_left_out(self, copy: Json) -> bool:
@@ -121,7 +121,7 @@ class Consolidated:
 
 
 def inline_copies(document: Document) -> dict[str, Json] | None:
-    """Return the copies in a group's document by path; None if it has no consolidated metadata of a known kind."""
+    """Return the copies in a group's document by path; None without consolidated metadata of a known kind."""
     consolidated = document.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or consolidated.get("kind", "inline") != "inline":
         return None
@@ -130,9 +130,9 @@ def inline_copies(document: Document) -> dict[str, Json] | None:
 
 
 def without_copies(document: Document, is_left_out: Callable[[str], bool], prefix: str = "") -> dict[str, Any]:
-    """Return a group's document without copies, on any level, of nodes that are left out.
+    """Return a group's document without the copies, on any level, of nodes that are left out.
 
-    *is_left_out* is asked with the paths of copies, behind *prefix*.
+    *is_left_out* is called with the paths of copies, after *prefix*.
     """
     copies = inline_copies(document)
     if copies is None:
@@ -146,7 +146,7 @@ def without_copies(document: Document, is_left_out: Callable[[str], bool], prefi
 
 
 def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
-    """Yield the copies in a group's document, and then those within copies of groups, by path relative to the group."""
+    """Yield the copies in a group's document, and those within copies of groups, by path relative to the group."""
     groups = deque([("", document)])
     while groups:
         prefix, group = groups.popleft()
@@ -158,9 +158,9 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
 
 
 def copies_told(written: bytes) -> dict[str, bool] | None:
-    """Return, by path, of which nodes a group's document tells, and whether it says that they are sharded arrays.
+    """Return, by path, which nodes a group's document describes, and whether as sharded arrays.
 
-    None is for the document of an array.
+    Returns None for the document of an array.
     """
     group, told = parse_document(written), dict[str, bool]()
     if isinstance(group, ArrayMetadata):
@@ -174,7 +174,7 @@ def copies_told(written: bytes) -> dict[str, bool] | None:
 
 
 def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: Mapping[str, bytes]) -> bytes:
-    """Return what `Consolidated.put` does, of texts: *written* itself if that can be stored as it is."""
+    """Return what `Consolidated.put` does, for texts: *written* itself if that can be stored as it is."""
     edited = parse_document(written).document
     before = parse_document(stored).document if stored is not None else None
     document = group.put(before, edited, {path: parse_json(text) for path, text in nodes.items()})
@@ -182,7 +182,7 @@ def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: M
 
 
 def says_the_same(one: Json, other: Json) -> bool:
-    """Whether two documents of a node, copies in them included, say the same, in whatever spelling."""
+    """Whether two documents of a node, including copies in them, mean the same."""
     try:
         return _says_the_same(one, other)
     except (MetadataError, RecursionError):
@@ -205,7 +205,7 @@ def _says_the_same(one: Json, other: Json) -> bool:
 
 
 def _rest(array: Document) -> dict[str, Json]:
-    """Return what the fingerprint of an array does not tell."""
+    """Return the parts of a document that the fingerprint of an array does not cover."""
     return {member: value for member, value in array.items() if member not in _FINGERPRINTED}
 
 

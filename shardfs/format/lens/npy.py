@@ -18,23 +18,23 @@ from shardfs.format.grid import coords_in_c_order
 
 _MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
-_GROWTH_DIGITS: Final = 21  # room that NumPy leaves so that the first axis may grow in place
+_GROWTH_DIGITS: Final = 21  # space that NumPy reserves so that the first axis can grow in place
 _VERSIONS: Final = (((1, 0), "<H", "latin-1"), ((2, 0), "<I", "latin-1"), ((3, 0), "<I", "utf-8"))
 _MAX_NBYTES: Final = 2**63 - 1
 
 
 class Box(NamedTuple):
-    """A part of an array that is contiguous in C order: from *start* to *stop* along each axis."""
+    """A part of an array: from *start* to *stop* along each axis; its elements are contiguous in C order."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
 
 class Copy(NamedTuple):
-    """Elements of one chunk that are wanted, in *shape*, counted in elements.
+    """Elements to copy from one chunk: an array of *shape*.
 
-    The first one lies at *source* in the chunk and goes to *target* in the reply.  *target_strides* are the distances
-    in the reply along each axis; those in the chunk follow from its shape.
+    The first element is at *source* in the chunk and goes to *target* in the reply, counted in elements.
+    *target_strides* are the strides in the reply; those in the chunk follow from its shape.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,10 @@ class Copy(NamedTuple):
 
 
 def npy_header(data_type: DataType, shape: tuple[int, ...]) -> bytes:
-    """Return the header of a file in C order, as NumPy writes it; raises `NotShownError` if NumPy has no such type."""
+    """Return the header of a file in C order, as NumPy writes it.
+
+    Raises `NotShownError` for a type that NumPy does not have.
+    """
     if not data_type.is_native:
         raise NotShownError(f"the data type {data_type.name} has no .npy form")
     descr = np.lib.format.dtype_to_descr(data_type.dtype)
@@ -64,7 +67,7 @@ def npy_header(data_type: DataType, shape: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NpyFile:
-    """An array of *shape*, in chunks of *chunk_shape* with elements of *item_nbytes* bytes, as one file."""
+    """The .npy file of an array of *shape*, in chunks of *chunk_shape*, with elements of *item_nbytes* bytes."""
 
     header: bytes
     shape: tuple[int, ...]
@@ -73,7 +76,7 @@ class NpyFile:
 
     @classmethod
     def of(cls, data_type: DataType, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> "NpyFile":
-        """Describe the file of an array; raises `NotShownError` for what has no .npy form."""
+        """Describe the file of an array; raises `NotShownError` if it has no .npy form."""
         file = cls(npy_header(data_type, shape), shape, chunk_shape, data_type.nbytes)
         if file.nbytes > _MAX_NBYTES:
             raise NotShownError(f"its {file.nbytes} bytes are more than a file can have")
@@ -86,18 +89,18 @@ class NpyFile:
 
     @property
     def item(self) -> np.dtype[Any]:
-        """A data type of the same size, whose elements are copied byte for byte."""
+        """A data type of the same size, for copying elements byte for byte."""
         return np.dtype(f"u{self.item_nbytes}" if self.item_nbytes in (1, 2, 4, 8) else f"V{self.item_nbytes}")
 
     @property
     def chunk_strides(self) -> tuple[int, ...]:
-        """How many elements further the next one along each axis of a chunk lies."""
+        """The strides of a chunk, in elements."""
         return _strides(self.chunk_shape)
 
     def boundary(self, start: int, stop: int) -> int:
-        """Return a good end, at most *stop*, for a read of elements from byte *start* on.
+        """Return a good end, at most *stop*, for a read of elements that begins at byte *start*.
 
-        It is the end of the last whole plane, or row, or element, so that few copies are needed.
+        It is the end of the last whole plane, row or element, so that few copies are needed.
         """
         stop = min(stop, self.nbytes - len(self.header))
         for stride in _strides(self.shape):
@@ -117,10 +120,9 @@ class NpyFile:
         )
 
     def plan(self, first: int, last: int) -> dict[tuple[int, ...], list[Copy]]:
-        """Return which elements of which chunks the elements *first* to *last* − 1 of the array are, in C order.
+        """Return the copies from chunks that make up the elements *first* to *last* − 1 of the array, in C order.
 
-        Chunks are named by their coordinates; elements are counted within chunks that have their full shape, and
-        within the reply.
+        Chunks are named by their coordinates. Elements are counted within chunks of full shape, and within the reply.
         """
         copies: dict[tuple[int, ...], list[Copy]] = {}
         target = 0
@@ -146,7 +148,7 @@ class NpyFile:
 def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
     """Yield the fewest boxes that make up the elements *first* to *last* − 1 of an array of *shape*, in C order."""
     while first < last:
-        # The axis along which the next box has more than one element, or all: behind it all of them.
+        # The first axis along which the next box has more than one element; along all later axes it has all.
         size, axis = 1, len(shape)
         while axis > 0 and first % (size * shape[axis - 1]) == 0 and first + size * shape[axis - 1] <= last:
             axis -= 1
@@ -162,7 +164,7 @@ def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
 
 
 class _Cut(NamedTuple):
-    """What a chunk has of a range along one axis: *length* elements; *source* and *target* as in `Copy`."""
+    """The part of one chunk in a range along one axis: *length* elements; *source* and *target* as in `Copy`."""
 
     chunk: int
     length: int

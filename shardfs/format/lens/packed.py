@@ -1,7 +1,7 @@
-"""Arrays packed into shards: the document that an array has afterwards, and how its chunks are brought there.
+"""Arrays packed into shards: their new document, and how their chunks are converted.
 
-Pure, and decided from the array's own document alone: a copy in consolidated metadata becomes what its array becomes,
-and so does the array in every run.
+Pure, and decided by the array's own document alone, so that copies in consolidated metadata get the same result, in
+every run.
 """
 
 import math
@@ -34,12 +34,12 @@ from shardfs.format.metadata import ArrayMetadata, Metadata, is_encoded_alike, n
 SHARD_NBYTES: Final = 256 * 2**20
 
 _FEW: Final = 8
-"""Arrays of fewer chunks are not packed by size: that would save next to no files."""
+"""Arrays with fewer chunks are not packed by size: that would save hardly any files."""
 
 _MAX_CHUNKS: Final = 2**16
-"""How many chunks a shard gets by size: its index, which every reader of a chunk fetches first, has 1 MiB then."""
+"""The most chunks of a shard by size: its index, which readers of a chunk fetch first, has 1 MiB then."""
 
-_VARIABLE_NBYTES: Final = 16  # for an element whose size varies: there is nothing better to go by
+_VARIABLE_NBYTES: Final = 16  # for an element whose size varies: a guess
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "zstd": {"level": 0, "checksum": False},
     "gzip": {"level": 5},
@@ -51,9 +51,9 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 class Packing:
     """How arrays are packed: a lens without a way back.
 
-    A shard gets as many chunks as have up to *shard_nbytes* bytes without compression; or *chunks_per_shard* in arrays
-    of that many axes, or of any number if it is a single one.  *codecs*, as `parse_codecs_option` returns them, are
-    those of the chunks; None leaves each array its own.
+    A shard gets as many chunks as have at most *shard_nbytes* bytes without compression, or *chunks_per_shard* in
+    arrays of that many axes (of any number of axes if it is a single number). *codecs*, as returned by
+    `parse_codecs_option`, are those of the packed chunks; with None, each array keeps its own.
     """
 
     shard_nbytes: int = SHARD_NBYTES
@@ -80,12 +80,12 @@ class Packing:
         try:
             return self._packed(stored, describe(stored))
         except NotUnshardable:
-            if stored.is_sharded and self.codecs is None:  # in a way that shards of ours cannot have
+            if stored.is_sharded and self.codecs is None:  # in a way that our shards cannot
                 return stored.document
             raise
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Refuse: nothing is written through this lens."""
+        """Refuse: this lens is read-only."""
         raise RefusedError("a packed array is not changed where it came from")
 
     def _packed(self, stored: ArrayMetadata, shown: UnshardedArray) -> Document:
@@ -95,7 +95,7 @@ class Packing:
         codecs = [codec.to_json() for codec in self._codecs(shown)]
         edited = parse_array({**shown.document, "codecs": codecs})
         document = shard_new(edited, counts, index_at_start=self.index_at_start)
-        Transcoder.of(shown, describe(parse_array(document)))  # or the reason why there is none
+        Transcoder.of(shown, describe(parse_array(document)))  # or the reason why it is impossible
         return document
 
     def _counts(self, shown: UnshardedArray) -> tuple[int, ...] | None:
@@ -110,7 +110,7 @@ class Packing:
         return None if math.prod(counts) == 1 else counts
 
     def _codecs(self, shown: UnshardedArray) -> Sequence[Extension]:
-        """Return the codecs of packed chunks: those that they have, spelling included, if these say the same."""
+        """Return the codecs of packed chunks: the present ones, spelling included, if they mean the same."""
         if self.codecs is None:
             return shown.codecs
         old, data_type = shown.codecs, shown.document["data_type"]
@@ -129,15 +129,15 @@ class Packing:
 
 
 def usual_nbytes(data_type: Json) -> int:
-    """Return the size of an element in bytes, or what is taken for it where it varies."""
+    """Return the size of an element in bytes; a guess if it varies."""
     return item_nbytes(data_type) or _VARIABLE_NBYTES
 
 
 def metadata_of_v2(name: str, documents: Mapping[str, bytes], separator: str) -> tuple[Metadata, V2Decoder | None]:
     """Return the v3 metadata of a node from its v2 *documents*, of which *name* is the main one.
 
-    It has codecs that every library has for v3.  Where those are not the ones of the chunks, what decodes these comes
-    with it.  Raises `NotUnshardable` with the reason why there is none, and `MetadataError`.
+    Its codecs are those that every library has for v3. Where the chunks have others, their decoder is returned too.
+    Raises `NotUnshardable` with the reason if there is none, and `MetadataError`.
     """
     lens = V2(separator)
     with suppress(NotUnshardable):
@@ -150,11 +150,11 @@ def metadata_of_v2(name: str, documents: Mapping[str, bytes], separator: str) ->
 
 
 Decoder = Callable[[Buffer], Buffer]
-"""Returns the elements of an encoded chunk, little-endian and in C order; raises `CorruptionError` if it is damaged."""
+"""Decodes a chunk into little-endian elements in C order; raises `CorruptionError` if it is damaged."""
 
 
 def decoder_of(shown: UnshardedArray) -> Decoder:
-    """Return what decodes the chunks of an array; raises `NotShownError` with the reason why nothing does."""
+    """Return the decoder for the chunks of an array; raises `NotShownError` with the reason if there is none."""
     try:
         return codec_of(shown).decode
     except NotShownError as error:
@@ -166,9 +166,9 @@ def decoder_of(shown: UnshardedArray) -> Decoder:
 
 @dataclass(frozen=True)
 class Transcoder:
-    """How encoded chunks become those of other codecs.
+    """Converts encoded chunks to other codecs.
 
-    Where elements vary in size, or are not known, only bytes → bytes codecs are taken off and put on.
+    If elements vary in size, or are of an unknown type, only bytes → bytes codecs are exchanged.
     """
 
     decode: Decoder
@@ -176,10 +176,10 @@ class Transcoder:
 
     @classmethod
     def of(cls, source: UnshardedArray, target: UnshardedArray, given: Decoder | None = None) -> "Transcoder | None":
-        """Return what brings chunks of *source* into *target*, whose chunks are as long; None if they stay as they are.
+        """Return the transcoder from chunks of *source* to those of *target*; None if they stay as they are.
 
-        *given* decodes chunks that the codecs of *source* do not stand for.  Raises `NotUnshardable` with the reason
-        why they cannot be transcoded.
+        The chunks have the same shape. *given* decodes chunks that are not encoded by the codecs of *source*. Raises
+        `NotUnshardable` with the reason why they cannot be transcoded.
         """
         data_type = source.document["data_type"]
         old_normal, new_normal = (canonical(normal_codecs(each.codecs, data_type)) for each in (source, target))
@@ -192,7 +192,7 @@ class Transcoder:
         was, becomes = _chain(source), _chain(target)
         try:
             if are_known := all(map(is_decodable, becomes.after)):
-                encode(becomes.after, b"\0")  # so that no configuration is a surprise later
+                encode(becomes.after, b"\0")  # so that an invalid configuration is found now
             try:
                 return cls(given or decoder_of(source), codec_of(target).encode)
             except NotShownError:
@@ -212,10 +212,10 @@ class Transcoder:
 
 
 def fitting_counts(grid_shape: Sequence[int], chunk_shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return how many chunks along each axis make up a shard of up to *most*, which is as cubic as it can be.
+    """Return how many chunks along each axis make up a shard of at most *most* chunks, as cubic as possible.
 
-    Doubles the shard along its shortest axis, so that it is more than half as large as it may be where the array is;
-    then along each axis the shards are made equal, so that the last one is not a sliver.
+    The shard is doubled along its shortest axis, so that it is more than half as large as allowed, if the array is.
+    Then the shards along each axis are made equal, so that the last one is not a sliver.
     """
     most = min(most, _MAX_CHUNKS)
     counts = [1] * len(grid_shape)
@@ -233,9 +233,9 @@ def fitting_counts(grid_shape: Sequence[int], chunk_shape: Sequence[int], most: 
 
 
 def parse_codecs_option(text: str) -> str:
-    """Read names of bytes → bytes codecs, "zstd,crc32c", or codecs as a `zarr.json` has them; return these as JSON.
+    """Parse names of bytes → bytes codecs, "zstd,crc32c", or codecs in JSON as in a `zarr.json`; returns JSON.
 
-    "none" stands for no codec.  Raises `UsageError`.
+    "none" stands for no codec. Raises `UsageError`.
     """
     if text.lstrip().startswith("["):
         try:
@@ -252,7 +252,7 @@ def parse_codecs_option(text: str) -> str:
 
 
 def _spelled_out(codec: Extension, item_nbytes: int) -> Extension:
-    """Return a codec with all members that readers may ask for."""
+    """Return a codec with all members that readers may require."""
     defaults = _DEFAULTS.get(codec.name, {})
     if codec.name == "bytes" and item_nbytes > 1:
         defaults = {"endian": "little"}

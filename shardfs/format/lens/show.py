@@ -1,6 +1,6 @@
-"""What the views make of a stored document: the texts of the documents that are shown, and how chunks are shown.
+"""What a view generates from a stored document: the texts of documents, and how chunks are shown.
 
-Pure, from bytes to values that can be sent to another process: large documents are worked on there.
+Pure, from bytes to values that can be sent to another process, where large documents are processed.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, fing
 
 ZARR_JSON: Final = "zarr.json"
 ATTRIBUTES: Final = ".json"
-"""The name under which `NpyForm` shows attributes: what it ends with."""
+"""The suffix of the names under which `NpyForm` shows attributes."""
 
 _STORED_FILLS: Final = (
     "xarray and netCDF take its fill value, which is not its _FillValue, as missing value: mount without "
@@ -41,7 +41,7 @@ _BULK: Final = frozenset({"attributes", "consolidated_metadata"})
 
 
 def says_the_same(name: str, shown: bytes, written: bytes) -> bool:
-    """Whether a document *name* was *written* that says the same as it is *shown*, in whatever spelling."""
+    """Whether a document *name*, as it was *written* and as it is *shown*, means the same."""
     if name != ZARR_JSON:
         return v2.says_the_same(name, shown, written)
     try:
@@ -53,8 +53,8 @@ def says_the_same(name: str, shown: bytes, written: bytes) -> bool:
 class Context(NamedTuple):
     """What a document does not say itself.
 
-    *in_image*: the node lies in an OME-Zarr image.  *as_stored* are the paths, relative to the node, of sharded arrays
-    that are shown as they are stored, since their writers write shards.
+    *in_image*: the node is in an OME-Zarr image. *as_stored* are the paths, relative to the node, of sharded arrays
+    that are shown as stored because their writers write shards.
     """
 
     in_image: bool = False
@@ -65,7 +65,7 @@ NO_CONTEXT: Final = Context()
 
 
 class ChunkForm(NamedTuple):
-    """How chunks are shown: under which names, decoded by *codec* if any, and *fill* in place of absent ones."""
+    """How chunks are shown: their names, decoded by *codec* if there is one, and *fill* for missing ones."""
 
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None = None
@@ -73,7 +73,7 @@ class ChunkForm(NamedTuple):
 
 
 class NpyForm(NamedTuple):
-    """An array as one *file*: *codec* decodes chunks, *fill* is the element of those that are absent."""
+    """An array as one *file*: *codec* decodes chunks, *fill* is the element of missing ones."""
 
     file: NpyFile
     codec: ChunkCodec
@@ -82,9 +82,9 @@ class NpyForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """What a view makes of one node: generated *documents* by name, and how its *chunks* are shown, if they are.
+    """What a view generates for one node: *documents* by name, and how its *chunks* are shown, if they are.
 
-    *reason* is there for a node that is not shown at all, *caveat* for one that some readers get wrong values of.
+    *reason* is set if the node is not shown at all, *caveat* if some readers get wrong values.
     """
 
     documents: Mapping[str, bytes] = field(default_factory=dict)
@@ -100,10 +100,10 @@ class Shown:
 
 
 class Shower(ABC):
-    """The pure side of a view, which messages call *name*.
+    """The pure part of a view, called *name* in messages.
 
-    *translates*: arrays are shown in another form, unsharded ones too, and some perhaps not at all.  *looks_above*:
-    what a node is shown as depends on the groups above it.
+    *translates*: arrays are shown in another format, including unsharded ones, and some may not be shown at all.
+    *looks_above*: how a node is shown depends on the groups above it.
     """
 
     name: str
@@ -112,18 +112,18 @@ class Shower(ABC):
 
     @abstractmethod
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
-        """Return what is shown of a node; *array* is its description if it is an array.
+        """Return what is generated for a node; *array* is its description if it is an array.
 
-        Raises `NotShownError` or `NotUnshardable` with the reason if nothing is.
+        Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.
         """
 
     def show_broken(self, reason: str) -> Shown:
-        """Return what is shown of a node whose document cannot be read for this *reason*: what is stored."""
+        """Return what is generated for a node whose document cannot be read for this *reason*: by default nothing."""
         return Shown()
 
 
 class V3Shower(Shower):
-    """Zarr v3 without sharding codecs; if it *decodes*, chunks are decoded, of unsharded arrays too."""
+    """Zarr v3 without sharding codecs; if it *decodes*, chunks are decoded, also those of unsharded arrays."""
 
     def __init__(self, decodes: bool = False) -> None:
         self.name = "decoded v3" if decodes else "v3"
@@ -131,7 +131,7 @@ class V3Shower(Shower):
         self.lens: Lens = Decoded() if decodes else Unsharded()
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
-        """Show the unsharded document of an array, or a group's with its consolidated copies unsharded."""
+        """Show the unsharded document of an array; for a group, unsharded consolidated copies."""
         if isinstance(stored, GroupMetadata):
             document = Consolidated(self.lens, context.as_stored).get(stored.document)
             return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
@@ -143,7 +143,7 @@ class V3Shower(Shower):
 
 
 class V2Shower(Shower):
-    """Zarr v2, by *lens*: OME-Zarr images are those of version 0.4, and what is stored as v2 passes through."""
+    """Zarr v2, by *lens*: OME-Zarr images become version 0.4, and nodes stored as v2 pass through."""
 
     looks_above = True
 
@@ -152,7 +152,7 @@ class V2Shower(Shower):
         self.lens = lens
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
-        """Show the v2 documents of a node, and for chunks that are absent those that readers would not guess."""
+        """Show the v2 documents of a node, and fill values for missing chunks if readers would assume another value."""
         lens = self.lens.within(context.in_image)
         documents = {name: encode_json(document) for name, document in lens.documents(stored).items()}
         if array is None:
@@ -164,11 +164,11 @@ class V2Shower(Shower):
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
     def show_broken(self, reason: str) -> Shown:
-        """Leave it out: what is stored beside it is not v2."""
+        """Leave the node out: other files beside it are not v2."""
         return Shown(reason=reason)
 
     def _fill(self, array: UnshardedArray, in_image: bool) -> tuple[FillValues | None, str | None]:
-        """Return what stands for chunks that are not stored, and why some readers get wrong values nevertheless."""
+        """Return the fill value to show for missing chunks, and why some readers get wrong values nevertheless."""
         names = array.document.get("dimension_names")
         if isinstance(names, list) and None in names and len({*names}) > 1:
             return None, "only some of its axes have names: xarray opens it natively, but finds no dimensions in v2"
@@ -189,10 +189,10 @@ class NpyShower(Shower):
     name = "npy"
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
-        """Show the file of an array, and the attributes of a node, which have no name of their own."""
+        """Show the file of an array, and the attributes of a node."""
         attributes: Document = stored.document.get("attributes", {})
         if isinstance(stored, ArrayMetadata) and attributes:
-            # With the names of axes, and a missing value that is a number, as v2 has them.
+            # With axis names, and the missing value as a number, as in v2.
             attributes = {**attributes, **v2_attributes(stored.document)}
         documents = {ATTRIBUTES: encode_json(attributes)} if attributes else {}
         return Shown(documents, npy=None if array is None else _npy_form(array))
@@ -201,8 +201,8 @@ class NpyShower(Shower):
 class Contents(NamedTuple):
     """What the document of a node says.
 
-    *array* describes an array with its *fingerprint*; if that cannot be, and it is shown as it is stored for that,
-    *reason* says why.  *in_image*: it is a group with metadata of OME-Zarr 0.5, or lies below one.
+    *array* describes an array with this *fingerprint*; if it must be shown as stored, *reason* says why. *in_image*: it
+    is a group with metadata of OME-Zarr 0.5, or is below one.
     """
 
     metadata: Metadata
@@ -214,7 +214,7 @@ class Contents(NamedTuple):
 
 
 def read_document(document: bytes, shower: Shower | None, context: Context) -> Contents:
-    """Return what a stored document says, and what the view *shower* makes of it; raises `MetadataError`."""
+    """Return what a stored document says, and what the view *shower* generates; raises `MetadataError`."""
     stored = parse_document(document)
     in_image = context.in_image or (isinstance(stored, GroupMetadata) and is_image(stored.document))
     context = context._replace(in_image=in_image)
@@ -225,7 +225,7 @@ def read_document(document: bytes, shower: Shower | None, context: Context) -> C
 
 
 def read_large_document(document: bytes, shower: Shower | None, context: Context) -> Contents:
-    """Return what `read_document` does, without attributes and copies, which the texts that are shown have."""
+    """Return the same without attributes and copies, which are in the generated texts."""
     found = read_document(document, shower, context)
     array = None if found.array is None else replace(found.array, document=_without_bulk(found.array.document))
     metadata = replace(found.metadata, document=_without_bulk(found.metadata.document))
@@ -233,13 +233,13 @@ def read_large_document(document: bytes, shower: Shower | None, context: Context
 
 
 def shown_by(shower: Shower, stored: Metadata, context: Context) -> Shown:
-    """Return what a view makes of a node that is known already."""
+    """Return what a view generates for a node that was read before."""
     array, _, fault = _describe(stored, context)
     return _show(shower, stored, array, fault, context)
 
 
 def _describe(stored: Metadata, context: Context) -> tuple[UnshardedArray | None, bytes, str | None]:
-    """Return the description of an array, and its fingerprint, or the reason why there is none."""
+    """Return the description of an array and its fingerprint, or the reason why there is none."""
     if isinstance(stored, GroupMetadata) or (stored.is_sharded and "" in context.as_stored):
         return None, b"", None
     try:

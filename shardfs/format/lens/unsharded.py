@@ -1,12 +1,11 @@
 """Sharded arrays shown unsharded: the document with inner chunks as chunks, the shards behind it, and the way back.
 
-Chunks may be decoded, as `--decode` has them: the document says so.
+Chunks may be shown decoded (`--decode`); then the document says so. An array that is stored unsharded is treated as a
+special case: each of its chunk files is a shard of one chunk.
 
-An array that is stored unsharded is the one-entry case of the same: each of its chunk files is a shard of one chunk.
-
-In what is shown a program may change attributes, dimension names, the fill value, the shape, and members that need not
-be understood.  What says where chunks lie and what their bytes mean stays as it is stored, spelling included; only the
-chunk grid follows a new shape where it has to.
+A program may change attributes, dimension names, the fill value, the shape, and members that need not be understood.
+Whatever says where chunks are and what their bytes mean stays as it is stored, spelling included; only the chunk grid
+is extended if a new shape requires it.
 """
 
 import math
@@ -30,7 +29,7 @@ from shardfs.format.metadata import (
 from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardGrid, parse_sharding
 
 POSITION_BITS: Final = 36
-"""Bits of an inode number that hold the position in the grid of inner chunks and of directories above them."""
+"""Bits of an inode number for the position in the grid of inner chunks and directories of chunks."""
 _MAX_ENTRIES: Final = MAX_INDEX_NBYTES // ENTRY_NBYTES
 _INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 _TEXT_LENGTH: Final = 120
@@ -38,10 +37,10 @@ _TEXT_LENGTH: Final = 120
 
 @dataclass(frozen=True)
 class UnshardedArray:
-    """An array as an unsharded one.
+    """An array shown unsharded.
 
-    *document* describes the array with its inner chunks as chunks; *grid* says where these lie; *codecs* are those
-    of an inner chunk, transposes that stood before the sharding codec first.
+    *document* describes it with its inner chunks as chunks, *grid* says where these are, and *codecs* are those of an
+    inner chunk, after the transposes that preceded the sharding codec.
     """
 
     document: dict[str, Any]
@@ -51,9 +50,9 @@ class UnshardedArray:
 
 
 def describe(array: ArrayMetadata) -> UnshardedArray:
-    """Describe an array as an unsharded one; if it is stored so, its chunks must all have one shape.
+    """Describe an array as an unsharded one; if it is stored unsharded, its chunks must all have one shape.
 
-    Raises `NotUnshardable` with the reason if that is not possible; the array is then shown as it is stored.
+    Raises `NotUnshardable` with the reason if that is impossible; the array is then shown as stored.
     """
     try:
         return _describe_sharded(array) if array.is_sharded else _describe_unsharded(array)
@@ -62,14 +61,14 @@ def describe(array: ArrayMetadata) -> UnshardedArray:
 
 
 def unshard(array: ArrayMetadata) -> UnshardedArray:
-    """Describe a sharded array as an unsharded one; raises `NotUnshardable` as `describe` does, and for any other."""
+    """Describe a sharded array as an unsharded one; raises `NotUnshardable` as `describe` does, and for others."""
     if not array.is_sharded:
         raise NotUnshardable("the array is not sharded")
     return describe(array)
 
 
 class Unsharded:
-    """The lens that shows sharded arrays unsharded, and those that cannot be shown so as they are stored."""
+    """The lens that shows sharded arrays unsharded, or as stored if that is impossible."""
 
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the document of the array as an unsharded one."""
@@ -79,7 +78,7 @@ class Unsharded:
             return stored.document
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Return the stored document that shows as *shown*."""
+        """Return the stored document that is shown as *shown*."""
         return reshard(stored, shown)
 
 
@@ -87,18 +86,18 @@ class Decoded:
     """The lens that shows arrays, sharded or not, with decoded chunks."""
 
     def get(self, stored: ArrayMetadata) -> Document:
-        """Return the document that says that chunks are decoded."""
+        """Return the document for decoded chunks."""
         return decoded_document(describe(stored))
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Return the stored document of the array that shows as *shown*."""
+        """Return the stored document of the array that is shown as *shown*."""
         return reshard(stored, accept_decoded(describe(stored), shown))
 
 
 def fault_of(array: ArrayMetadata) -> str | None:
-    """Return what is wrong, or not supported, in the document of an array that is stored unsharded; None if nothing.
+    """Return what is invalid or unsupported in the document of an unsharded array; None if nothing.
 
-    Such an array is shown as it is stored, so nothing depends on it but what users are told.
+    Such an array is shown as stored, so this is only for messages.
     """
     try:
         _check_supported(array)
@@ -129,7 +128,7 @@ def _describe_unsharded(array: ArrayMetadata) -> UnshardedArray:
         edges = tuple(dimension.edges)
         if len(edges) > 1:
             raise MetadataError(f"chunks have several lengths along axis {axis}")
-        # Only a bounded grid has no edge at all, along an axis without elements.
+        # Only a bounded grid has no edge at all, along an axis of length 0.
         chunk_shape.append(edges[0] if edges else array.chunk_grid.configuration["chunk_shape"][axis])
     grid = ShardGrid.of_chunks(ChunkGrid.regular(array.shape, tuple(chunk_shape)), tuple(chunk_shape))
     return _described(array, grid, parse_chain(array.codecs, "codecs"))
@@ -157,15 +156,15 @@ def _check_supported(array: ArrayMetadata) -> None:
 
 
 def count_positions(grid_shape: tuple[int, ...]) -> int:
-    """Return the number of inner chunks and of the directories above them, if each axis is a directory level."""
+    """Return the number of inner chunks and of directories above them, if each axis is a directory level."""
     return sum(math.prod(grid_shape[:depth]) for depth in range(len(grid_shape) + 1))
 
 
 def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
-    """Return the stored document that shows as *edited*, which was written over what shows of *stored*.
+    """Return the stored document that is shown as *edited*, an edit of what is shown for *stored*.
 
     Raises `RefusedError` with the reason if *edited* would change what stored bytes mean, and `NotUnshardable` if
-    *stored* does not show unsharded at all.  Whether shards keep their length is for `check_resized`.
+    *stored* is not shown unsharded at all. Whether shards keep their length is up to `check_resized`.
     """
     shown = describe(stored)
     try:
@@ -186,7 +185,7 @@ def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
 
 
 def _check_same(shown: UnshardedArray, stored: ArrayMetadata, edited: ArrayMetadata) -> None:
-    """Refuse an edited document that says anything else of where chunks lie and what their bytes mean."""
+    """Refuse an edit that changes where chunks are or what their bytes mean."""
     if edited.is_sharded:
         raise RefusedError("the document is that of a sharded array, the array is shown unsharded")
     if edited.ndim != stored.ndim:
@@ -210,7 +209,7 @@ def _check_same(shown: UnshardedArray, stored: ArrayMetadata, edited: ArrayMetad
 def _check_codecs(old: tuple[Extension, ...], new: tuple[Extension, ...], data_type: Json) -> None:
     chain = parse_chain(new, "codecs")
     if len(chain) != len(new):
-        # Nobody would know of it afterwards, but the program that added it may apply it to what it writes.
+        # It would be lost, but the program that added it may apply it to what it writes.
         raise RefusedError("codecs that need not be understood cannot be added")
     old_names, new_names = [codec.name for codec in old], [codec.name for codec in chain]
     if old_names != new_names:
@@ -222,7 +221,7 @@ def _check_codecs(old: tuple[Extension, ...], new: tuple[Extension, ...], data_t
 
 
 def _resized_grid(stored: ArrayMetadata, shape: tuple[int, ...]) -> Json:
-    """Return the chunk grid of *stored* as it is written, with edges added where they do not cover *shape*."""
+    """Return the chunk grid of *stored* in its spelling, with edges added if they do not cover *shape*."""
     grid = stored.document["chunk_grid"]
     if stored.chunk_grid.name != "rectilinear":
         return grid
@@ -232,7 +231,7 @@ def _resized_grid(stored: ArrayMetadata, shape: tuple[int, ...]) -> Json:
 
 
 def _resized_axis(axis: Json, extent: int) -> Json:
-    """Repeat the last edge of an axis of a rectilinear grid until *extent* is covered; no edge ever goes."""
+    """Repeat the last edge of an axis of a rectilinear grid until *extent* is covered; no edge is removed."""
     if not isinstance(axis, list):
         return axis
     runs = [run if isinstance(run, list) else [run, 1] for run in axis]
@@ -247,9 +246,9 @@ def _resized_axis(axis: Json, extent: int) -> Json:
 
 
 def check_resized(stored: ArrayMetadata, document: Document) -> None:
-    """Raise `RefusedError` if a shard that overlaps the array changes its length when the array becomes *document*.
+    """Raise `RefusedError` if a shard that overlaps the array would change its length under *document*.
 
-    Grids differ in the last of these at most: all before it lie wholly within both extents.
+    Only the last shard can: all others are wholly within both extents.
     """
     resized = parse_array(document)
     old = ChunkGrid.parse(stored.chunk_grid, stored.shape).dimensions
@@ -267,7 +266,7 @@ def check_resized(stored: ArrayMetadata, document: Document) -> None:
 
 
 def _check_shown(document: dict[str, Any], shown: UnshardedArray, shape: tuple[int, ...]) -> None:
-    """Refuse a result that does not show as it should."""
+    """Refuse a result that would not be shown as intended."""
     node = parse_array(document)
     if node.shape == shape:
         again = describe(node)
@@ -291,7 +290,7 @@ def codec_of(shown: UnshardedArray) -> ChunkCodec:
 
 
 def decoded_document(shown: UnshardedArray) -> dict[str, Any]:
-    """Return the document of *shown* that says that chunks are decoded: little-endian `bytes` and no other codec.
+    """Return the document of *shown* for decoded chunks: little-endian `bytes` and no other codec.
 
     Raises `NotShownError` with the reason why they cannot be decoded.
     """
@@ -299,9 +298,9 @@ def decoded_document(shown: UnshardedArray) -> dict[str, Any]:
 
 
 def accept_decoded(shown: UnshardedArray, edited: ArrayMetadata) -> ArrayMetadata:
-    """Return *edited*, which was written over `decoded_document(shown)`, as an edit of the document of *shown*.
+    """Return *edited*, an edit of `decoded_document(shown)`, as an edit of the document of *shown*.
 
-    Raises `RefusedError` if it says anything but that chunks are decoded.
+    Raises `RefusedError` if it does not say that chunks are decoded.
     """
     require_decoded(edited)
     codecs: Json = shown.document["codecs"]
@@ -309,11 +308,11 @@ def accept_decoded(shown: UnshardedArray, edited: ArrayMetadata) -> ArrayMetadat
 
 
 def require_decoded(edited: ArrayMetadata) -> None:
-    """Raise `RefusedError` if the chunks of a new array are not decoded: what is written would be taken so."""
+    """Raise `RefusedError` unless the chunks of a new array are decoded, as whatever is written is taken to be."""
     data_type = edited.document["data_type"]
     try:
         expected = normal_codecs([_bytes_codec(DataType.parse(data_type))], data_type)
-        # One that need not be understood has no place in the normal form, but a writer may apply it.
+        # A codec that need not be understood is not in the normal form, but its writer may apply it.
         if len(edited.codecs) == 1 and canonical(normal_codecs(edited.codecs, data_type)) == canonical(expected):
             return
     except (MetadataError, NotShownError) as error:
@@ -330,7 +329,7 @@ def _bytes_codec(data_type: DataType) -> Extension:
 
 
 def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
-    """Read the numbers of inner chunks along each axis of a shard, "8,8,8", or one for all axes, "8"."""
+    """Parse the number of inner chunks along each axis of a shard, "8,8,8", or one for all axes, "8"."""
     parts = text.split(",")
     numbers = [int(part) for part in parts if part.isdecimal() and part.isascii() and len(part) <= 9]
     if len(numbers) != len(parts) or min(numbers) < 1:
@@ -346,10 +345,9 @@ def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
 def shard_new(
     edited: ArrayMetadata, chunks_per_shard: tuple[int, ...], *, index_at_start: bool = False
 ) -> dict[str, Any]:
-    """Return a sharded document that shows as *edited*, with *chunks_per_shard* of its chunks in a shard.
+    """Return a sharded document that is shown as *edited*, with *chunks_per_shard* chunks in a shard.
 
-    A single number stands for all axes.  Raises `NotUnshardable` with the reason why *edited* has to be stored as it
-    is written.
+    A single number is for all axes. Raises `NotUnshardable` with the reason why *edited* must be stored as written.
     """
     if edited.is_sharded:
         raise NotUnshardable("the array is sharded already")
@@ -382,5 +380,5 @@ def shard_new(
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
         "codecs": [{"name": SHARDING, "configuration": configuration}],
     }
-    unshard(parse_array(document))  # or the reason why it would not show as it was written
+    unshard(parse_array(document))  # or the reason why it would not be shown as it was written
     return document

@@ -1,9 +1,8 @@
-"""Zarr v2 documents of arrays and groups that are stored as Zarr v3, and what a program wrote over them, back.
+"""Zarr v2 documents for nodes that are stored as Zarr v3, and the way back.
 
-Chunks stay as they are, byte for byte: a v3 codec chain either has a v2 form with the same bytes, or none.
-
-Libraries add members of codecs that numcodecs has defaults for, drop those that say nothing, and spell the absence of
-filters and of a dimension separator in several ways.
+Chunks stay as they are: a v3 codec chain either has a v2 form with the same bytes, or none. Libraries add members for
+which numcodecs has defaults, omit those that say nothing, and spell missing filters and a missing dimension separator
+in several ways.
 
 Sources: Zarr storage specification 2, "Metadata"; `.zmetadata` as zarr-python 2 writes it; zarr-python 2.18,
 zarr-python 3.1 and tensorstore 0.1 as observed.
@@ -70,10 +69,10 @@ _REQUIRED: Final = ("shape", "chunks", "dtype", "compressor", "fill_value", "ord
 
 
 def array_documents(array: ArrayMetadata, separator: str, *, shows_missing: bool = False) -> dict[str, dict[str, Any]]:
-    """Return `.zarray`, and `.zattrs` if there are attributes, of an unsharded v3 array with a regular chunk grid.
+    """Return `.zarray`, and `.zattrs` if there are attributes, of an unsharded v3 array with a regular grid.
 
-    *separator* is the dimension separator.  With *shows_missing* the fill value is the missing value, as xarray takes
-    it, if the array may have one.  Raises `NotShownError` with the reason why the array has no v2 form.
+    *separator* is the dimension separator. With *shows_missing*, the fill value is the missing value, as xarray takes
+    it, if the array may have missing values. Raises `NotShownError` with the reason why there is no v2 form.
     """
     try:
         return _with_attributes({ZARRAY: _zarray(array, separator, shows_missing)}, array.document)
@@ -82,9 +81,9 @@ def array_documents(array: ArrayMetadata, separator: str, *, shows_missing: bool
 
 
 def can_show_missing(stored: ArrayMetadata) -> bool:
-    """Whether the fill value of the array *stored* can be that of missing values, if it may have them.
+    """Whether the fill value of the array *stored* can be its missing value, if it may have missing values.
 
-    It cannot be if chunks without a file would be taken for missing values, and none can be made to stand for them.
+    It cannot if readers would take missing chunks for missing values, and no chunk can be made to show instead.
     """
     try:
         fill_values(describe(stored))
@@ -97,8 +96,8 @@ def can_show_missing(stored: ArrayMetadata) -> bool:
 class V2:
     """The lens of Zarr v2, with chunk keys joined by *separator*, and decoded chunks if it *decodes*.
 
-    With *fills_missing* the fill value of an array that may have missing values is those, as xarray takes it.  See
-    `within` for nodes *in_image*.
+    With *fills_missing*, the fill value of an array that may have missing values is the missing value, as xarray takes
+    it. See `within` for nodes *in_image*.
     """
 
     separator: str = "."
@@ -107,16 +106,16 @@ class V2:
     in_image: bool = False
 
     def within(self, in_image: bool) -> "V2":
-        """Return the lens of nodes of an OME-Zarr image, or of others if not *in_image*.
+        """Return the lens for nodes of an OME-Zarr image, or for others if not *in_image*.
 
-        Arrays of images have the separator "/", and no missing values.
+        Arrays of images have the separator "/" and no missing values.
         """
         return replace(self, separator=SEPARATOR, fills_missing=False, in_image=True) if in_image else self
 
     def get(self, stored: ArrayMetadata) -> Document:
-        """Return the unsharded v3 document that a copy of a group stands for, of an array that has a v2 form."""
+        """Return the unsharded v3 document for a copy of an array that has a v2 form."""
         shown = self._shown(stored)
-        array_documents(shown, self.separator)  # or the reason why there is none
+        array_documents(shown, self.separator)  # or the reason why it is impossible
         return shown.document
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
@@ -126,8 +125,8 @@ class V2:
     def documents(self, stored: Metadata) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
 
-        A group has a `.zmetadata` if it is consolidated, with the copies that have a v2 form, unless the paths of
-        copies within copies would make it many times as long as the group's own document.
+        A consolidated group has a `.zmetadata` with the copies that have a v2 form, unless the paths of copies within
+        copies would make it much longer than the group's own document.
         """
         if isinstance(stored, ArrayMetadata):
             stored = self._named(stored)
@@ -153,9 +152,9 @@ class V2:
     def edit(
         self, stored: Metadata, name: str, written: bytes | None, beside: Mapping[str, bytes] | None = None
     ) -> Metadata:
-        """Return the v3 metadata that a node shows by after its document *name* was *written*, or removed (None).
+        """Return the v3 metadata of a node after its document *name* was *written*, or removed (None).
 
-        If the stored document was removed before, *beside* are the v2 documents that are in the directory.
+        If the stored document was removed before, *beside* are the v2 documents in the directory.
         """
         if isinstance(stored, GroupMetadata):
             if name == ZARRAY:
@@ -174,7 +173,10 @@ class V2:
         return replace(edited, document=document)
 
     def new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
-        """Return the v3 metadata of a node that begins with a `.zarray` or `.zgroup`; *beside* may have more of it."""
+        """Return the v3 metadata of a node made by a `.zarray` or `.zgroup`; *beside* are its other v2 documents.
+
+        Raises what `new_array` does.
+        """
         zattrs = beside.get(ZATTRS)
         if name == ZGROUP:
             _parse(ZGROUP, written)
@@ -186,9 +188,9 @@ class V2:
         return array
 
     def put_copies(self, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
-        """Return *stored* with the attributes of its copies in a `.zmetadata`, if its own are on their way still.
+        """Return *stored* with the attributes of its copies in a `.zmetadata`, where their own have not arrived yet.
 
-        Raises `RefusedError` for a copy that says anything else than is stored.
+        Raises `RefusedError` for a copy that differs otherwise from what is stored.
         """
         copied = stored
         named, shown = (
@@ -205,7 +207,7 @@ class V2:
         return copied
 
     def _named(self, stored: ArrayMetadata) -> ArrayMetadata:
-        """Return the metadata of an array with what xarray does not say of one without axes."""
+        """Return the metadata of an array with what xarray omits for an array without axes."""
         return stored if self.in_image else replace(stored, document=naming_no_axes(stored.document))
 
     def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
@@ -217,7 +219,7 @@ class V2:
         return self.fills_missing and can_show_missing(stored)
 
     def _copied(self, copy: Json) -> dict[str, dict[str, Any]]:
-        """Return the documents of a copy, without a `.zmetadata` of its own; none if it has no v2 form."""
+        """Return the v2 documents of a copy, without a `.zmetadata` of its own; none if it has no v2 form."""
         try:
             node = parse_node(copy)
             if isinstance(node, GroupMetadata):
@@ -251,7 +253,7 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
 
 
 def _shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
-    """Return the `fill_value` of the `.zarray` that stands for an array's *document*."""
+    """Return the `fill_value` of the `.zarray` for an array's *document*."""
     if shows_missing and has_missing_value(document):
         return missing_value(document)
     if says_fill_value(document):
@@ -267,11 +269,11 @@ def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -
 def edit_array(
     shown: ArrayMetadata, name: str, written: bytes | None, separator: str, *, shows_missing: bool = False
 ) -> ArrayMetadata:
-    """Return *shown*, an unsharded v3 document, with what a program changed in its document *name*.
+    """Return *shown*, an unsharded v3 document, with the changes that a program made in its document *name*.
 
-    It is shown as `array_documents` shows it, with the same *separator* and *shows_missing*.  Shape, fill value and
-    attributes may change, and `_ARRAY_DIMENSIONS`, which become dimension names.  Without *written*, a `.zattrs` was
-    removed.  Raises `RefusedError` for anything else, and `MetadataError` for what is no such document.
+    It is shown as by `array_documents` with the same *separator* and *shows_missing*. Shape, fill value, attributes and
+    `_ARRAY_DIMENSIONS`, which become dimension names, may change. *written* is None if a `.zattrs` was removed. Raises
+    `RefusedError` for any other change, and `MetadataError` for an invalid document.
     """
     if name == ZATTRS:
         return edit_attributes(shown, _parse(ZATTRS, written), shows_missing=shows_missing)
@@ -289,15 +291,15 @@ def edit_array(
         is_point = not shown.shape and says_fill_value(document)
         document.pop(SAYS, None)
         document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
-        if is_point:  # so that it goes on having no names
+        if is_point:  # so that it still has no names
             document = saying_fill_value(document, zarray["fill_value"])
     return parse_array(document)
 
 
 def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupMetadata:
-    """Return *shown* with what a program changed in its `.zgroup` or `.zattrs`, on the terms of `edit_array`.
+    """Return *shown* with the changes that a program made in its `.zgroup` or `.zattrs`; like `edit_array`.
 
-    Of `.zmetadata` only the removal is an edit here; see `parse_consolidated`.
+    Of `.zmetadata`, only the removal is an edit here; see `parse_consolidated`.
     """
     if name == ZATTRS:
         return parse_group(with_attributes(shown.document, None, _parse(ZATTRS, written)))
@@ -312,10 +314,10 @@ def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupM
 
 
 def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_missing: bool = False) -> ArrayMetadata:
-    """Return the unsharded v3 document of an array that a program wrote as v2, so that chunks keep their bytes.
+    """Return the unsharded v3 document of an array that a program writes as v2; its chunks stay byte for byte.
 
-    Raises `NotUnshardable` with the reason why there is none, `RefusedError` for another dimension separator than
-    *separator*, and `MetadataError` for what is no such document.
+    Raises `NotUnshardable` with the reason why there is none, `RefusedError` for a dimension separator other than
+    *separator*, and `MetadataError` for an invalid document.
     """
     written, attributes = _parse(ZARRAY, zarray), _parse(ZATTRS, zattrs)
     require_separator({**written, "dimension_separator": written.get("dimension_separator") or "."}, separator)
@@ -327,7 +329,7 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
         if is_null or not array.shape:
             array = parse_array(saying_fill_value(array.document, written["fill_value"]))
         array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(array))
-        # What was stored must show as it was written: its writer goes on with what it reads.
+        # What is stored must be shown as it was written: its writer continues with what it reads.
         require_same_encoding(array_documents(array, separator)[ZARRAY], written)
     except (MetadataError, NotShownError, RefusedError) as error:
         raise NotUnshardable(str(error)) from None
@@ -335,9 +337,9 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
 
 
 def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing: bool) -> ArrayMetadata:
-    """Return *shown* with other attributes; its `.zarray` goes on showing the fill value that it shows.
+    """Return *shown* with other attributes; its `.zarray` still shows the same fill value.
 
-    With names of dimensions an array may have missing values, and without it may not.
+    With dimension names, an array may have missing values; without them, it may not.
     """
     before = shown.document
     document = with_attributes(before, shown.ndim, attributes, keeps_missing_value=shows_missing)
@@ -352,12 +354,12 @@ def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing
 
 
 def _edited_fill_value(shown: ArrayMetadata, written: Json) -> Json:
-    """Return the fill value that *written* stands for, in the spelling that is stored if it is that one."""
+    """Return the fill value in *written*, in the stored spelling if it is the same."""
     stored, data_type = shown.document["fill_value"], shown.document["data_type"]
     element, was = v2_fill_element(data_type, written), fill_element(data_type, stored)
     known = DataType.find(data_type)
     if known is not None and known.dtype.kind == "c" and element != was:
-        # zarr-python 2 adds the parts of a complex number, and so makes a NaN of a part beside an infinity.
+        # zarr-python 2 adds the parts of a complex number, so a part beside an infinity becomes NaN.
         real, imaginary = np.frombuffer(was, f"<f{known.nbytes // 2}").tolist()
         value = real + 1j * imaginary
         was = v2_fill_element(data_type, [value.real, value.imag])
@@ -390,7 +392,7 @@ def _new_document(zarray: dict[str, Json]) -> dict[str, Any]:
 def parse_consolidated(written: bytes) -> dict[str, dict[str, Json]]:
     """Return the copies of documents in a `.zmetadata`, by path relative to the group ("" is itself) and name.
 
-    Raises `MetadataError` for what is none, or has names and paths that are none.
+    Raises `MetadataError` if it is invalid, or has invalid names or paths.
     """
     document = _check(ZATTRS, parse_json(written))
     version = document.get("zarr_consolidated_format")
@@ -406,7 +408,7 @@ def parse_consolidated(written: bytes) -> dict[str, dict[str, Json]]:
 
 
 def check_document(name: str, written: bytes) -> None:
-    """Raise `MetadataError` if *written* is no v2 document of this name, which is stored as it is written."""
+    """Raise `MetadataError` if *written* is no valid v2 document of this name, to be stored as it is written."""
     if name == ZMETADATA:
         parse_consolidated(written)
     else:
@@ -414,12 +416,12 @@ def check_document(name: str, written: bytes) -> None:
 
 
 def _parse(name: str, written: bytes | None) -> dict[str, Json]:
-    """Read a `.zarray`, `.zgroup` or `.zattrs`; none is as good as an empty one.  Raises `MetadataError`."""
+    """Parse a `.zarray`, `.zgroup` or `.zattrs`; a missing one equals an empty one. Raises `MetadataError`."""
     return {} if written is None else _check(name, parse_json(written))
 
 
 def _check(name: str, document: Json) -> dict[str, Json]:
-    """Check a document; members that are not the specification's are kept, and mean nothing."""
+    """Check a document; members that are not in the specification are kept and ignored."""
     if not isinstance(document, dict):
         raise MetadataError(f"the document must be an object, not {brief(document)}")
     version = document.get("zarr_format")
@@ -451,9 +453,9 @@ def _check_zarray(zarray: dict[str, Json]) -> None:
 
 
 def require_same_encoding(shown: Document, written: Document) -> None:
-    """Raise `RefusedError` if *written* differs from *shown* in where chunks lie or what they mean.
+    """Raise `RefusedError` if *written* differs from *shown* in where chunks are or what they mean.
 
-    Both are checked `.zarray` documents.  Fill values may differ, and so may lengths of the array.
+    Both are checked `.zarray` documents. Fill values and lengths of the array may differ.
     """
     chunks = shown["chunks"]
     if len(written["shape"]) != len(shown["shape"]):
@@ -474,9 +476,9 @@ def require_same_encoding(shown: Document, written: Document) -> None:
 
 
 def says_the_same(name: str, one: bytes, other: bytes) -> bool:
-    """Whether two documents *name* say the same, in whatever spelling.
+    """Whether two documents *name* mean the same.
 
-    *one* is as it is shown.  *other* may omit the missing value from a `.zattrs`, as xarray does: the `.zarray` has it.
+    *one* is shown. *other* may omit the missing value from a `.zattrs`, as xarray does, because the `.zarray` has it.
     """
     try:
         if name != ZMETADATA:
@@ -490,7 +492,7 @@ def says_the_same(name: str, one: bytes, other: bytes) -> bool:
 
 
 def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:
-    """Return the copies in a `.zmetadata` by path and name, without those that say nothing."""
+    """Return the copies in a `.zmetadata` by path and name, without empty ones."""
     found = parse_consolidated(zmetadata).items()
     return {(path, name): copy for path, copies in found for name, copy in copies.items() if copy or name != ZATTRS}
 
@@ -502,7 +504,7 @@ def _is_same_document(name: str, one: Json, other: Json) -> bool:
         return True
     if name != ZARRAY:
         return name == ZGROUP
-    separator = "dimension_separator"  # readers take "." where there is none
+    separator = "dimension_separator"  # readers assume "." if it is missing
     one, other = ({**zarray, separator: zarray.get(separator) or "."} for zarray in (one, other))
     require_same_encoding(one, other)
     return bool(one["shape"] == other["shape"]) and _is_same_fill_value(one, other)
@@ -516,9 +518,9 @@ def _is_same_fill_value(one: Document, other: Document) -> bool:
 
 
 def require_separator(written: Document, separator: str) -> None:
-    """Raise `RefusedError` if a `.zarray` asks for another dimension separator than *separator*.
+    """Raise `RefusedError` if a `.zarray` has a dimension separator other than *separator*.
 
-    One that does not say is accepted, and any one of an array with fewer than two axes: its chunk keys have none.
+    It may be missing, and any one is accepted for an array with fewer than two axes: its chunk keys have none.
     """
     asked = written.get("dimension_separator")
     if asked is not None and asked != separator and len(written["shape"]) > 1:
@@ -534,7 +536,7 @@ def _names(codecs: list[dict[str, Any]]) -> str:
 
 
 def is_relative_path(path: str) -> bool:
-    """Whether *path* names a node below a group, by names that a filesystem can have."""
+    """Whether *path* is a path below a group, of names that a filesystem can have."""
     return len(path) <= MAX_PATH_LENGTH and all(
         part not in ("", ".", "..") and "\0" not in part for part in path.split("/")
     )

@@ -1,16 +1,13 @@
-"""The attributes of a `.zattrs`: names of dimensions, missing values, and OME-Zarr 0.4 for OME-Zarr 0.5.
+"""The attributes in a `.zattrs`: dimension names, missing values, and OME-Zarr 0.4 for OME-Zarr 0.5.
 
-Names of dimensions are the attribute `_ARRAY_DIMENSIONS`.  A group whose metadata is that of OME-Zarr 0.5, in the
-attribute `ome`, has the attributes of 0.4.
+Dimension names are the attribute `_ARRAY_DIMENSIONS`. A group with metadata of OME-Zarr 0.5, in the attribute `ome`,
+gets the attributes of version 0.4. Sources: Zarr storage specification 2, "Attributes"; `_ARRAY_DIMENSIONS` as xarray
+reads and writes it; OME-NGFF specifications 0.4 and 0.5; ome-zarr-py 0.9 and ITK's reader as observed.
 
-Sources: Zarr storage specification 2, "Attributes"; `_ARRAY_DIMENSIONS` as xarray reads and writes it; OME-NGFF
-specifications 0.4 and 0.5; ome-zarr-py 0.9 and ITK's reader as observed.
-
-xarray takes the `fill_value` of a `.zarray` for the missing value.  In v3 the missing value is the attribute
-`_FillValue`: base64 of a little-endian float64 for floats, a number or text for others.  In a `.zattrs` it is a number,
-as netCDF-C has it; text there ends the process of libnetcdf 4.10.
-
-Sources: xarray 2025.1 and 2026.9 as observed; netCDF-C 4.9 and 4.10 as observed.
+xarray takes the `fill_value` of a `.zarray` as the missing value. In v3 the missing value is the attribute
+`_FillValue`: base64 of a little-endian float64 for floats, a number or text for other types. In a `.zattrs` it is a
+number, as for netCDF-C; text there crashes libnetcdf 4.10. Sources: xarray 2025.1 and 2026.9 as observed; netCDF-C 4.9
+and 4.10 as observed.
 """
 
 import base64
@@ -38,7 +35,7 @@ from shardfs.format.lens.unsharded import UnshardedArray
 
 OME: Final = "ome"
 SEPARATOR: Final = "/"
-"""What stands between the coordinates of chunks in version 0.4."""
+"""The dimension separator of version 0.4."""
 _VERSION: Final = "version"
 _V04: Final = "0.4"
 _NAMES: Final = frozenset(
@@ -53,7 +50,7 @@ def is_image(document: Document) -> bool:
 
 
 def image_attributes(attributes: Document) -> dict[str, Json]:
-    """Return the attributes of a group as version 0.4 has them; as they are, without metadata of 0.5."""
+    """Return the attributes of a group as version 0.4 has them; unchanged without metadata of 0.5."""
     metadata = _metadata(attributes)
     if metadata is None:
         return dict(attributes)
@@ -62,9 +59,9 @@ def image_attributes(attributes: Document) -> dict[str, Json]:
 
 
 def stored_image_attributes(stored: Document, written: Document) -> dict[str, Json]:
-    """Return the attributes of a group whose attributes in version 0.4 became *written*.
+    """Return the attributes of a group whose version 0.4 attributes became *written*.
 
-    *stored* are those that it has; without metadata of 0.5 there, what was written stays as it is.
+    *stored* are the present ones; if they have no metadata of 0.5, what was written stays as it is.
     """
     metadata = _metadata(stored)
     if metadata is None:
@@ -78,7 +75,7 @@ def stored_image_attributes(stored: Document, written: Document) -> dict[str, Js
             is_same = name in metadata and canonical(value) == canonical(shown[name])
             edited[name] = metadata[name] if is_same else _without_version(name, value)
     attributes = {name: value for name, value in written.items() if name not in names and name != OME}
-    hidden = {name: value for name, value in stored.items() if name in lifted}  # nobody could see it
+    hidden = {name: value for name, value in stored.items() if name in lifted}  # not shown
     return {**attributes, **hidden, OME: edited}
 
 
@@ -109,9 +106,9 @@ DIMENSIONS: Final = "_ARRAY_DIMENSIONS"
 
 
 def v2_attributes(document: Document) -> dict[str, Json]:
-    """Return what the `.zattrs` of a v3 document holds; empty if it has none.
+    """Return the `.zattrs` of a v3 document; empty if there is nothing in it.
 
-    Dimension names are shown if there is one for every dimension, even where an attribute has their name.
+    Dimension names are shown if every dimension has one, and replace an attribute of their name.
     """
     if document["node_type"] == "group":
         return image_attributes(document.get("attributes", {}))
@@ -127,7 +124,7 @@ def with_attributes(
 ) -> dict[str, Any]:
     """Return the v3 *document* whose `.zattrs` was replaced by *written*; the inverse of `v2_attributes`.
 
-    *ndim* is the number of dimensions of an array, None for a group.  With *keeps_missing_value*, the missing value of
+    *ndim* is the number of dimensions of an array, None for a group. With *keeps_missing_value*, the missing value of
     an array stays if *written* has none.
     """
     edited = dict(document)
@@ -145,7 +142,7 @@ def with_attributes(
         edited["dimension_names"] = dimensions
         del attributes[DIMENSIONS]
         if shown is not None and DIMENSIONS in stored:
-            attributes[DIMENSIONS] = stored[DIMENSIONS]  # nobody could see it
+            attributes[DIMENSIONS] = stored[DIMENSIONS]  # not shown
     elif shown is not None:
         del edited["dimension_names"]
     if attributes or "attributes" in document:
@@ -163,7 +160,7 @@ def _are_names(value: Json, ndim: int) -> bool:
 FILL_VALUE: Final = "_FillValue"
 SAYS: Final = "shardfs:v2"
 _NUMBERS: Final = "iuf"
-_KINDS: Final = _NUMBERS + "bcSU"  # of which xarray knows how to write it
+_KINDS: Final = _NUMBERS + "bcSU"  # for which xarray can write it
 
 
 def has_missing_value(document: Document) -> bool:
@@ -181,10 +178,10 @@ def axis_names(document: Document) -> list[str] | None:
 
 
 def naming_no_axes(document: Document) -> dict[str, Any]:
-    """Return the document of an array outside of images; one without axes gets an empty list of names.
+    """Return the document of an array outside images; one without axes gets an empty list of names.
 
-    xarray omits the empty list in v3 documents, but needs it in v2.  A document that came from v2 without names has a
-    fill value that it says, and stays as it is.
+    xarray omits the empty list in v3 documents, but requires it in v2. A document that came from v2 without names
+    states its fill value, and stays as it is.
     """
     if document["shape"] or "dimension_names" in document or says_fill_value(document):
         return dict(document)
@@ -194,7 +191,7 @@ def naming_no_axes(document: Document) -> dict[str, Any]:
 def saying_fill_value(document: Document, fill_value: Json) -> dict[str, Any]:
     """Return an array's document that keeps *fill_value* for its `.zarray`, such as null, which v3 does not have.
 
-    It is in a member that nobody needs to understand.  Without it null would come back as zero, and xarray would take
+    It is in a member that need not be understood. Without it, null would come back as zero, and xarray would take
     zeros, with which most coordinates begin, for missing values.
     """
     return {**document, SAYS: {"must_understand": False, "fill_value": fill_value}}
@@ -206,15 +203,15 @@ def says_fill_value(document: Document) -> bool:
 
 
 def missing_value(document: Document) -> Json:
-    """Return the missing value of an array as the `fill_value` of a `.zarray`: null if there is none."""
+    """Return the missing value of an array as the `fill_value` of a `.zarray`; null if there is none."""
     element = _stored_element(document)
     return None if element is None else v2_fill_value(document["data_type"], element)
 
 
 def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
-    """Return an array's document with the missing value that the `fill_value` of a `.zarray` says, null being none.
+    """Return an array's document with the missing value in the `fill_value` of a `.zarray`; null is none.
 
-    Raises `MetadataError` if it is none of the data type.
+    Raises `MetadataError` if it is invalid for the data type.
     """
     data_type = document["data_type"]
     written = None if fill_value is None else v2_fill_element(data_type, fill_value)
@@ -227,9 +224,9 @@ def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
 
 
 def shown_attributes(document: Document) -> dict[str, Json]:
-    """Return the attributes of an array with its missing value as a `.zattrs` has it.
+    """Return the attributes of an array with its missing value in the form for a `.zattrs`.
 
-    It is left out of an array of numbers if it is no number, as `odd_missing_value` says.
+    In an array of numbers, a missing value that is no number is left out; see `odd_missing_value`.
     """
     attributes = dict(document.get("attributes", {}))
     if FILL_VALUE in attributes:
@@ -244,8 +241,8 @@ def shown_attributes(document: Document) -> dict[str, Json]:
 def stored_attributes(document: Document, written: Document, *, keeps: bool) -> dict[str, Json]:
     """Return the attributes of an array whose `.zattrs` became *written*; the inverse of `shown_attributes`.
 
-    If it *keeps* the missing value, that stays where nothing is said of one: xarray takes it from the `.zarray`, and
-    writes it there.  Raises `MetadataError` if it is none of the data type.
+    If it *keeps* the missing value, that stays unless *written* has one: xarray reads it from the `.zarray`, and writes
+    it there. Raises `MetadataError` if it is invalid for the data type.
     """
     attributes = dict(written)
     stored = document.get("attributes", {})
@@ -263,7 +260,7 @@ def stored_attributes(document: Document, written: Document, *, keeps: bool) -> 
 
 
 def odd_missing_value(document: Document) -> str | None:
-    """Return what is wrong with the missing value that an array has; None if nothing is."""
+    """Return what is wrong with the missing value of an array; None if nothing is."""
     attributes = document.get("attributes", {})
     if not has_missing_value(document) or FILL_VALUE not in attributes or _stored_element(document) is not None:
         return None
@@ -273,7 +270,7 @@ def odd_missing_value(document: Document) -> str | None:
 
 @dataclass(frozen=True)
 class FillCodec:
-    """How chunks of one value are encoded: *header*, then the value *count* times, then the codecs *after*.
+    """How chunks of a single value are encoded: *header*, the value *count* times, then the codecs *after*.
 
     *swapped* is the data type if elements are stored big-endian, else None.
     """
@@ -285,7 +282,7 @@ class FillCodec:
 
     @classmethod
     def parse(cls, shown: UnshardedArray) -> "FillCodec":
-        """Read the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
+        """Parse the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
         data_type = shown.document["data_type"]
         count = math.prod(shown.grid.chunk_shape)
         serializer = VLEN_SERIALIZERS.get(type_name(data_type))
@@ -300,15 +297,15 @@ class FillCodec:
                 if first.name != serializer or odd or 8 * count > MAX_CHUNK_NBYTES:
                     raise NotShownError(f"the chunks, of {count} elements, are not encoded here")
                 found = cls(struct.pack("<I", count), count, tuple(after), None)
-            encode(found.after, b"\0")  # so that no configuration is a surprise later
+            encode(found.after, b"\0")  # so that an invalid configuration is found now
         except (MetadataError, RefusedError) as error:
             raise NotShownError(str(error)) from None
         return found
 
     def chunk(self, element: bytes) -> tuple[bytes, int]:
-        """Return an encoded chunk of *element*, little-endian or of any size: a pattern, and the size that it fills.
+        """Return an encoded chunk of *element*, as a pattern and the size that it fills.
 
-        Raises `RefusedError` if a codec does not hold that much.
+        *element* is little-endian, or of varying size. Raises `RefusedError` if a codec does not support that size.
         """
         if self.header:
             element = struct.pack("<I", len(element)) + element
@@ -322,9 +319,9 @@ class FillCodec:
 
 @dataclass(frozen=True)
 class FillValues:
-    """The elements of chunks that were never written: *stored* by the v3 document, *shown* by the `.zarray`.
+    """The elements for missing chunks: *stored* by the v3 document, *shown* by the `.zarray`.
 
-    *codec* is there if they differ, and readers would fill in another element for chunks without a file.
+    *codec* is set if they differ, and readers would so get wrong elements for missing chunks.
     """
 
     stored: bytes
@@ -335,7 +332,7 @@ class FillValues:
 def fill_values(shown: UnshardedArray) -> FillValues:
     """Return the fill values of an array that has a missing value.
 
-    Raises `NotShownError` if the two differ, and no chunk can be made to stand for one that was never written.
+    Raises `NotShownError` if the two differ, and chunks of the stored one cannot be encoded.
     """
     data_type = shown.document["data_type"]
     try:
@@ -349,7 +346,7 @@ def fill_values(shown: UnshardedArray) -> FillValues:
 
 
 def _shown(document: Document) -> Json:
-    """Return the missing value as a `.zattrs` has it; None if there is none, or it is left out."""
+    """Return the missing value in the form for a `.zattrs`; None if there is none, or it is left out."""
     value, data_type = document.get("attributes", {}).get(FILL_VALUE), document["data_type"]
     dtype = _dtype(data_type)
     if dtype is None or dtype.kind not in _NUMBERS:
@@ -359,7 +356,7 @@ def _shown(document: Document) -> Json:
 
 
 def _dtype(data_type: Json) -> np.dtype[Any] | None:
-    """Return the data type of elements that all have one size; None for others."""
+    """Return the data type of elements of fixed size; None for others."""
     found = DataType.find(data_type)
     return found.dtype if found is not None and found.is_native else None
 
@@ -370,7 +367,7 @@ def _stored_element(document: Document) -> bytes | None:
 
 
 def _element(data_type: Json, value: Json) -> bytes | None:
-    """Return the element that the attribute stands for, in a v3 document or in a `.zattrs`; None if it is none."""
+    """Return the element in the attribute, of a v3 document or a `.zattrs`; None if it is invalid."""
     dtype = _dtype(data_type)
     if dtype is None:
         is_text = type_name(data_type) == "string" and isinstance(value, str)
@@ -390,7 +387,7 @@ def _element(data_type: Json, value: Json) -> bytes | None:
 
 
 def _number(value: Json) -> Json:
-    """Return the number that base64 of a float64 stands for; other values as they are, hexadecimal bits as None."""
+    """Return the number in base64 of a float64; other values as they are, hexadecimal bits as None."""
     if not isinstance(value, str):
         return value
     try:
@@ -401,7 +398,7 @@ def _number(value: Json) -> Json:
 
 
 def _attribute(data_type: Json, element: bytes) -> Json:
-    """Return the attribute of a v3 document for *element*; raises `MetadataError` where xarray has none."""
+    """Return the attribute of a v3 document for *element*; raises `MetadataError` if xarray has none."""
     dtype = _dtype(data_type)
     if dtype is None:
         return element.decode(errors="surrogatepass")

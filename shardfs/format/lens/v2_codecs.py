@@ -1,7 +1,7 @@
 """Codec chains of Zarr v3 as filters, compressor, order and byte order of Zarr v2, and back: the same bytes in both.
 
-A v2 array applies its filters, then its compressor; nothing tells array → array ones from bytes → bytes ones but what
-they do.  So the last bytes → bytes codec is the compressor, and those before it are filters.
+A v2 array applies its filters, then its compressor; array → array and bytes → bytes codecs are not marked as such. So
+the last bytes → bytes codec is the compressor, and those before it are filters.
 
 Sources: Zarr storage specification 2; specifications of the codecs; numcodecs 0.16; zarr-python 3.1 for `numcodecs.*`.
 """
@@ -31,15 +31,15 @@ from shardfs.format.dtype import VLEN_SERIALIZERS, parse_v2_dtype
 from shardfs.format.metadata import ENCODER_MEMBERS
 
 PREFIX: Final = "numcodecs."
-"""Names of codecs begin with it that zarr-python has for v3, and other libraries do not."""
+"""The prefix of codec names that zarr-python has for v3, and other libraries do not."""
 _COMPRESSORS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _ARRAY_FILTERS: Final = frozenset({"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits"})
-"""Codecs of numcodecs, array → array, that zarr-python 3 knows by `numcodecs.` and their name."""
+"""Array → array codecs of numcodecs that zarr-python 3 knows as `numcodecs.` and their name."""
 _BYTES_FILTERS: Final = frozenset(
     {"blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma", "shuffle"}
     | {"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"}
 )
-"""The same, bytes → bytes."""
+"""The same for bytes → bytes codecs."""
 _SERIALIZERS: Final = frozenset({"bytes", "vlen-utf8", "vlen-bytes", "numcodecs.zfpy", "numcodecs.pcodec"})
 DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _AUTOSHUFFLE: Final = -1
@@ -48,14 +48,14 @@ _DEFAULTS: Final[dict[str, dict[str, Json]]] = {
     "adler32": {"location": "start"},
     "crc32c": {"location": "end"},
 }
-"""Defaults that numcodecs does not tell."""
+"""Defaults that numcodecs does not reveal."""
 
 Codec = dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
 class V2Codecs:
-    """What a `.zarray` says of encoding.  *serializer* is the v3 codec that turns elements into bytes."""
+    """The members of a `.zarray` about encoding. *serializer* is the v3 codec that turns elements into bytes."""
 
     serializer: str
     endian: str
@@ -66,9 +66,9 @@ class V2Codecs:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements before encoding: the lengths of a chunk, and what a codec may leave open about the data type.
+    """Elements before encoding: the shape of a chunk, and what a codec may leave open about the data type.
 
-    *nbytes* is the size of an element in bytes, 1 where it varies; *dtype* its name in NumPy.
+    *nbytes* is the size of an element in bytes, 1 if it varies; *dtype* its name in NumPy.
     """
 
     chunk_shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Elements:
 
     @classmethod
     def of(cls, chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> "Elements":
-        """Describe elements of *dtype*; those that vary in size are objects in NumPy."""
+        """Describe elements of *dtype*; in NumPy, those of varying size are objects."""
         return cls(chunk_shape, 1, "|O") if dtype.hasobject else cls(chunk_shape, dtype.itemsize, dtype.str)
 
 
@@ -108,7 +108,7 @@ def v2_codecs(codecs: Sequence[Extension], elements: Elements) -> V2Codecs:
 
 
 def _array_filters(codecs: Sequence[Extension], elements: Elements) -> tuple[str, list[Codec]]:
-    """Return the order of elements and the filters of the codecs before the one that makes bytes."""
+    """Return the order of elements, and the filters for the codecs before the array → bytes codec."""
     order = tuple(range(len(elements.chunk_shape)))
     filters: list[Codec] = []
     for codec in codecs:
@@ -129,7 +129,7 @@ def _array_filters(codecs: Sequence[Extension], elements: Elements) -> tuple[str
 
 
 def _bytes_filter(codec: Extension, elements: Elements) -> Codec:
-    """Return the v2 form of a bytes → bytes codec: these members and no others, which some readers refuse."""
+    """Return the v2 form of a bytes → bytes codec, with no other members, which some readers reject."""
     match codec.name:
         case "gzip":
             codec.expect("level")
@@ -148,14 +148,14 @@ def _bytes_filter(codec: Extension, elements: Elements) -> Codec:
             }
         case "crc32c":
             codec.expect()
-            return {"id": "crc32c", "location": "end"}  # where numcodecs puts it has changed
+            return {"id": "crc32c", "location": "end"}  # numcodecs has moved it
     if codec.name.startswith(PREFIX) and codec.name.removeprefix(PREFIX) in _BYTES_FILTERS:
         return _numcodec(codec, elements)
     raise NotShownError(f"the codec {brief(codec.name)} has no Zarr v2 form")
 
 
 def _numcodec(codec: Extension, elements: Elements) -> Codec:
-    """Return the configuration that numcodecs has of a codec `numcodecs.X`, which is known, as X."""
+    """Return the numcodecs configuration of a known codec `numcodecs.X`, as X."""
     name = codec.name.removeprefix(PREFIX)
     if codec.configuration.get("id", name) != name:
         raise MetadataError(f"{codec.name} has the id {brief(codec.configuration['id'])}")
@@ -193,13 +193,13 @@ def v3_codecs(codecs: list[Codec], order: str, endian: str, elements: Elements) 
     else:
         serializer = {"name": "bytes", "configuration": {"endian": endian}}
     if transposes and (filters or elements.dtype == "|O"):
-        # zarr-python encodes these in the order of memory, which for a transposed chunk is not that of its axes.
+        # zarr-python encodes these in memory order, which for a transposed chunk is not the order of its axes.
         raise NotUnshardable("filters of an array in order F have no Zarr v3 form that every library writes alike")
     if elements.nbytes == 1 and any(_is_wide(codec) for codec in filters):
-        # zarr-python gives the bytes codec no byte order then, and cannot read.
+        # zarr-python then gives the bytes codec no byte order, and cannot read the chunk.
         raise NotUnshardable("filters that widen elements of a byte have no Zarr v3 form that every library reads")
     if not _follow_each_other(filters, elements):
-        # zarr-python 2 takes the bytes for whatever a filter says, zarr-python 3 does not.
+        # zarr-python 2 reads the bytes as the type that a filter states; zarr-python 3 does not.
         raise NotUnshardable("filters of elements of another size have no Zarr v3 form that every library reads")
     if filters and endian != "little":
         raise NotUnshardable("filters of big-endian elements have no Zarr v3 form")
@@ -253,7 +253,7 @@ def _v3_numcodec(codec: Codec) -> dict[str, Any]:
 
 
 def _follow_each_other(filters: list[Codec], elements: Elements) -> bool:
-    """Whether every filter takes elements of the size that the one before it makes, and packbits truth values only."""
+    """Whether every filter takes elements of the size that the previous one makes, and packbits only booleans."""
     dtype = parse_v2_dtype(elements.dtype)
     for codec in filters:
         if codec["id"] == "packbits" and dtype.kind != "b":
@@ -267,12 +267,12 @@ def _follow_each_other(filters: list[Codec], elements: Elements) -> bool:
 
 
 def _is_wide(codec: Codec) -> bool:
-    """Whether a filter says, of what it makes or takes, that it has more than a byte."""
+    """Whether the elements that a filter states to make or take have more than one byte."""
     return any(codec.get(member) is not None and parse_v2_dtype(codec[member]).itemsize > 1 for member in DTYPE_MEMBERS)
 
 
 def object_data_type(codecs: list[Codec]) -> str:
-    """Return the v3 data type of elements that the first of the filters turns into bytes."""
+    """Return the v3 data type of the elements that the first filter turns into bytes."""
     name = codecs[0]["id"] if codecs else None
     for data_type, serializer in VLEN_SERIALIZERS.items():
         if serializer == name:
@@ -281,13 +281,13 @@ def object_data_type(codecs: list[Codec]) -> str:
 
 
 def codecs_of(zarray: Document) -> list[dict[str, Any]]:
-    """Return filters and compressor of a checked `.zarray`, in the order in which they encode."""
+    """Return filters and compressor of a checked `.zarray`, in the order of encoding."""
     compressor = zarray.get("compressor")
     return [*(zarray.get("filters") or []), *([] if compressor is None else [compressor])]
 
 
 def is_same_codec(one: Codec, other: Codec) -> bool:
-    """Whether two codecs of one id make the same bytes, as far as they say; defaults are those of numcodecs."""
+    """Whether two codecs of one id make the same bytes, as far as they say; with the defaults of numcodecs."""
     steering = ENCODER_MEMBERS.get(one["id"], frozenset())
     mine, its = _steering(one, steering), _steering(other, steering)
     if any(canonical(mine[member]) != canonical(its[member]) for member in mine.keys() & its.keys()):
@@ -296,7 +296,7 @@ def is_same_codec(one: Codec, other: Codec) -> bool:
 
 
 def _steering(codec: Codec, steering: frozenset[str]) -> Codec:
-    """Return the members that steer the encoder, without those that leave it the choice."""
+    """Return the members that control the encoder, without those that leave it the choice."""
     given = {member: value for member, value in codec.items() if member in steering and value is not None}
     if codec["id"] == "blosc" and given.get("shuffle") == _AUTOSHUFFLE:
         del given["shuffle"]
@@ -304,14 +304,14 @@ def _steering(codec: Codec, steering: frozenset[str]) -> Codec:
 
 
 def get_codec(codec: Codec) -> Any:  # noqa: ANN401 - numcodecs has no types
-    """Return a codec as numcodecs has it; that may raise anything about its configuration."""
-    import numcodecs  # late, as in `format.codecs`
+    """Return a codec of numcodecs; may raise anything because of its configuration."""
+    import numcodecs  # imported late, as in `format.codecs`
 
     return numcodecs.get_codec(dict(codec))
 
 
 def _with_defaults(codec: Codec, steering: frozenset[str]) -> Codec:
-    """Return what decides on bytes, with the defaults of numcodecs; of a codec that it refuses, what it says."""
+    """Return the members that determine the bytes, with the defaults of numcodecs, unless it rejects the codec."""
     given = {member: value for member, value in codec.items() if member not in steering}
     if codec["id"] not in _ARRAY_FILTERS | _BYTES_FILTERS:
         return given

@@ -1,7 +1,7 @@
-"""Chunks of Zarr v2 whose filters or compressor only numcodecs knows, decoded as Zarr v2 has it.
+"""Decoding chunks of Zarr v2 whose filters or compressor only numcodecs has.
 
-A filter takes the bytes that the one before it left for elements of whatever type it says.  No more is decoded than a
-chunk can need; nothing is unpickled, and no codec is used but those that are named here.
+A filter reads the output of the previous one as elements of the type that it states. No more is decoded than a chunk
+can need. Nothing is unpickled, and only the codecs named here are used.
 
 Sources: Zarr storage specification 2, "Filters"; zarr-python 2.18; numcodecs 0.16.
 """
@@ -29,19 +29,19 @@ _FILTERS: Final = frozenset(
     {"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits", "shuffle"}
     | {"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3", "lz4"}
 )
-"""Codecs of numcodecs that make nothing larger than their data says; of lz4 that is checked here."""
-_MAX_ITEM_NBYTES: Final = 16  # of elements between filters: those of numbers
-_MAX_DICTIONARY_NBYTES: Final = 2**28  # of lzma: four times that of its highest preset
+"""Codecs of numcodecs whose output is no larger than their data states; for lz4, that is checked here."""
+_MAX_ITEM_NBYTES: Final = 16  # of elements between filters: numbers only
+_MAX_DICTIONARY_NBYTES: Final = 2**28  # for lzma: four times what its highest preset needs
 
 Codec = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class V2Decoder:
-    """Decodes chunks of *chunk_shape* that *codecs*, in this order, have encoded.
+    """Decodes chunks of *chunk_shape* that were encoded by *codecs*, in this order.
 
-    Decoded elements are little-endian and in C order.  Where they vary in size, they are what the first filter, which
-    is none of *codecs*, has made of them: then there is no *dtype*.
+    Decoded elements are little-endian and in C order. If they vary in size, the result is the output of the first
+    filter, which is not among *codecs*; then there is no *dtype*.
     """
 
     chunk_shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class V2Decoder:
 
     @classmethod
     def of(cls, zarray: Document) -> "V2Decoder":
-        """Return what decodes the chunks of a `.zarray`, which is checked; raises `NotUnshardable` if nothing does."""
+        """Return the decoder for the chunks of a checked `.zarray`; raises `NotUnshardable` if there is none."""
         dtype, codecs = parse_v2_dtype(zarray["dtype"]), codecs_of(zarray)
         shape, order = tuple(zarray["chunks"]), zarray["order"]
         if dtype.hasobject:
-            object_data_type(codecs)  # or the reason why there is none
+            object_data_type(codecs)  # or the reason why it is impossible
             if order == "F" and len(shape) > 1:
                 raise NotUnshardable("elements that vary in size, in order F, have no Zarr v3 form")
             return cls(shape, None, "C", tuple(_checked(codec) for codec in codecs[1:]))
@@ -64,7 +64,7 @@ class V2Decoder:
         return cls(shape, dtype, order, tuple(map(_checked, codecs)))
 
     def native(self, zarray: Document) -> Document:
-        """Return the `.zarray` of the same array with decoded elements, and codecs that every library has for v3."""
+        """Return the `.zarray` of the array with decoded elements, and codecs that every library has for v3."""
         compressor = zarray["compressor"]
         return {
             **zarray,
