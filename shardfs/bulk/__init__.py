@@ -1,5 +1,5 @@
-"""Work on whole datasets: what it is cut into, and who does it.
+"""Work on whole datasets: how it is divided into tasks, and who runs them.
 
-`engine` has tasks run in this process, in processes beside it, or by any executor, as that of a Dask cluster.
-The tasks themselves are pickled on their way: they name what they work on, and never carry credentials.
+`engine` runs tasks in this process, in processes beside it, or on any executor, such as that of a Dask cluster. Tasks
+are pickled on their way: they name what they work on, and never contain credentials.
 """

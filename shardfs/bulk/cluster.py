@@ -1,4 +1,4 @@
-"""A Dask cluster as the executor of tasks; its workers need the same shardfs, and paths that lead to the same files."""
+"""A Dask cluster as the executor of tasks; its workers need the same shardfs, and the same paths to the same files."""
 
 import hashlib
 import os
@@ -28,9 +28,9 @@ _RETRIES: Final = 3
 
 @dataclass(frozen=True)
 class Place:
-    """A source or target that workers are to reach as this process does, by an absolute path or a URL.
+    """A source or target that workers must reach as this process does, by an absolute path or a URL.
 
-    One that *is_written* may not be there yet.
+    One that *is_written* need not exist yet.
     """
 
     url: str
@@ -39,16 +39,16 @@ class Place:
 
     @classmethod
     def of(cls, source: str, options: StoreOptions, *, is_written: bool = False) -> "Place":
-        """Return what a user calls *source*; *options* are for one that is remote."""
+        """Return the place of *source*, as the user typed it; *options* are for a remote one."""
         return cls(url_of(source), options if is_remote(source) else StoreOptions(), is_written)
 
 
 @contextmanager
 def connected(address: str, places: Sequence[Place]) -> Iterator[Executor]:
-    """Yield an executor for the cluster whose scheduler is at *address*, while the block lasts.
+    """Yield an executor for the cluster whose scheduler is at *address*, for the length of the block.
 
-    Raises `SourceError` if Dask is not installed, `StoreError` if the cluster does not answer, or a worker has another
-    shardfs or does not find the *places* that are here.
+    Raises `SourceError` if Dask is not installed, and `StoreError` if the cluster does not answer, or a worker has
+    another version of shardfs or does not find the local *places*.
     """
     try:
         from distributed import Client
@@ -56,7 +56,7 @@ def connected(address: str, places: Sequence[Place]) -> Iterator[Executor]:
     except ModuleNotFoundError:
         raise SourceError(f"--dask needs Dask; install it with: {how_to_install('dask')}") from None
     try:
-        get_address_host_port(address)  # or a client is made, and complains when it ends
+        get_address_host_port(address)  # else a client is created, and complains when it is closed
         client = Client(address, timeout=_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise StoreError(f"no Dask scheduler at {address}: {error}") from None
@@ -69,7 +69,7 @@ def _check_workers(client: "Client", address: str, places: Sequence[Place]) -> N
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     if not workers:
         raise StoreError(f"the Dask cluster at {address} has no workers")
-    # Not by anything of ours: a worker that cannot unpickle what it is sent ends.
+    # Not by our own functions: a worker that cannot unpickle its message ends.
     for worker, version in _ask(client, workers, resolve_name, "shardfs:__version__"):
         if version != shardfs.__version__:
             raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {shardfs.__version__}")
@@ -90,7 +90,7 @@ def _check_workers(client: "Client", address: str, places: Sequence[Place]) -> N
 def _ask(
     client: "Client", workers: Sequence[str], function: Callable[[Any], R], argument: object
 ) -> Iterator[tuple[str, R]]:
-    """Yield each worker with what *function* returns there."""
+    """Yield each worker and the result of *function* there."""
     asked = [(worker, client.submit(function, argument, workers=[worker], pure=False)) for worker in workers]
     for worker, future in asked:
         try:
@@ -102,7 +102,7 @@ def _ask(
 
 @contextmanager
 def _mark(place: Place) -> Iterator[str]:
-    """Yield the path of a file that is there while the block lasts, in or above a directory to be written; else ""."""
+    """Yield the path of a file that exists during the block, in or above a directory to be written; else ""."""
     if not place.is_written or is_remote(place.url):
         yield ""
         return
@@ -114,7 +114,7 @@ def _mark(place: Place) -> Iterator[str]:
 
 
 def survey(marked: Sequence[tuple[Place, str]]) -> list[str | ShardfsError]:
-    """Return what is found at each place, as a text to be compared, or why nothing is."""
+    """Return what is found at each place, as text to be compared, or why nothing is."""
     return [str(os.path.exists(mark)) if mark else trio.run(_look, place) for place, mark in marked]
 
 

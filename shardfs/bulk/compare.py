@@ -1,4 +1,4 @@
-"""Two datasets, chunk by chunk: whether the one has what the other has, however each is stored."""
+"""Comparing two datasets chunk by chunk, however each is stored."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _BATCH: Final = 64
 
 @dataclass(frozen=True)
 class CompareChunks:
-    """The task that compares the chunks of the arrays at *path* where the coarser of them has these *shards*."""
+    """Compares the chunks of the arrays at *path* within *shards* of the array with the larger shards."""
 
     job: Job
     path: str
@@ -41,7 +41,7 @@ class CompareChunks:
         return join_key(self.path, "/".join(map(str, self.shards[0])))
 
     async def run(self, context: Context) -> Sequence[str]:
-        """Return what differs, in lines."""
+        """Return the differences, a line each."""
 
         async def find() -> _Pair | None:
             stores = self.job.reading(context), self.job.made(context)
@@ -55,7 +55,7 @@ class CompareChunks:
 
 @dataclass(frozen=True)
 class CompareFiles:
-    """The task that compares files that both have under the same *keys*."""
+    """Compares the files that both have under the same *keys*."""
 
     job: Job
     keys: tuple[str, ...]
@@ -63,11 +63,11 @@ class CompareFiles:
 
     @property
     def name(self) -> str:
-        """The first of them."""
+        """The first of the keys."""
         return self.keys[0]
 
     async def run(self, context: Context) -> Sequence[str]:
-        """Return those that differ, in lines."""
+        """Return the keys that differ, a line each."""
         stores = self.job.reading(context).store, self.job.made(context).store
         found: list[str] = []
         for key in self.keys:
@@ -85,9 +85,9 @@ class CompareFiles:
 
 @dataclass(frozen=True)
 class _Form:
-    """An array, and what decodes its chunks; None if nothing does.  *element* is the fill value.
+    """An array and the decoder of its chunks, None if there is none; *element* is the fill value.
 
-    Equal bytes are equal values only where the *encoding* is the same.
+    Equal bytes are equal values only if the *encoding* is the same too.
     """
 
     array: Array
@@ -111,11 +111,11 @@ class _Form:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes a chunk of fill values has."""
+        """The size of a decoded chunk in bytes."""
         return len(self.element) * math.prod(self.array.grid.chunk_shape)
 
     def values(self, chunk: Buffer | None) -> object:
-        """Return what tells the values of a chunk; nothing is equal to those of one that cannot be decoded."""
+        """Return a value that is equal for chunks of equal values; that of an undecodable chunk equals no other."""
         if self.decode is None:
             return object()
         return self.decode(chunk) if chunk is not None else self.element * math.prod(self.array.grid.chunk_shape)
@@ -123,7 +123,7 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Pair:
-    """An array of the source, and what was made of it: *coarse* is the grid of the one whose shards are larger."""
+    """An array of the source and the array made from it; *coarse* is the grid of the one with the larger shards."""
 
     source: _Form
     made: _Form
@@ -131,7 +131,7 @@ class _Pair:
 
     @classmethod
     def of(cls, source: BulkNode | None, made: BulkNode | None) -> "_Pair | None":
-        """Return the arrays of two nodes; None if their chunks cannot be compared one by one."""
+        """Return the arrays of two nodes as a pair; None if their chunks cannot be compared one by one."""
         forms = [_Form.of(node) for node in (source, made)]
         one, other = forms
         if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
@@ -139,13 +139,16 @@ class _Pair:
         return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid)
 
     async def shards(self, fail: Callable[[ShardfsError], None]) -> Sequence[Coords]:
-        """Return the shards of the coarser grid in which either has anything; *fail* is told what cannot be listed."""
+        """Return the shards of the coarser grid in which either has anything.
+
+        *fail* is called with what cannot be listed.
+        """
         found = {shard async for shard in shards_touched(self.source.array, self.coarse, fail)}
         found |= {shard async for shard in shards_touched(self.made.array, self.coarse, fail)}
         return sorted(found)
 
     async def compare(self, shard: Coords) -> AsyncIterator[str]:
-        """Yield what differs in the shard at *shard*, in lines."""
+        """Yield the differences in the shard at *shard*, a line each."""
         path = self.source.array.layout.path
         problems: dict[str, None] = {}
         is_alike = self.source.encoding == self.made.encoding
@@ -174,7 +177,7 @@ class _Pair:
 
 
 def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
-    """Yield what the documents of two nodes say differently, in lines."""
+    """Yield the differences between the documents of two nodes, a line each."""
     name = source.path or "(root)"
     if made is None:
         yield f"{name} is missing"
@@ -194,7 +197,7 @@ def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
 
 
 def _fill(array: ArrayMetadata) -> object:
-    """Return the fill value of an array: its bytes, where elements have a size."""
+    """Return the fill value of an array, as bytes if elements have a fixed size."""
     try:
         return fill_element(array.document["data_type"], array.document["fill_value"])
     except ShardfsError:
@@ -210,10 +213,10 @@ async def compare(
     jobs: int | None = None,
     progress: Callable[[int], None] = lambda more: None,
 ) -> list[str]:
-    """Return what differs between what was packed or unpacked and what came of it, in lines.
+    """Return the differences between what was packed or unpacked and the result, a line each.
 
-    Chunks are the same if their values are, as those of equal bytes in the same codecs are; one that is not there has
-    the fill value.  *progress* is told how many tasks more are done.  Raises `SourceError` for what cannot be read.
+    Chunks are equal if their values are; equal bytes in the same codecs are equal values. A missing chunk has the fill
+    value. *progress* is called with the number of finished tasks. Raises `SourceError` for what cannot be read.
     """
     context, problems = Context(), list[str]()
     job = Job(url_of(source), url_of(destination), options)

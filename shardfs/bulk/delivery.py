@@ -1,4 +1,4 @@
-"""Objects of a destination: stored as a whole or not at all, left alone if they are what they should be."""
+"""Objects of a destination: stored as a whole or not at all, and not stored again if they are right already."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +21,7 @@ _OBJECTS_AT_ONCE: Final = 64
 class Job:
     """What all tasks of a run share: where they read, and where they store.
 
-    *options* are for those of the two that are remote.  *compares*: what is stored already is compared byte by byte,
-    whatever is known of it.
+    *options* are for the remote ones of these two. *compares*: whatever is stored already is compared byte by byte.
     """
 
     source: str
@@ -43,7 +42,7 @@ class Job:
         return self.made(context).store
 
     def at_once(self, context: Context) -> int:
-        """Return how many small objects are to be worked on at a time."""
+        """Return how many small objects to work on at a time."""
         return _OBJECTS_AT_ONCE if self.reading(context).store.rewrites or self.storing(context).rewrites else 1
 
     def _options(self, url: str) -> StoreOptions:
@@ -54,7 +53,7 @@ class Job:
 class Item:
     """An object to be stored under *key*.
 
-    *made_of* and *state* are what the manifest says of the one that was stored there before, as `Delivered` has it.
+    *made_of* and *state* are what the manifest says about the object that was stored there before; see `Delivered`.
     """
 
     key: str
@@ -64,11 +63,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What became of an object: *made_of* tells the state of what it was made of, *state* its own.
+    """The result for one object: *made_of* identifies the state of what it was made from, *state* its own.
 
-    Both are "" if it was not stored as it should be; *problems* say why, a line each.  It *is_stored* now, *nbytes* of
-    it, or *is_unchanged*; neither if it failed, or there is nothing to store.  *fatal* is what keeps all others from
-    being stored, too.
+    Both are "" if it was not stored as it should be; *problems* say why, a line each. It *is_stored* now, with *nbytes*
+    bytes, or *is_unchanged*, or neither if it failed or there is nothing to store. *fatal* is an error that prevents
+    storing anything else, too.
     """
 
     key: str
@@ -83,7 +82,7 @@ class Delivered:
 
 @dataclass(frozen=True)
 class StoreTask(ABC):
-    """A task that stores *items*, of about *nbytes* bytes together."""
+    """A task that stores *items*, of about *nbytes* bytes in total."""
 
     job: Job
     items: tuple[Item, ...]
@@ -91,26 +90,26 @@ class StoreTask(ABC):
 
     @property
     def name(self) -> str:
-        """The key of the first of them."""
+        """The key of the first item."""
         return self.items[0].key
 
     async def run(self, context: Context) -> Sequence[Delivered]:
-        """Store them; one that fails stops no other."""
+        """Store the items; a failure of one stops no other."""
         return await each_delivered(self.items, await self.storer(context), at_once=self.job.at_once(context))
 
     @abstractmethod
     async def storer(self, context: Context) -> "Storer":
-        """Return what stores one of them."""
+        """Return a function that stores one item."""
 
 
 class MadeOf:
-    """What tells whether an object has to be stored again: the state of all that it is made of."""
+    """Collects the states of everything that an object is made from, to tell whether it has to be stored again."""
 
     def __init__(self, *said: object) -> None:
         self._hash = blake2b(repr(said).encode(errors="surrogateescape"), digest_size=12)
 
     def add(self, *said: object) -> None:
-        """Take in something that the object is made of."""
+        """Add something that the object is made from."""
         self._hash.update(repr(said).encode(errors="surrogateescape"))
 
     def __str__(self) -> str:
@@ -118,7 +117,7 @@ class MadeOf:
 
 
 def state_of(stat: Stat | None) -> str:
-    """Return what tells versions of a stored object apart: size and time of a file, size and ETag in S3."""
+    """Return an identifier of the version of a stored object: size and time of a file, size and ETag in S3."""
     if stat is None:
         return "absent"
     return f"{stat.size}:{stat.mtime_ns}" if stat.file is not None else f"{stat.size}:{stat.version}"
@@ -128,11 +127,11 @@ Storer = Callable[[Item], Awaitable[Delivered]]
 
 
 class DifferentError(Exception):
-    """What is stored is not what should be there."""
+    """What is stored is not what should be."""
 
 
 class Comparison:
-    """Takes what is to be stored, as a new object does, and compares it with what is there; stores nothing."""
+    """Takes what is to be stored, like a new object, but compares it with what is stored; stores nothing."""
 
     def __init__(self, stored: Snapshot, head_nbytes: int = 0) -> None:
         self._stored = stored
@@ -163,7 +162,7 @@ class Comparison:
 
 
 class NothingError(Exception):
-    """There is nothing to store: no chunk of a shard is there, or can be read."""
+    """There is nothing to store: no chunk of a shard exists, or can be read."""
 
 
 async def deliver(
@@ -176,10 +175,10 @@ async def deliver(
     *,
     head_nbytes: int = 0,
 ) -> Delivered:
-    """Store what *produce* writes under the key of *item*, unless that is there already.
+    """Store what *produce* writes under the key of *item*, unless that is stored already.
 
-    What it is *made_of* tells that, or if need be its bytes, of which there are about *nbytes*.  Raises what keeps it
-    from being produced, or stored.
+    This is decided by what it is *made_of* or, if need be, by comparing bytes, of which there are about *nbytes*.
+    Raises the error that prevents producing or storing it.
     """
     stat: Stat | None = None
     with suppress(NotFoundError, NotADirectoryHereError):
@@ -206,14 +205,14 @@ async def deliver(
 
 
 async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delivered:
-    """Store the file of *source* that has the key of *item*, byte for byte."""
+    """Store the file of *source* with the key of *item*, byte for byte."""
     snapshot = await source.open(item.key)
     produce = copying(snapshot.read, snapshot.size)
     return await deliver(job, store, item, MadeOf(state_of(snapshot.stat)), snapshot.size, produce)
 
 
 def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Callable[[NewObject], Awaitable[Stat]]:
-    """Return what writes *nbytes* bytes as *read* gives them, by offset and number of bytes."""
+    """Return a function that writes *nbytes* bytes obtained from *read*, by offset and number of bytes."""
 
     async def produce(new: NewObject) -> Stat:
         for offset in range(0, nbytes, PART_NBYTES):
@@ -224,7 +223,7 @@ def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Calla
 
 
 async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int = 1) -> tuple[Delivered, ...]:
-    """Store each item; one that fails stops no other, unless that is fatal: then what is returned lacks the rest."""
+    """Store each item; a failure of one stops no other, unless it is fatal: then the rest is not in the result."""
     delivered: dict[Item, Delivered] = {}
 
     async def attempt(item: Item) -> None:
@@ -242,12 +241,12 @@ async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int
 
 
 def left_out(path: str, error: object) -> str:
-    """Say that what is at *path* is left out, and why."""
+    """Report that what is at *path* is left out, and why."""
     return f"left out: {named(path, error)}"
 
 
 def named(path: str, error: object) -> str:
-    """Return what *error* says, with the *path* that it is about."""
+    """Return the text of *error*, with the *path* that it is about."""
     said = str(error)
     is_said = said.startswith((f"{path}:", f"{path}/", f"{path} is ")) or f"/{path} " in said
     return said if path and is_said else f"{path or '(root)'}: {said}"

@@ -1,6 +1,6 @@
-"""Run tasks on a dataset: in this process, in processes of this machine, or where an executor has them run.
+"""Running tasks on a dataset: in this process, in other processes of this machine, or on a given executor.
 
-A task is one shard, or a batch of small ones.  What fails is told of each task, and stops no other.
+A task is one shard, or a batch of small ones. Failures are reported for each task, and stop no other.
 """
 
 import logging
@@ -30,16 +30,16 @@ from shardfs.stores.url import StoreOptions, open_store
 log = logging.getLogger(__name__)
 
 _MAX_DEATHS: Final = 3
-_MAX_DEATHS_ELSEWHERE: Final = 2  # an executor that tells of a death has tried more than once itself
+_MAX_DEATHS_ELSEWHERE: Final = 2  # a given executor that reports a death has retried by itself
 _DASK_DEATH: Final = "KilledWorker"
-_FOREVER: Final = math.inf  # what a run saw of names holds until its end
+_FOREVER: Final = math.inf  # a run may use what it has seen until it ends
 
 _PATIENCE: Final = 3.0
 _LARGE_NBYTES: Final = 256 * 2**20
-"""After how many seconds, or for a task of how many bytes, other processes are worth their start."""
+"""Seconds of work, or bytes of a task, from which on it pays to start processes."""
 
 _WINDOW: Final = 256
-"""How many tasks a given executor has at a time: some for each worker on each of some machines."""
+"""How many tasks a given executor has at a time: some for each worker of several machines."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,9 +47,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Context:
-    """What the tasks of a run share in one process: what is open, and found.  It belongs to one event loop at a time.
+    """What the tasks of a run share in one process: open sources, and what was found.
 
-    *known* are sources that are open already, by URL and options.
+    It belongs to one event loop at a time. *known* are sources that are open already, by URL and options.
     """
 
     def __init__(self, known: Mapping[tuple[str, StoreOptions], Source] | None = None) -> None:
@@ -57,14 +57,14 @@ class Context:
         self._last: dict[str, tuple[object, object]] = {}
 
     def source(self, url: str, options: StoreOptions) -> Source:
-        """Return the source at *url*, opened when it is first asked for; raises as `open_store` does."""
+        """Return the source at *url*, opened on first use; raises the errors of `open_store`."""
         key = url, options
         if key not in self._sources:
             self._sources[key] = Source.of(open_store(url, options, ttl=_FOREVER))
         return self._sources[key]
 
     async def last(self, purpose: str, key: object, make: Callable[[], Awaitable[R]]) -> R:
-        """Return what *make* makes of *key*; for each *purpose* what was made last is kept, as tasks ask in order."""
+        """Return the result of *make* for *key*; the last one of each *purpose* is kept: tasks come in order."""
         known = self._last.get(purpose)
         if known is None or known[0] != key:
             known = self._last[purpose] = key, await make()
@@ -72,27 +72,27 @@ class Context:
 
 
 class Task(Protocol[R_co]):
-    """Something to do with one shard, or with a batch of small ones: a frozen dataclass that can be pickled.
+    """Work on one shard, or on a batch of small ones: a frozen dataclass that can be pickled.
 
-    It is run again where it is not known whether it was done, so it must not matter how often it is.  What it stores
-    appears as a whole or not at all: its process may be killed at any time.
+    It is run again if it is unknown whether it was done, so running it twice must do no harm. What it stores appears as
+    a whole or not at all, because its process may be killed at any time.
     """
 
     @property
     def name(self) -> str:
-        """What it works on, as reports tell it."""
+        """What it works on, for reports."""
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes could be copied in the time that it takes."""
+        """Its cost: about how many bytes could be copied in the same time."""
 
     async def run(self, context: Context) -> R_co:
-        """Do it; returns something small that can be pickled."""
+        """Do the work; returns something small that can be pickled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """What came of a task, the one at *index* of all: its *result*, unless there is an *error*."""
+    """The outcome of the task at *index*: its *result*, or an *error*."""
 
     index: int
     task: Task[R]
@@ -103,7 +103,7 @@ class Outcome(Generic[R]):
 async def batched(
     items: AsyncIterable[T], cost: Callable[[T], int], *, most: int, nbytes: int
 ) -> AsyncIterator[tuple[list[T], int]]:
-    """Yield *items* in lists, each with its cost: up to *most*, and up to *nbytes* together, but one at least."""
+    """Yield *items*, each with its cost, in lists of at most *most* items and *nbytes* bytes, but at least one item."""
     batch: list[T] = []
     spent = 0
     async for item in items:
@@ -126,16 +126,17 @@ async def run_tasks(
     jobs: int | None = None,
     window: int | None = None,
 ) -> None:
-    """Run *tasks*, of which no more are taken than there is room for; *done* is told what came of each, in any order.
+    """Run *tasks*, taken from the iterator as there is room; *done* is called with each outcome, in any order.
 
-    Without an *executor*, up to *jobs* processes of this machine do it, by default one for each processor.  They are
-    started once there is enough to do; before, and with one job, tasks are run here, with *context*.  No more than
-    *window* tasks are with the executor at a time.
+    Without an *executor*, up to *jobs* processes of this machine work, by default one for each processor. They are
+    started once there is enough to do; before that, and with one job, tasks run in this process, with *context*. At
+    most *window* tasks are with the executor at a time.
 
-    Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
-    have are waited for, unless that is interrupted too.  Executors other than the pools of `concurrent.futures` do not
-    tell which have begun: all that they have are waited for, or still written after a second interrupt.  Raises
-    `StoreError` if processes cannot be started, or a given executor breaks.
+    If this ends early, by Ctrl-C or because *done* raises, tasks that have not begun are dropped, and those that have
+    are waited for, unless interrupted again. Executors other than the pools of `concurrent.futures` do not tell which
+    have begun: all of theirs are waited for, or still write after a second interrupt.
+
+    Raises `StoreError` if processes cannot be started, or a given executor breaks.
     """
     keep_freed_memory()
     context = context or Context()
@@ -159,7 +160,7 @@ async def run_tasks(
         try:
             with trio.CancelScope(shield=True):
                 await crew.abandon()
-        except BaseException:  # somebody is not patient
+        except BaseException:  # a second interrupt
             crew.kill()
             raise
         raise
@@ -172,7 +173,7 @@ _Result = tuple[R | None, ShardfsError | None]
 
 @dataclass(slots=True)
 class _Assigned(Generic[R]):
-    """A task for an executor, and how many pools broke while they had it."""
+    """A task given to an executor, and how many pools broke while they had it."""
 
     index: int
     task: Task[R]
@@ -180,17 +181,17 @@ class _Assigned(Generic[R]):
 
 
 class _Crew(Generic[R]):
-    """An executor, and the tasks that it has: a given one, or a pool of *jobs* processes.
+    """An executor and its tasks: a given executor, or a pool of *jobs* processes.
 
-    When a process dies, nobody knows over which task, and a pool breaks.  All that may be to blame are suspects: each
-    is run again with no other beside it.
+    When a process dies, its pool breaks, and nobody knows which task is to blame. All that may be are suspects: each is
+    run again alone.
     """
 
     def __init__(self, done: Callable[[Outcome[R]], None], executor: Executor | None, jobs: int, window: int) -> None:
         self._done = done
         self._given = executor
         self._pool: _Pool | None = None
-        self._nfailed = 0  # pools in a row that never came to do anything
+        self._nfailed = 0  # consecutive pools that never did anything
         self._jobs = jobs
         self._window = window
         self._run = uuid4().hex
@@ -202,7 +203,7 @@ class _Crew(Generic[R]):
         """Hand a task over as soon as there is room."""
         while len(self._under_way) >= self._window:
             await self._settle_next()
-        if self._given is None:  # else it would wait for many machines
+        if self._given is None:  # a suspect that runs alone would keep many machines waiting
             await self._clear_suspects()
         self._submit(assigned)
 
@@ -215,7 +216,7 @@ class _Crew(Generic[R]):
     async def abandon(self) -> None:
         """Drop the tasks that have not begun, and wait for the others."""
         tells = self._given is None or isinstance(self._given, ThreadPoolExecutor | ProcessPoolExecutor)
-        for future in list(self._under_way) if tells else ():  # Dask cancels what a worker is doing, which goes on
+        for future in list(self._under_way) if tells else ():  # Dask also cancels tasks that have begun, but they go on
             if future.cancel():
                 del self._under_way[future]
         if self._under_way and not tells:
@@ -226,11 +227,11 @@ class _Crew(Generic[R]):
         elif self._under_way and (self._given or self._pool) is not None:
             log.warning("waiting for tasks that have begun: %d; interrupt again to end them", len(self._under_way))
         while self._under_way:
-            with suppress(Exception):  # of the caller, who is told already why this ends
+            with suppress(Exception):  # of the caller, which knows already why this ends
                 await self._settle_next()
 
     def kill(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Kill the processes, whatever they are doing."""
         if self._pool is not None:
             self._pool.held.close()
 
@@ -242,7 +243,7 @@ class _Crew(Generic[R]):
 
     async def _clear_suspects(self) -> None:
         while self._suspects:
-            await self._drain()  # what a broken pool had is settled, and its fault known, at once
+            await self._drain()  # all tasks of a broken pool fail at once
             self._submit(self._suspects.popleft())
             await self._drain()
 
@@ -257,7 +258,7 @@ class _Crew(Generic[R]):
         try:
             with _without_interrupts():
                 future = executor.submit(_execute, self._run, assigned.task)
-        except BrokenExecutor as broken:  # a process died that had nothing to do
+        except BrokenExecutor as broken:  # an idle process died
             self._give_up_pool(broken)
             self._suspects.append(assigned)
             return
@@ -273,7 +274,7 @@ class _Crew(Generic[R]):
     async def _settle_next(self) -> None:
         future = await self._receiver.receive()
         assigned = self._under_way.pop(future, None)
-        if assigned is None:  # it was dropped
+        if assigned is None:  # it was cancelled
             return
         result, error = None, None
         try:
@@ -283,7 +284,7 @@ class _Crew(Generic[R]):
                 self._give_up_pool(failure)
             error = as_told(failure)
             if isinstance(failure, BrokenExecutor) or type(failure).__name__ == _DASK_DEATH:
-                assigned.deaths += not self._nfailed  # else it did not come to that
+                assigned.deaths += not self._nfailed  # else it had not begun
                 if assigned.deaths < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
                     self._suspects.append(assigned)
                     return
@@ -291,7 +292,7 @@ class _Crew(Generic[R]):
         self._done(Outcome(assigned.index, assigned.task, result, error))
 
     def _give_up_pool(self, broken: BrokenExecutor) -> None:
-        """Let the next task have a new pool; raises `StoreError` if that would be no better."""
+        """Let the next task have a new pool; raises `StoreError` if that would fare no better."""
         if self._given is not None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
         if self._pool is not None:
@@ -302,10 +303,10 @@ class _Crew(Generic[R]):
 
 
 class _Pool:
-    """Processes of this machine, which end at once when *held* is closed, by us or since this process was killed."""
+    """Processes of this machine, which end at once when *held* is closed, by us or because this process was killed."""
 
     def __init__(self, jobs: int) -> None:
-        spawn = multiprocessing.get_context("spawn")  # in a forked process requests to S3 never end
+        spawn = multiprocessing.get_context("spawn")  # in a forked process, requests to S3 never end
         self._watched, self.held = spawn.Pipe(duplex=False)
         self.executor = ProcessPoolExecutor(jobs, spawn, _begin, (self._watched,))
         with _without_interrupts():
@@ -313,7 +314,7 @@ class _Pool:
 
     @property
     def has_worked(self) -> bool:
-        """Whether a process ever came to do something; to be asked when the pool is broken."""
+        """Whether any process ever did something; to be asked when the pool is broken."""
         return self._first.exception() is None
 
     def end(self) -> None:
@@ -325,7 +326,7 @@ class _Pool:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start processes in the block that Ctrl-C does not reach: this one says what becomes of them."""
+    """In the block, start processes that Ctrl-C does not reach: this process decides what happens to them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -336,7 +337,7 @@ def _without_interrupts() -> Iterator[None]:
 def _begin(watched: Connection) -> None:
     """Begin a process of a pool; it ends when nobody has the other end of *watched* any more."""
     keep_freed_memory()
-    logging.getLogger("shardfs").addHandler(logging.NullHandler())  # what fails is in the outcome
+    logging.getLogger("shardfs").addHandler(logging.NullHandler())  # errors are in the outcome
 
     def end_with_parent() -> None:
         watched.poll(None)
@@ -345,11 +346,11 @@ def _begin(watched: Connection) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-_local = threading.local()  # the run that this thread had a task of last, and its context
+_local = threading.local()  # the run of this thread's last task, and its context
 
 
 def _execute(run: str, task: Task[R]) -> _Result[R]:
-    """Run a task where an executor has it done."""
+    """Run a task in the process of an executor."""
     if getattr(_local, "run", None) != run:
         _local.run, _local.context = run, Context()
     return trio.run(_attempt, task, _local.context)
@@ -363,7 +364,7 @@ async def _attempt(task: Task[R], context: Context) -> _Result[R]:
 
 
 def as_told(error: BaseException) -> ShardfsError:
-    """Return what a report tells of *error*, whatever it is."""
+    """Return *error*, whatever it is, as one of ours with its text for a report."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ShardfsError):

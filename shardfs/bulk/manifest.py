@@ -1,7 +1,7 @@
-"""The manifest of a destination: of each object that bulk work stored there, what it was made of.
+"""The manifest of a destination: what each object stored there by bulk work was made from.
 
-It is a small database in the user's state directory, which grows with the number of shards and takes no memory.  A key
-is noted before anything is stored under it, so that nothing is ever there that the manifest does not know.
+It is a small database in the user's state directory, which grows with the number of shards but takes no memory. A key
+is recorded before anything is stored under it, so the manifest knows everything that was stored.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _NROWS: Final = 1000
 
 
 class Manifest:
-    """What is known of the objects below a destination; those of this *run* are told apart from those before."""
+    """What is known about the objects in a destination; those of this *run* are distinguished from earlier ones."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -36,15 +36,15 @@ class Manifest:
         self._run = 1 + (self._database.execute("select max(run) from objects").fetchone()[0] or 0)
 
     def clear(self) -> None:
-        """Know nothing any more, as of a destination that is empty."""
+        """Forget everything: the destination is empty."""
         with self._together():
             self._database.execute("delete from objects")
             self._database.execute("delete from about")
 
     def require(self, what: str, *, is_empty: bool) -> None:
-        """Note what the destination is made by, the first time, when it *is_empty*.
+        """Record the command that makes the destination, the first time, when it *is_empty*.
 
-        Raises `UsageError` if it was made by something else, or by nobody knows what.
+        Raises `UsageError` if it was made by another command, or by an unknown one.
         """
         found = self._database.execute("select said from about where what = 'made by'").fetchone()
         if found is None and not is_empty:
@@ -57,7 +57,7 @@ class Manifest:
         self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
 
     def items(self, keys: Iterable[str]) -> tuple[Item, ...]:
-        """Note that objects are about to be stored under *keys*, and return them with what `done` was told before."""
+        """Record that objects are about to be stored under *keys*; return them with what `done` recorded before."""
         items: list[Item] = []
         with self._together():
             for key in keys:
@@ -72,19 +72,19 @@ class Manifest:
         return tuple(items)
 
     def done(self, delivered: Iterable[Delivered]) -> None:
-        """Note what objects are made of, and the states that they have in the store."""
+        """Record what objects are made from, and their states in the store."""
         rows = [(each.made_of, each.state, os.fsencode(each.key)) for each in delivered]
         with self._together():
             self._database.executemany("update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", rows)
 
     def unfinished(self) -> list[str]:
-        """Return the keys that an earlier run began with, and did not come to an end."""
+        """Return the keys that an earlier run began, and did not finish."""
         return [os.fsdecode(key) for (key,) in self._database.execute("select key from objects where is_begun")]
 
     def left(self) -> Iterator[tuple[str, str | None]]:
-        """Yield the keys of earlier runs that this one did not begin with, and the state that each was stored in.
+        """Yield the keys of earlier runs that this one did not begin, and the states in which they were stored.
 
-        There is no state of an object that its run did not come to the end of.
+        The state is missing if the run did not finish the object.
         """
         last = b""
         while rows := self._database.execute(
@@ -96,12 +96,12 @@ class Manifest:
                 yield os.fsdecode(last), state
 
     def forget(self, key: str) -> None:
-        """Know nothing of an object any more."""
+        """Forget an object."""
         self._database.execute("delete from objects where key = ?", (os.fsencode(key),))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Have all changes of the block stored by one write, or none."""
+        """Store all changes of the block in one transaction."""
         self._database.execute("begin immediate")
         with self._database:
             yield
@@ -109,9 +109,9 @@ class Manifest:
 
 @contextmanager
 def open_manifest(destination: Address) -> Iterator[Manifest]:
-    """Open the manifest of *destination*, an empty one if there is none; nobody else has it open meanwhile.
+    """Open the manifest of *destination*, creating it if there is none; nobody else has it open meanwhile.
 
-    Raises `SourceError` if another process has, and `StoreError` if its disk is full, or it is damaged.
+    Raises `SourceError` if another process has it open, and `StoreError` if its disk is full, or it is damaged.
     """
     digest = hashlib.sha256("\n".join(destination).encode(errors="surrogateescape")).hexdigest()[:32]
     directory = os.path.join(state_home(), "shardfs", "bulk")

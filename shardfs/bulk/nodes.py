@@ -1,4 +1,4 @@
-"""The nodes of a source for bulk work, whatever Zarr version they are stored in, and where their chunks go."""
+"""The nodes of a source for bulk work, in either Zarr version, and where their chunks go."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -37,10 +37,10 @@ from shardfs.stores.local.file_lock import is_lock
 
 @dataclass(frozen=True, eq=False)
 class BulkNode:
-    """A node at *path*: its *metadata*, as v3 says it, from the stored *documents*.
+    """A node at *path*: its v3 *metadata*, from the stored *documents*.
 
-    *array* has its chunks; None if it is a group, or an array whose chunks cannot be told.  *decoder* decodes them if
-    the codecs of *metadata* are not those that they have, which libraries do not have in v3.
+    *array* has its chunks; None for a group, or for an array whose chunks cannot be located. *decoder* decodes the
+    chunks if libraries have no v3 form of their codecs; *metadata* then states other codecs.
     """
 
     path: str
@@ -55,19 +55,19 @@ class BulkNode:
         return DOCUMENT not in self.documents
 
     def is_superseded(self, name: str) -> bool:
-        """Whether *name*, in the directory of the node, is a document of Zarr v2 which that of v3 took the place of."""
+        """Whether *name*, in the directory of the node, is a v2 document beside a v3 document that replaces it."""
         return not self.is_v2 and name in V2_NAMES
 
     def is_chunk(self, name: str) -> bool:
-        """Whether *name*, in the directory of the node, is a chunk or leads to some."""
+        """Whether *name*, in the directory of the node, is a chunk or leads to chunks."""
         return self.array is not None and self.array.layout.key_encoding.begins(name, self.array.grid.ndim)
 
 
 async def find_node(source: Source, path: str, names: Collection[str] | None = None) -> BulkNode | None:
-    """Return the node at *path*, None if there is none; *names* are those in its directory, if they are known.
+    """Return the node at *path*, None if there is none; *names* are those in its directory, if known.
 
-    Raises `MetadataError` for a document that says nothing, `NotUnshardable` for one of v2 without a v3 form, and what
-    keeps a document from being read.
+    Raises `MetadataError` for an invalid document, `NotUnshardable` for a v2 one without a v3 form, and the error that
+    prevents reading a document.
     """
     found = await _find_v3(source, path) if names is None or DOCUMENT in names else None
     if found is None and (names is None or V2_NAMES & set(names)):
@@ -108,10 +108,10 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
 
 
 async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | ShardfsError | None]]:
-    """Yield each directory of *source*, parents first, with the names in it that are no chunks, and its node.
+    """Yield each directory of *source*, parents first, with its names that are not chunks, and its node.
 
-    Where a directory below the source, or a document, cannot be read, or has no v3 form, the error takes the place of
-    the node.  Raises `UnreachableError`, and what keeps the source itself from being read.
+    If a directory below the source, or a document, cannot be read or has no v3 form, the error is yielded instead of
+    the node. Raises `UnreachableError`, and the error that prevents reading the source itself.
     """
     pending = [""]
     while pending:
@@ -137,10 +137,10 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """How the chunks of *array* come into shards of *target*: by *transcoder*, or encoded as they are without one.
+    """How the chunks of *array* get into shards of *target*: by *transcoder*, or encoded as they are without one.
 
-    *document* is that of the packed array.  *fingerprint* stands for what both documents say of their chunks, and
-    *version* for their shape, too.  *was* and *becomes* name the codecs of chunks.
+    *document* is that of the packed array. *fingerprint* stands for what both documents say about their chunks,
+    *version* also for their shape. *was* and *becomes* name the codecs of chunks.
     """
 
     array: Array
@@ -153,14 +153,14 @@ class Transfer:
 
     @property
     def version(self) -> tuple[bytes, tuple[int, ...]]:
-        """What tells whether shards that are made now fit those that were made before, and the document."""
+        """Identifies which shards made earlier fit those made now, and the document."""
         return self.fingerprint, tuple(self.document["shape"])
 
     @classmethod
     async def find(
         cls, context: Context, job: Job, path: str, packing: Packing, version: tuple[bytes, tuple[int, ...]]
     ) -> "Transfer":
-        """Return how the chunks of the array at *path* are packed; raises `StaleError` if it has another *version*."""
+        """Return the transfer of the array at *path*; raises `StaleError` if it has another *version* now."""
 
         async def find() -> Transfer:
             node = await find_node(job.reading(context), path)
@@ -173,9 +173,9 @@ class Transfer:
 
     @classmethod
     def of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
-        """Return how the chunks of *node* are packed; None if they are copied as the files that they are.
+        """Return the transfer of *node*; None if its files are copied as they are.
 
-        Raises `NotUnshardable` with the reason why they cannot be.
+        Raises `NotUnshardable` with the reason why it cannot be packed.
         """
         if not isinstance(node.metadata, ArrayMetadata):
             return None
@@ -192,12 +192,12 @@ class Transfer:
         return cls(node.array, layout, document, both, transcoder, was, becomes)
 
     def nbytes(self, shard: Coords) -> int:
-        """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""
+        """Return the approximate size of the target shard at *shard*, without compression."""
         grid, item_nbytes = self.target.grid, usual_nbytes(self.document["data_type"])
         return grid.nchunks_of(shard) * math.prod(grid.chunk_shape) * item_nbytes
 
     def index(self, shard: Coords) -> IndexLayout:
-        """Return how the index of the target shard at *shard* is laid out."""
+        """Return the index layout of the target shard at *shard*."""
         level = self.target.grid.levels[0]
         return IndexLayout(level.index_codecs, self.target.grid.index_shape(shard), level.index_at_start)
 
@@ -212,8 +212,8 @@ async def shards_touched(
 ) -> AsyncIterator[Coords]:
     """Yield, in C order, the coordinates below *prefix* of the shards of *grid* in which *array* has anything stored.
 
-    *stored* are the prefixes of its own shards that overlap those below *prefix*; *fail* is told of what cannot be
-    listed, and *others* of what lies between shards and is none: one key, and how many there are.
+    *stored* are the prefixes of its own shards that overlap those below *prefix*. *fail* is called with what cannot be
+    listed, and *others* with files among shards that are none: one key, and their number.
     """
     axis = len(prefix)
     if axis == grid.ndim:
@@ -243,9 +243,9 @@ async def chunks_within(
     left_out: Callable[[ShardfsError, Coords | None], None],
     made_of: MadeOf,
 ) -> AsyncIterator[tuple[Coords, int]]:
-    """Yield the chunks that *array* has where *grid* has the shard at *shard*, in C order, with their sizes.
+    """Yield the chunks of *array* in the shard of *grid* at *shard*, in C order, with their sizes.
 
-    *left_out* is told what is damaged, and where; *made_of* takes in the states of the files that the chunks are in.
+    *left_out* is called for damaged ones; *made_of* collects the states of the files that contain the chunks.
     """
     if not grid.ndim:
         state, extent = await array.find(())
@@ -266,13 +266,13 @@ async def chunks_within(
                     yield (*prefix, number), nbytes
                     continue
                 try:
-                    await array.find((*prefix, number))  # which says what is wrong
+                    await array.find((*prefix, number))  # which raises the error
                 except ShardfsError as error:
                     left_out(error, (*prefix, number))
 
 
 def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
-    """Return the shards of *grid* along *axis* that have any of these inner chunks."""
+    """Return the shards of *grid* along *axis* that contain any of these inner chunks."""
     if not chunks:
         return range(0)
     length, dimension = grid.chunk_shape[axis], grid.shards.dimensions[axis]

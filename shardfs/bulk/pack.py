@@ -1,6 +1,6 @@
-"""Packing: the chunks of a dataset, moved as encoded bytes into shards of another one.
+"""Packing: the chunks of a dataset, moved as encoded bytes into the shards of another one.
 
-What becomes of each array is decided and announced before anything is written; tasks then write a few shards each.
+What becomes of each array is decided and announced before anything is written; then each task writes a few shards.
 """
 
 from collections import Counter
@@ -47,10 +47,10 @@ from shardfs.stores.parallel import for_each
 
 _BATCH_NBYTES: Final = 64 * 2**20
 _BATCH: Final = 256
-"""Small shards go into one task up to so many bytes, and so many shards."""
+"""Small shards are written by one task: at most so many bytes, and so many shards."""
 
 _TRANSCODING: Final = 16
-"""How many times longer transcoding takes than copying, or more."""
+"""The cost of transcoding, as a multiple of copying."""
 
 _NOT_IN_SHARDS: Final = "zarr-python 3.1 reads such elements only in arrays without shards"
 _MAX_FILES: Final = 16
@@ -58,12 +58,12 @@ _MAX_ERRORS: Final = 3
 
 _CHUNKS_AT_ONCE: Final = 64
 _MAX_GROUP: Final = 1024
-"""How many chunks are asked for at a time, and how many are read before they are stored."""
+"""How many chunks are requested at a time, and how many are read before they are stored."""
 
 
 @dataclass(frozen=True)
 class PackShards(StoreTask):
-    """The task that writes some *shards* of the array at *path*, one for each item; *version* is that of `Transfer`."""
+    """Writes some *shards* of the array at *path*, one for each item; *version* is that of the `Transfer`."""
 
     packing: Packing
     path: str
@@ -71,7 +71,7 @@ class PackShards(StoreTask):
     shards: tuple[Coords, ...]
 
     async def storer(self, context: Context) -> Storer:
-        """Return what writes one of them."""
+        """Return a function that writes one of them."""
         at_once = _CHUNKS_AT_ONCE if self.job.reading(context).store.rewrites else 1
         transfer = await Transfer.find(context, self.job, self.path, self.packing, self.version)
         shards = dict(zip(self.items, self.shards, strict=True))
@@ -84,16 +84,16 @@ class PackShards(StoreTask):
 
 @dataclass(frozen=True)
 class CopyFiles(StoreTask):
-    """The task that copies some files as they are."""
+    """Copies some files as they are."""
 
     async def storer(self, context: Context) -> Storer:
-        """Return what copies one of them."""
+        """Return a function that copies one of them."""
         return partial(copy_file, self.job, self.job.reading(context).store, self.job.storing(context))
 
 
 @dataclass(eq=False)
 class _Shard:
-    """One shard of the target, while it is written; up to *at_once* chunks are asked for at a time."""
+    """One shard of the target that is being written; at most *at_once* chunks are requested at a time."""
 
     transfer: Transfer
     coords: Coords
@@ -101,7 +101,7 @@ class _Shard:
     problems: dict[str, None] = field(default_factory=dict)
 
     async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
-        """Store the shard; without the chunks that cannot be read, which are named."""
+        """Store the shard, without chunks that cannot be read, which are reported."""
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
@@ -125,12 +125,12 @@ class _Shard:
 
         nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
         done = await deliver(job, job.storing(context), item, made_of, nbytes, produce, head_nbytes=head_nbytes)
-        if self.problems:  # it is to be done again, whatever is stored
+        if self.problems:  # it must be done again, whatever is stored
             return replace(done, made_of="", state="", problems=tuple(self.problems))
         return done
 
     async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:
-        """Yield chunks as they are to be stored, about `PART_NBYTES` at a time; large ones come in pieces."""
+        """Yield chunks in their target encoding, about `PART_NBYTES` at a time; large ones in pieces."""
         group: list[Coords] = []
         nbytes = 0
         for coords, size in chunks:
@@ -151,7 +151,7 @@ class _Shard:
             yield await self._fetch(group)
 
     async def _fetch(self, group: Sequence[Coords]) -> list[tuple[Coords, Buffer]]:
-        """Return these chunks as they are to be stored, without those that cannot be read, or are gone."""
+        """Return these chunks in their target encoding, without those that cannot be read, or are gone."""
         found: list[Buffer | None] = [None] * len(group)
 
         async def fetch(place: int) -> None:
@@ -160,7 +160,7 @@ class _Shard:
             except CorruptionError as error:
                 self._left_out(error, group[place])
 
-        # Requests are made together, so that what lies together is one; the page cache is read in order.
+        # Remote chunks are requested together, so that adjacent ones take one request; local ones are read in order.
         await for_each(range(len(group)), fetch, self.at_once)
         chunks = [(coords, data) for coords, data in zip(group, found, strict=True) if data is not None]
         return chunks if self.transfer.transcoder is None else await trio.to_thread.run_sync(self._transcode, chunks)
@@ -177,7 +177,7 @@ class _Shard:
         return transcoded
 
     def _left_out(self, error: ShardfsError, coords: Coords | None = None) -> None:
-        """Name what is damaged; raises the error if it may pass, as then the shard is for the next run."""
+        """Report a damaged chunk; raises the error if it may pass, because then the next run does the shard."""
         if not isinstance(error, CorruptionError):
             raise error
         layout = self.transfer.array.layout
@@ -191,11 +191,11 @@ class _Shard:
 
 @dataclass(frozen=True)
 class PlannedArray:
-    """What becomes of the array at *path*; as text, what people are told of it.
+    """What becomes of the array at *path*; its text is shown to the user.
 
-    Without *shards* its chunks stay files.  *shard_nbytes* are those of a full shard, without compression; about, if
-    elements vary in size.  *transcoded* tells why its chunks do not stay as they are encoded: "--codecs", or "v2" for
-    codecs that v3 does not have.  *was* and *becomes* are the codecs.
+    Without *shards*, its chunks stay files. *shard_nbytes* is the size of a full shard without compression, approximate
+    if elements vary in size. *transcoded* says why chunks are transcoded: "--codecs", or "v2" for codecs that v3 does
+    not have. *was* and *becomes* are the codecs.
     """
 
     path: str
@@ -211,7 +211,7 @@ class PlannedArray:
 
     @classmethod
     def of(cls, node: BulkNode, transfer: Transfer | None) -> "PlannedArray":
-        """Return what becomes of *node*; without a *transfer* its files are copied."""
+        """Return what becomes of *node*; without a *transfer*, its files are copied."""
         if transfer is None:
             return cls(node.path, node.array.grid.nchunks if node.array is not None else None)
         grid, element = transfer.target.grid, DataType.find(transfer.document["data_type"])
@@ -246,18 +246,17 @@ class PlannedArray:
 
 @dataclass
 class PackPlan(Plan):
-    """What packing a source comes to, as it is found before anything is written.
+    """What packing a source amounts to, found before anything is written.
 
-    *arrays* are those whose chunks are packed, or converted from v2, with their versions, as `Transfer` has them;
-    *trees* those that are copied as the files that they are; *planned* is what is said of them all.  *files* are
-    directories with other files.
+    *arrays* are those whose chunks are packed, or converted from v2, with the versions of their `Transfer`; *trees*
+    those that are copied as files; *planned* describes all of them. *files* are directories with other files.
     """
 
     packing: Packing
     arrays: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict)
     trees: list[str] = field(default_factory=list)
     files: list[tuple[str, list[str]]] = field(default_factory=list)
-    _errors: list[str] = field(default_factory=list)  # which keep all of it from being begun
+    _errors: list[str] = field(default_factory=list)  # which prevent the whole run
     _ranks: set[int] = field(default_factory=set)
     planned: list[PlannedArray] = field(default_factory=list)
     _copies: dict[str, list[str]] = field(default_factory=dict)
@@ -298,11 +297,11 @@ class PackPlan(Plan):
             lines.setdefault(str(planned), []).append(planned.path)
         for what, paths in lines.items():
             yield f"{first_of([path or '(root)' for path in paths], 2)}: {what}"
-        if superseded:  # else readers of v2 would take shards for chunks
+        if superseded:  # else v2 readers would take shards for chunks
             yield f"{first_of(superseded, 2)}: left out, of Zarr v2 beside zarr.json"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
-        """Yield what is to be done; keys are noted in *manifest* before."""
+        """Yield the tasks; keys are first recorded in *manifest*."""
         for path in self.arrays:
             try:
                 async for task in self._pack(path, job, context, manifest):
@@ -336,7 +335,7 @@ class PackPlan(Plan):
             self.report.notes.append(f"left out: {key}{more}: no chunk of the array")
 
     def _add(self, node: BulkNode) -> None:
-        """Take in a node."""
+        """Add a node."""
         key, text = join_key(node.path, DOCUMENT), node.documents.get(DOCUMENT)
         if isinstance(node.metadata, GroupMetadata):
             document = Consolidated(self.packing).get(node.metadata.document)
@@ -362,7 +361,7 @@ class PackPlan(Plan):
         self.planned.append(PlannedArray.of(node, transfer))
 
     def _consolidate(self) -> None:
-        """Give groups that were consolidated as v2 the copies that v3 has in the document of the group."""
+        """Give groups that were consolidated as v2 the copies that v3 has in the group's document."""
         for group, paths in self._copies.items():
             keys = {path: join_key(join_key(group, path), DOCUMENT) for path in paths}
             copies = {path: parse_json(self.documents[key]) for path, key in keys.items() if key in self.documents}

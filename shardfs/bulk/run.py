@@ -38,7 +38,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # as the kernel writes spaces and the like
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # the kernel's escapes for spaces and the like
 _OURS: Final = "fuse.shardfs"
 
 
@@ -46,8 +46,8 @@ _OURS: Final = "fuse.shardfs"
 class Report:
     """The result of a run, and its progress while it lasts.
 
-    *done* objects of about *total* have been dealt with.  *problems* name everything that is missing from the
-    destination, or wrong in it, and why.  *notes* name what else was left out, as it is part of no array.
+    *done* of about *total* objects are finished. *problems* list everything that is missing from the destination, or
+    wrong in it, and why. *notes* list what else was left out because it belongs to no array.
     """
 
     done: int = 0
@@ -62,10 +62,10 @@ class Report:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run goes about the destination, and who does the work.
+    """How a run treats the destination, and who does the work.
 
-    *syncs*: what is there and unchanged stays; else the destination has to be empty.  *compares*: then bytes are
-    compared, too.  *progress* is told of the report whenever something was done.
+    *syncs*: what is there and unchanged stays; otherwise the destination must be empty. *compares*: with that, bytes
+    are compared. *progress* is called with the report whenever something is done.
     """
 
     syncs: bool = False
@@ -77,11 +77,11 @@ class RunOptions:
 
 @dataclass
 class Plan(ABC):
-    """What a destination is to have: objects that tasks store, the *last* one when all others are done, and *documents*
-    by key, parents first.
+    """What a destination is to contain: objects stored by tasks, and *documents* by key, parents first.
 
-    They are of *nnodes* arrays and groups; the *report* counts all, as if all arrays had all their chunks, and names
-    what is left out.  As text it is the command that makes it: a run that goes on with another has to say the same.
+    *last* is the object to be stored when all others are. There are *nnodes* arrays and groups. *report* counts
+    everything as if all arrays had all their chunks, and lists what is left out. As text, a plan is the command that
+    makes it; a run that continues with another plan must have the same text.
     """
 
     report: Report = field(init=False, default_factory=Report)
@@ -91,14 +91,14 @@ class Plan(ABC):
 
     @abstractmethod
     def look(self, job: Job, context: Context) -> AsyncIterator[str]:
-        """Look at all nodes, before anything is written; yields what there is to say of them.
+        """Look at all nodes before anything is written; yields lines about them.
 
-        Raises what keeps the source from being read, and `UsageError` for what keeps all from being begun.
+        Raises the error that prevents reading the source, and `UsageError` for whatever prevents the whole run.
         """
 
     @abstractmethod
     def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
-        """Yield the tasks; the keys of what they store are noted in *manifest* before."""
+        """Yield the tasks; the keys that they store are first recorded in *manifest*."""
 
 
 async def fill(
@@ -113,14 +113,14 @@ async def fill(
 ) -> Report:
     """Fill *destination* with what *plan* makes of *source*; nothing is written if it *is_dry*.
 
-    *announce* is told, line by line, what there is to know before anything is written.  Raises `SourceError` and
+    *announce* is called, line by line, with what to know before anything is written. Raises `SourceError` and
     `UsageError` before that, and `NoSpaceError` if there is no room left.
     """
     context = Context()
     job = await _begin(source, destination, options, how, context)
     async for line in plan.look(job, context):
         announce(line)
-    if not plan.nnodes and not plan.report.problems:  # as where a disk is not mounted: all of DEST would be removed
+    if not plan.nnodes and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
         raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
     if not is_dry:
         return await _fill(job, context, plan, how)
@@ -131,7 +131,7 @@ async def fill(
 async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Report:
     """Fill the destination of *job*.
 
-    Documents come last, and that of the root at the very end: before, nobody takes the destination for complete.
+    Documents come last, and that of the root at the very end, so that nobody takes the destination for complete before.
     """
     report, source = plan.report, job.reading(context)
     is_pending = has_journal(source.store)
@@ -143,7 +143,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
         manifest = held.enter_context(open_manifest(store.address))
         is_empty = await _is_empty(store)
         if not how.syncs:
-            if not is_empty:  # another run has been here since it was asked for first
+            if not is_empty:  # another run has been here since the first check
                 raise _not_empty(job)
             manifest.clear()
         manifest.require(f"{plan} {source.store.address}", is_empty=is_empty)
@@ -172,7 +172,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
 
         tasks = plan.tasks(job, context, manifest)
         await run_tasks(tasks, done, context=context, executor=how.executor, jobs=how.jobs)
-        await source.store.check()  # where it is gone, or another one, nothing was found, and all would be removed
+        await source.store.check()  # if it is gone or replaced, nothing was found, and everything would be removed
         if plan.last is not None:
             take(await plan.last.run(context))
         for item in manifest.items(list(plan.documents)[::-1]):
@@ -205,14 +205,15 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
 
 
 async def _remove(store: Store, key: str, state: str | None) -> str | None:
-    """Remove an object that the source has no more, and that was stored in this *state*; returns what keeps it there.
+    """Remove an object that was stored in this *state*, and is not in the source any more.
 
-    What is in another state now is somebody else's.  No *state* is known of what a killed run has stored.
+    Returns the error that prevents it. An object in another state is somebody else's. The *state* of what a killed run
+    stored is unknown.
     """
     try:
         now = await store.stat(key)
         if now.kind is Kind.DIRECTORY and not store.rewrites:
-            return None  # the file is gone, and a directory has its name
+            return None  # the file is gone, and there is a directory of its name
         if state is not None and state != state_of(now):
             return f"{key} is not in SOURCE any more, and was changed since it was stored: remove it, or move it away"
         await store.discard(key)
@@ -232,10 +233,10 @@ async def _store_text(job: Job, store: Store, item: Item, text: bytes) -> Delive
 
 
 async def _begin(source: str, destination: str, options: StoreOptions, how: RunOptions, context: Context) -> Job:
-    """Return the job that reads SOURCE and stores in DEST, which is not made yet.
+    """Return the job that reads SOURCE and stores in DEST, which is not created yet.
 
     Raises `SourceError` if the source cannot be read, and `UsageError` if DEST overlaps it, or is not empty and not to
-    be filled up.
+    be synced.
     """
     job = Job(url_of(source), url_of(destination), options, how.compares)
     await job.reading(context).store.check()
@@ -264,14 +265,14 @@ async def _is_empty(store: Store) -> bool:
 
 
 def _is_within(url: str, other: str) -> bool:
-    """Whether *url* is the same as *other*, or lies in it."""
+    """Whether *url* is *other*, or is within it."""
     return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
 
 
 def _place(url: str) -> tuple[str, str | None]:
-    """Return what is the same for a directory wherever it is mounted: its file system, and its path there.
+    """Return an identifier of a directory wherever it is mounted: its file system, and its path there.
 
-    For one on a mount of shardfs also where it is in the source of that, else None.
+    For a directory in a mount of shardfs, also its place in the source of that mount, else None.
     """
     if is_remote(url):
         return url, None
@@ -279,7 +280,7 @@ def _place(url: str) -> tuple[str, str | None]:
     with suppress(OSError), open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
             parts = [_ESCAPED.sub(lambda code: chr(int(code[1], 8)), part) for part in line.split(" ")]
-            if _is_within(url, parts[4]) and len(parts[4]) >= len(point):  # the last one hides the others
+            if _is_within(url, parts[4]) and len(parts[4]) >= len(point):  # the last one hides the earlier ones
                 device, top, point = parts[2:5]
                 kind, source = parts[parts.index("-") + 1 :][:2]
     below = os.path.relpath(url, point)
@@ -288,9 +289,9 @@ def _place(url: str) -> tuple[str, str | None]:
 
 
 def _open(url: str, options: StoreOptions, *, make: bool = False) -> Store | None:
-    """Open DEST; a directory that is not there is made, if it is to be, else None.
+    """Open DEST, creating a missing directory if it is to be created, else None.
 
-    Raises `SourceError` if it cannot be made, or written.
+    Raises `SourceError` if it cannot be created, or written.
     """
     if is_remote(url):
         return open_store(url, options)

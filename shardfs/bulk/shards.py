@@ -1,4 +1,4 @@
-"""Look at all stored shards of a source, for verify and compact: tasks of one shard, or of many small ones."""
+"""Looking at all stored shards of a source, for verify and compact: in tasks of one shard, or many small ones."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
@@ -18,18 +18,18 @@ from shardfs.stores.url import StoreOptions
 
 _MAX_SHARDS: Final = 64
 _MAX_NBYTES: Final = 16 * 2**20
-"""How many shards, and how many bytes to go through, are one task."""
+"""How many shards, and how many bytes to examine, make one task."""
 
-_REQUESTS: Final = 8  # which a remote store answers as fast as one
+_REQUESTS: Final = 8  # which a remote store answers as fast as a single one
 
 R = TypeVar("R")
 
 Look = Callable[[Array, Coords], Awaitable[R | None]]
-"""What is found of one shard; it can be pickled."""
+"""What is found in one shard; it can be pickled."""
 
 
 class StoredShard(NamedTuple):
-    """The shard at *coords* of the array at *path*, which is stored under *key*."""
+    """The shard at *coords* of the array at *path*, stored under *key*."""
 
     path: str
     coords: Coords
@@ -38,7 +38,7 @@ class StoredShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Found(Generic[R]):
-    """What was found of a shard; *error*: why it could not be looked at."""
+    """What was found in a shard; *error* says why it could not be examined."""
 
     shard: StoredShard
     result: R | None
@@ -47,7 +47,7 @@ class Found(Generic[R]):
 
 @dataclass(frozen=True)
 class ShardBatch(Generic[R]):
-    """Some shards of the source at *url*, and how to look at each."""
+    """Some shards of the source at *url*, and how to examine each."""
 
     url: str
     options: StoreOptions
@@ -62,7 +62,7 @@ class ShardBatch(Generic[R]):
         return self.shards[0].key + more
 
     async def run(self, context: Context) -> list[Found[R]]:
-        """Return what was found, of those shards of which something was."""
+        """Return what was found, for the shards in which something was."""
         source = context.source(self.url, self.options)
         found: dict[StoredShard, Found[R]] = {}
 
@@ -94,10 +94,10 @@ async def look_at_shards(
     executor: Executor | None,
     jobs: int | None,
 ) -> list[Found[R]]:
-    """Have *look* look at all of *shards*; returns what it finds, in their order.
+    """Examine all *shards* with *look*; returns what it finds, in their order.
 
-    *source* was opened with *options*, and others open it so.  *reads_chunks*: bytes of chunks are read, not only
-    indexes.  *executor* and *jobs* are those of `run_tasks`.
+    *source* was opened with *options*, as other processes open it. *reads_chunks*: chunks are read, not only indexes.
+    *executor* and *jobs* are those of `run_tasks`.
     """
     url = source.store.url
     found: dict[int, list[Found[R]]] = {}
@@ -122,7 +122,7 @@ async def look_at_shards(
 
 
 def _nbytes(shard: tuple[Array, Coords], *, reads_chunks: bool) -> int:
-    """Return about how much is read of a shard: its index, or what its chunks decode to."""
+    """Return about how much is read of a shard: its index, or the decoded size of its chunks."""
     (array, coords), grid = shard, shard[0].grid
     if not reads_chunks:
         return grid.index_nbytes(coords)

@@ -37,7 +37,7 @@ from shardfs.vfs.views import make_view
 _DECODED_NBYTES: Final = 64 * 2**20
 _BATCH_NBYTES: Final = 64 * 2**20
 _BATCH: Final = 1024
-"""Files go into one task up to so many bytes, and so many of them."""
+"""Files are written by one task: at most so many bytes, and so many files."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Unpacking:
 
 @dataclass(frozen=True)
 class WriteFiles(StoreTask):
-    """The task that writes files as *unpacking* has them."""
+    """Writes files as *unpacking* shows them."""
 
     unpacking: Unpacking
 
     async def storer(self, context: Context) -> Storer:
-        """Return what writes one of them."""
+        """Return a function that writes one of them."""
         source, store = self.job.reading(context), self.job.storing(context)
         tree = await self.unpacking.tree(context, self.job)
         directories = {"": ROOT}
@@ -86,7 +86,7 @@ class WriteFiles(StoreTask):
             above, _, name = item.key.rpartition("/")
             attributes = await tree.lookup(await find(above), os.fsencode(name))
             try:
-                if attributes.status.kind is not Kind.FILE:  # a link, which is followed within the source
+                if attributes.status.kind is not Kind.FILE:  # a link, followed within the source
                     return await copy_file(self.job, source.store, store, item)
                 entry = await tree.entry(attributes.ino)
                 number, handle = await tree.open(attributes.ino)
@@ -116,7 +116,7 @@ class WriteFiles(StoreTask):
 
 @dataclass
 class UnpackPlan(Plan):
-    """What unpacking a source comes to; all documents are files, too."""
+    """What unpacking a source amounts to; all documents are files, too."""
 
     unpacking: Unpacking
 
@@ -124,7 +124,7 @@ class UnpackPlan(Plan):
         return f"unpack {self.unpacking}"
 
     async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
-        """Look at all nodes, and yield what is to be said of them: which are left out, and which stay as they are."""
+        """Look at all nodes, and yield lines about them: which are left out, and which stay as they are."""
         view = (await self.unpacking.tree(context, job)).view
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
@@ -134,7 +134,7 @@ class UnpackPlan(Plan):
             if reason is not None:
                 self.report.problems.append(left_out(node.path, reason))
             elif node.reason is not None:
-                if node.document is not None:  # else what cannot be read is left out, and named then
+                if node.document is not None:  # else what cannot be read is left out, and reported then
                     yield f"{name}: stays as it is stored: {node.reason}"
             else:
                 if node.any_array is not None and self.unpacking.view != "npy":
@@ -143,7 +143,7 @@ class UnpackPlan(Plan):
                     yield f"{name}: {view.caveat(node)}"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
-        """Yield the tasks that write all files, and then documents; those of the root are left for the end."""
+        """Yield the tasks that write all files, and then the documents, those of the root last."""
         tree = await self.unpacking.tree(context, job)
         documents: list[str] = []
 
@@ -160,7 +160,7 @@ class UnpackPlan(Plan):
             self.last = write(key for key in documents if "/" not in key)
 
     async def _files(self, tree: Filesystem, documents: list[str]) -> AsyncIterator[tuple[str, int]]:
-        """Yield all files with their sizes; those that are *documents* are added there instead, parents first."""
+        """Yield all files with their sizes; *documents* are added to that list instead, parents first."""
         pending = [("", ROOT)]
         while pending:
             path, ino = pending.pop()

@@ -1,6 +1,6 @@
-"""The command line: what a user types, to calls of the rooms below.
+"""The command line: from what a user types to calls of the rooms below.
 
-Each family of commands is a module; `options` has what they share, and `output` how they say things.
+Each family of commands is a module; `options` has what they share, and `output` how they print.
 """
 
 import gc
@@ -33,14 +33,14 @@ _MODULES: Final = {
     "unpack": "pack",
     "install-helper": "mount_helper",
 }
-"""Where each command is, in the order of the help."""
+"""The module of each command, in the order of the help."""
 
 
 class _Loaded(Mapping[str, click.Command]):
-    """The commands by name; the module of one is imported when it is asked for, as most take long to import."""
+    """The commands by name; a module is imported when its command is used, because most take long to import."""
 
     def __getitem__(self, name: str) -> click.Command:
-        gc.disable()  # what is imported stays: looking through it for garbage is a seventh of the time of an import
+        gc.disable()  # imported objects stay: scanning them for garbage takes a seventh of the import time
         try:
             module = import_module(f"shardfs.cli.{_MODULES[name]}")
         finally:

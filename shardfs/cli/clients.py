@@ -1,4 +1,4 @@
-"""Programs that do not read sharded arrays: what each says of one, and the mount that it reads instead."""
+"""Programs that do not read sharded arrays: what they print about one, and which mount they can read."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,33 @@ from shardfs.vfs.views import View
 
 
 class ViewOptions(NamedTuple):
-    """What a mount shows arrays as."""
+    """The options of a mount that select the view."""
 
     view: str
     decode: bool = False
 
     @property
     def text(self) -> str:
-        """The options as they are written on the command line."""
+        """The options as typed on the command line."""
         return f"--view {self.view}{' --decode' if self.decode else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program, and what it makes of Zarr.
+    """A program, and what it understands of Zarr.
 
-    *says* is its answer to a sharded array.  *views* are those that it reads, the best first; *opens* is how it is told
-    to, of a dataset mounted at /mnt/x with an array `image`.  Of encoded chunks it knows the *codecs*, None being all,
-    up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
-    codec that begins so.  If it *inverts_transposes*, it reads only those that are their own inverse.  It knows the
-    *data_types*, None being all, and arrays of at least *min_ndim* axes, which are not empty if it *needs_elements*;
-    one that it does not know makes it fail on all of a group if it *fails_whole*, one without axes only when it comes
-    to its value.  If it *masks_fill_values*, it takes those of v3 for missing values, also where axes have names.  If
-    it *joins_axes*, those of one name are one dimension of all that it opens, whatever their lengths.  A tool that
-    *copies* asks for none of that.
+    *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
+    dataset mounted at /mnt/x with an array `image`.
+
+    It knows the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to *max_codecs* of them, and
+    both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads only those that are their
+    own inverse. It knows the *data_types* (None is all), and arrays of at least *min_ndim* axes, which are not empty if
+    it *needs_elements*.
+
+    An array that it cannot read makes it fail for the whole group if it *fails_whole*; an array without axes only when
+    its value is needed. If it *masks_fill_values*, it takes v3 fill values for missing values even if axes have names.
+    If it *joins_axes*, axes of one name are one dimension of everything that it opens, whatever their lengths. A tool
+    that *copies* needs none of that.
     """
 
     name: str
@@ -59,9 +62,9 @@ class Tool:
     copies: bool = False
 
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
-        """Return why this tool does not read the array of *node* in a view; None if it does.
+        """Return why this tool cannot read the array of *node* in a view; None if it can.
 
-        *shown* is what the view shows, *left_out* why it does not show the array, if it does not.
+        *shown* is what the view shows, *left_out* why it does not show the array, if so.
         """
         reason = left_out or node.reason
         if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
@@ -121,10 +124,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """How to mount a source for *tool*.
+    """How to mount a source for *tool*: the *command* to type, None if it can read none of the arrays.
 
-    *command* is the line to type, None if the tool reads none of the arrays.  *missing* says, by path, why it does not
-    read an array.
+    *missing* says, by path, why it cannot read an array.
     """
 
     tool: Tool
@@ -133,7 +135,7 @@ class Advice:
 
 
 class Adviser:
-    """Finds out for every tool which view shows it most of the arrays that it is told of.
+    """Finds, for every tool, the view in which it reads most of the arrays.
 
     *views* has a view for each of `VIEW_OPTIONS`.
     """
@@ -147,7 +149,7 @@ class Adviser:
         self._count = 0
 
     def add(self, node: Node) -> None:
-        """Take the array of *node* into account."""
+        """Add the array of *node*."""
         self._count += 1
         left_out = {shown: view.left_out(node) for shown, view in self._views.items()}
         for (tool, shown), missing in self._missing.items():
@@ -158,12 +160,12 @@ class Adviser:
                 missing[node.path] = reason
 
     def advice(self, source: str, options: Sequence[str]) -> list[Advice]:
-        """Return how to mount *source*, which is reached with *options*, for every tool; nothing without arrays."""
+        """Return how to mount *source*, reached with *options*, for every tool; nothing without arrays."""
         start = shlex.join(["shardfs", "mount", *options, source, "MNT"])
         return [self._advise(tool, start) for tool in TOOLS] if self._count else []
 
     def _advise(self, tool: Tool, start: str) -> Advice:
-        shown = min(tool.views, key=lambda shown: len(self._missing[tool, shown]))  # of equals the first is the best
+        shown = min(tool.views, key=lambda shown: len(self._missing[tool, shown]))  # of equals, the first is the best
         missing = self._missing[tool, shown]
         return Advice(tool, f"{start} {shown.text}" if len(missing) < self._count else None, missing)
 
@@ -174,7 +176,7 @@ def _name_of(data_type: object) -> str:
 
 
 def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:
-    """Return name and length of every axis, as readers of Zarr v2 find them; nothing where they have no names."""
+    """Return name and length of every axis, as readers of Zarr v2 find them; nothing if they have no names."""
     names = v2_attributes(metadata.document).get(DIMENSIONS)
     if not isinstance(names, list) or len(names) != metadata.ndim:
         return []
@@ -182,7 +184,7 @@ def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:
 
 
 def _join_axes(axes: dict[str, tuple[int, str]], node: Node) -> str | None:
-    """Add the axes of an array to *axes*, which has length and path by name; return why they are not the same there."""
+    """Add the axes of an array to *axes*, which has length and path by name; return the reason if a length differs."""
     if not isinstance(node.metadata, ArrayMetadata):
         return None
     for name, length in _named_axes(node.metadata):

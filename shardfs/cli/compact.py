@@ -74,11 +74,11 @@ class Report:
     left: list[dict[str, str]] = field(default_factory=list)
 
     def leave(self, shard: str, reason: object) -> None:
-        """Note that a shard is left as it is."""
+        """Record that a shard is left as it is."""
         self.left.append({"shard": shard, "reason": str(reason)})
 
     def render(self) -> str:
-        """Return the text for people."""
+        """Return the report as text."""
         lines = [f"left as it is: {item['shard']}: {item['reason']}" for item in self.left]
         lines.append(f"{counted(self.compacted, 'shard')} compacted, {self.removed_nbytes:,} dead bytes removed")
         return "\n".join(map(printable, lines))
@@ -96,8 +96,8 @@ async def compact_source(
 ) -> Report:
     """Compact the wasteful shards of a source.
 
-    Others may look for them, but only this process has a journal to compact them with.  *single_writer*: the user says
-    that nobody else writes to the source meanwhile.
+    Other processes may look for them, but only this one has a journal to compact them with. *single_writer*: the user
+    says that nobody else writes to the source meanwhile.
     """
     source = Source.of(store, ttl=_FOREVER)
     report = Report()

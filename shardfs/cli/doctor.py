@@ -28,7 +28,7 @@ from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found; a *problem* is to be solved, and *way_out* says how; a *note* matters to some only."""
+    """A finding: a *problem* must be solved, and *way_out* says how; a *note* matters to some users only."""
 
     kind: Literal["ok", "note", "problem"]
     what: str
@@ -106,7 +106,7 @@ def _library(name: str) -> Finding:
 
 
 def _left(slot: Slot) -> Iterator[Finding]:
-    """Say what a process that ended has left in a slot."""
+    """Say what an ended process has left in a slot."""
     nfiles = len(kept_files(slot.state)) if slot.holder is None else 0
     has_journal = slot.holder is None and slot.state.has_journal()
     if has_journal or nfiles:
@@ -137,7 +137,7 @@ def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding
 
 
 def _writing(store: Store) -> Finding:
-    """Do what a mount does before it begins to write, unless there is something to recover, which comes first."""
+    """Do what a mount does before it begins to write, unless there is something to recover first."""
     if any(slot.state.has_journal() for slot in slots_of(store)):
         return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
     try:

@@ -36,9 +36,9 @@ _SHOWN: Final = {
     ViewOptions("v2", decode=True): "as Zarr v2, decoded",
     ViewOptions("npy"): "as a .npy file",
 }
-_MAX_ELEMENTS: Final = 2**63  # more is no size, but what a document claims
+_MAX_ELEMENTS: Final = 2**63  # larger sizes are mere claims of a document
 _MAX_NAMED: Final = 3
-"""How many arrays a line for people names that says the same of all of them."""
+"""How many arrays are named in a line that is about several."""
 
 
 @command(
@@ -84,7 +84,7 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
 async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:
     """Describe every array of *source*, or the one at *array*, and how it appears in *views*, as plain values.
 
-    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.
+    Also nodes whose document is broken, and stored names that a file of the npy view hides.
     """
     with progress("counting", None, "shard") as advance:
         return [
@@ -96,9 +96,9 @@ async def describe(source: Source, array: str | None, views: Mapping[ViewOptions
 async def advise(
     source: Source, array: str | None, views: Mapping[ViewOptions, View], *, typed: str, options: Sequence[str]
 ) -> list[Advice]:
-    """Say for every tool which mount of *source* it reads, or of the one *array*, and what it misses.
+    """Say for every tool which mount of *source*, or of the one *array*, it can read, and what it misses.
 
-    *typed* is what the user calls the source, *options* are those that reach it.
+    *typed* is the source as the user typed it; *options* are needed to reach it.
     """
     adviser = Adviser(views)
     with progress("reading documents", None, "array") as advance:
@@ -144,7 +144,7 @@ def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
 
 
 async def _measure(source: Source, node: Node, advance: Advance) -> Described:
-    """Return how much of an array is stored, if it is known where; an unsharded one is stored chunk by chunk."""
+    """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
     array = node.any_array
     if array is None:
         return {}
@@ -154,7 +154,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
         async for coords in walk_shards(array):
             stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
             if stat is not None and stat.kind is not Kind.FILE:
-                state = await array.shard(coords)  # a link to a shard is one
+                state = await array.shard(coords)  # a link to a shard counts as one
                 state.check()
                 stat = state.stat
             stored_nbytes += stat.size if stat is not None else 0
@@ -174,16 +174,16 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
 
 
 def _nelements(array: Array, coords: Sequence[int]) -> int:
-    """Return how many elements of the array lie in the shard at *coords*."""
+    """Return how many elements of the array are in the shard at *coords*."""
     dimensions = zip(coords, array.grid.shards.dimensions, array.document["shape"], strict=True)
     spans = ((dimension.span(index), length) for index, dimension, length in dimensions)
     return math.prod(min(start + edge, length) - start for (start, edge), length in spans)
 
 
 def _shallow(part: Json) -> Json:
-    """Return a part of a document as it is, or a text in its place if it is nested too deeply to be printed."""
+    """Return a part of a document, or a text instead if it is nested too deeply to be printed."""
     try:
-        encode_json([[[part]]])  # as deep as it lies in the description
+        encode_json([[[part]]])  # its depth in the description included
     except MetadataError:
         return brief(part)
     return part
@@ -243,7 +243,7 @@ def _times(lengths: Sequence[int]) -> str:
 
 
 def _chunks(grid: Json) -> str:
-    """Return the shape of the chunks of a grid, or its name if they have several."""
+    """Return the chunk shape of a grid, or the name of the grid if there are several."""
     extension = Extension.parse(grid, "chunk_grid")
     shape = extension.configuration.get("chunk_shape")
     return (_times(shape) or "()") if extension.name == "regular" and isinstance(shape, list) else extension.name
@@ -256,7 +256,7 @@ def _ratio(decoded: int | None, stored: int | None) -> str:
 
 
 def _views(shown: Sequence[str]) -> str:
-    """Return the names of views, with a star for one that takes --decode."""
+    """Return the names of views, with a star for those that need --decode."""
     plain = [each for each in VIEW_OPTIONS if not each.decode]
     decoded = {each.view for each in VIEW_OPTIONS if each.decode and each.text in shown}
     names = [each.view if each.text in shown else f"{each.view}*" if each.view in decoded else "" for each in plain]
@@ -264,7 +264,7 @@ def _views(shown: Sequence[str]) -> str:
 
 
 def _render_array(item: Described) -> str:
-    """Return all that is known of one array, a line for each thing."""
+    """Return everything about one array, one line each."""
     lines = [item["path"] or "(root)"]
     for name, value in item.items():
         if name in ("shape", "inner_chunk_shape") and value == []:

@@ -27,7 +27,7 @@ from shardfs.stores.url import StoreOptions
 _MAX_ROWS: Final = 16
 _MAX_WIDTH: Final = 100
 _MAX_DRAWN: Final = 16
-"""Of an array that was asked for, and on a page, in how many shards it is shown what lies where."""
+"""For how many shards of an array the layout is shown, in the terminal and on a page."""
 _MAX_DRAWN_IN_ALL: Final = 1000
 _MIN_DEAD: Final = 0.1
 _STYLES: Final[dict[Use, tuple[str, str]]] = {
@@ -106,9 +106,9 @@ async def _look(
     jobs: int | None,
     executor: Executor | None,
 ) -> tuple[list[ArrayMap], dict[str, str]]:
-    """Return the map of every sharded array, or of that at *array*, and why there is none of others, by path.
+    """Return the map of every sharded array, or of that at *array*, and by path why there is none of others.
 
-    If it *is_brief* there are no pictures of shards.
+    If it *is_brief*, there are no layouts of shards.
     """
     maps: dict[str, ArrayMap] = {}
     reasons: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _item(found: ArrayMap) -> dict[str, Any]:
 
 
 def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines for a terminal, in colour."""
+    """Yield lines for a terminal, in colour."""
     width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
     for found in maps:
         yield f"{click.style(printable(found.path), bold=True)}  {printable(found.summary)}"

@@ -243,7 +243,7 @@ def _mount_in_foreground(
             if ready_fd is not None:
                 daemon.tell_starter(ready_fd, note)
             else:
-                with suppress(OSError):  # the mount is there, whether somebody hears of it or not
+                with suppress(OSError):  # the mount is up, even if nobody is told
                     _say(store.url, note)
                     click.echo(
                         errors.printable(

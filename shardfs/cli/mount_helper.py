@@ -1,8 +1,8 @@
-"""What mount(8) and umount(8) run for file systems of type `shardfs`, for fstab and `systemd.mount` units.
+"""The programs that mount(8) and umount(8) run for file systems of type `shardfs`, for fstab and `systemd.mount` units.
 
-mount(8) runs `/sbin/mount.TYPE SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o WORDS]`.  The words are the
-options of `shardfs mount` without their dashes, beside those of every file system.  A mount is listed as
-`fuse.shardfs`, whatever type fstab gives it; so umount(8) looks for `umount.fuse.shardfs`.
+mount(8) runs `/sbin/mount.TYPE SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o WORDS]`. The words are the options of `shardfs
+mount` without their dashes, and those of every file system. A mount is listed as `fuse.shardfs`, whatever type fstab
+gives it, so umount(8) looks for `umount.fuse.shardfs`.
 """
 
 import os
@@ -29,22 +29,22 @@ _LINKS: Final = {
     "mount.fuse.shardfs": "mount.shardfs",
     "umount.fuse.shardfs": "umount.shardfs",
 }
-_SBIN: Final = Path("/sbin")  # where mount(8) looks, whatever PATH says
+_SBIN: Final = Path("/sbin")  # where mount(8) looks, whatever PATH is
 
 _FOR_OTHERS: Final = re.compile(
     "rw|defaults|nofail|_netdev|suid|dev|exec|async|silent|loud|default_permissions"
     "|(no)?(auto|user|users|owner|group|atime|diratime|relatime|strictatime|lazytime|iversion)"
     "|(x-|X-|comment=|user=).*"
 )
-"""What is meant for mount(8) and systemd, or is so anyway.  `rw` is always there, and does not mean `write`."""
+"""Words for mount(8) and systemd, and words that are always true. `rw` is always passed, and does not mean `write`."""
 _FOR_FUSE: Final = {"ro", "nosuid", "nodev", "noexec", "sync", "dirsync"}
 _NOT_HERE: Final = {"foreground", "ready_fd"}
 _FAILURE: Final = 32
-"""Exit status of mount(8) if it could not mount; a word that is not understood is wrong usage, 2."""
+"""Exit status of mount(8) for a failed mount; an unknown word is wrong usage, 2."""
 
 
 def _as_called(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that both helpers are called with."""
+    """Add the options with which both helpers are called."""
     for letter, name in (("-n", "--no-mtab"), ("-v", "--verbose")):
         function = click.option(letter, name, is_flag=True)(function)
     return click.option("-t", "--types")(function)
@@ -77,7 +77,7 @@ def mount_main(
         with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout if verbose else nothing):
             _run(mount, *arguments, "--", source, mountpoint)
         if os.geteuid() == 0:
-            # To umount(8) of root every FUSE is the same, unless something is noted of it beside the kernel's table.
+            # To umount(8) run by root, all FUSE mounts are alike, unless its own table has an entry for one.
             noted = "x-shardfs,_netdev" if "_netdev" in ",".join(words).split(",") else "x-shardfs"
             note = ["mount", "--internal-only", "--fake", "--types", "fuse.shardfs", "--options", noted]
             subprocess.run([*note, source, mountpoint], check=False)  # noqa: S603
@@ -135,7 +135,7 @@ def _script(name: str) -> Path:
 
 
 def _run(program: click.Command, *arguments: str) -> None:
-    """Run a command of shardfs; a failure is one of mount(8)."""
+    """Run a command of shardfs; its failure is one of mount(8)."""
     try:
         program.main(arguments, prog_name=f"shardfs {program.name}", standalone_mode=False)
     except SystemExit as end:
@@ -143,7 +143,7 @@ def _run(program: click.Command, *arguments: str) -> None:
 
 
 def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
-    """Return the words of `-o` as arguments of `shardfs mount`; raises `UsageError` for one that it does not have."""
+    """Return the words of `-o` as arguments of `shardfs mount`; raises `UsageError` for an unknown one."""
     known = {
         name: option
         for option in mount.params
@@ -151,7 +151,7 @@ def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
         for name in option.opts
     }
     arguments = []
-    for word in re.findall(r'(?:[^,"]|"[^"]*")+', words):  # a value with commas is quoted
+    for word in re.findall(r'(?:[^,"]|"[^"]*")+', words):  # a value that contains commas is quoted
         name, equals, value = word.replace('"', "").partition("=")
         name = f"--{name.replace('_', '-')}"
         option = known.get(name)

@@ -25,10 +25,10 @@ from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
 
 _PATIENCE: Final = 5.0
-"""Seconds: for how long `mounts` waits for a daemon."""
+"""Seconds that `mounts` waits for a daemon."""
 
 _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
-"""What the kernel answers, and no daemon."""
+"""Errors that come from the kernel, not from a daemon."""
 
 _PERIOD_SECONDS: Final = 1.0
 _HEIGHT: Final = 24
@@ -37,7 +37,7 @@ _CLEAR: Final = "\x1b[H\x1b[J"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A mount, or a daemon that has none here; *note* is what there is to know, or to do, about its *state*."""
+    """A mount, or a daemon whose mount is not here; *note* says what to know or do about its *state*."""
 
     mountpoint: str
     state: str
@@ -158,7 +158,7 @@ def flush(mountpoint: str, timeout: float) -> None:
     mount = find_mount(path)
     try:
         if mount is not None and not mount.is_writable:
-            control.ask(path, timeout)  # or why it does not answer
+            control.ask(path, timeout)  # or the reason why it does not answer
             return
         with waiting(mountpoint) as say:
             control.flush(path, timeout, say)
@@ -204,7 +204,7 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
             if as_json:
                 click.echo(snapshot.encode())
             elif prometheus:
-                # Only here: it loads a library for a web server.
+                # Imported only here, because it loads a web server.
                 from shardfs.fuse.metrics import exposition
 
                 click.echo(exposition(snapshot), nl=False)
@@ -226,9 +226,9 @@ def _show(lines: list[str], watch: bool) -> None:
 
 
 def render(snapshot: Snapshot, before: Snapshot | None = None) -> list[str]:
-    """Return the figures as lines for people; those of counters that are 0 are left out.
+    """Return the figures as text lines, without counters that are 0.
 
-    Rates are since the snapshot *before*.
+    Rates are relative to the snapshot *before*.
     """
     earlier = {} if before is None else {figure.name: value for figure, value in before.figures()}
     seconds = 0.0 if before is None else (snapshot.uptime_seconds or 0.0) - (before.uptime_seconds or 0.0)

@@ -1,4 +1,4 @@
-"""What commands have in common: errors as one line and an exit status, help with examples, arguments and options."""
+"""What commands share: errors as one line and an exit status, help with examples, arguments and options."""
 
 import codecs
 import io
@@ -20,7 +20,7 @@ from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import VIEWS, MountOptions
 
 _SPECIAL: Final = re.compile(r"[^\w@%+=:,./~-]")
-"""What a shell may take for something else than itself."""
+"""Characters that have a meaning for a shell."""
 
 
 _EXIT_STATUS: Final = (
@@ -35,11 +35,11 @@ _EXIT_STATUS: Final = (
 
 
 class RemoteOption(click.Option):
-    """An option for sources that are not on this machine, which the help lists apart from the others."""
+    """An option for remote sources; the help lists them separately."""
 
 
 class Number(click.FloatRange):
-    """A number within a range, which nan is not."""
+    """A number within a range; never nan."""
 
     name = "number"
 
@@ -58,17 +58,17 @@ class Integer(click.IntRange):
 
 
 class _Source(click.types.StringParamType):
-    """What a user writes as SOURCE; a shell completes names of directories."""
+    """The argument SOURCE; a shell completes names of directories."""
 
     name = "source"
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Leave it to the shell, but for a URL."""
+        """Leave completion to the shell, except for a URL."""
         return [] if "://" in incomplete else [CompletionItem(incomplete, type="dir")]
 
 
 class _MountPoint(click.Path):
-    """A path that is not looked at: click asks for its state, and a stopped daemon never answers that."""
+    """A path that is not looked at: click would call stat, which a stopped daemon never answers."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
         """Return *value* as it is."""
@@ -76,10 +76,10 @@ class _MountPoint(click.Path):
 
 
 class _Mounted(_MountPoint):
-    """A mount point where something is mounted; a shell completes those that there are, without asking them."""
+    """A mounted mount point; a shell completes the present ones, without asking their daemons."""
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the mount points that begin so, in the form in which it began."""
+        """Return the mount points with this beginning, in the same notation."""
         found = []
         for path in (mount.path for mount in list_mounts() if mount.path.isprintable()):
             relative, below_home = os.path.relpath(path), f"~/{os.path.relpath(path, os.path.expanduser('~'))}"
@@ -89,10 +89,10 @@ class _Mounted(_MountPoint):
 
 
 class _Bash(BashComplete):
-    """Completion for Bash, which puts what it is given into the line as it is."""
+    """Completion for Bash, which inserts the result into the line unchanged."""
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Write an item, quoted for the line, and once more for the `read` of the script."""
+        """Return an item, quoted for the line, and again for the `read` of the script."""
         return f"{item.type}," + _SPECIAL.sub(r"\\\g<0>", item.value).replace("\\", r"\\")
 
 
@@ -100,7 +100,7 @@ add_completion_class(_Bash)
 
 
 class Command(click.Command):
-    """A command whose errors become one line and an exit status, and whose help ends with *examples*, one a line."""
+    """A command whose errors become one line and an exit status, and whose help ends with *examples*, one per line."""
 
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
         super().__init__(*args, **kwargs)
@@ -110,7 +110,7 @@ class Command(click.Command):
         """Run the command."""
         try:
             result = super().invoke(ctx)
-            if sys.stdout is not None:  # it was closed before we began
+            if sys.stdout is not None:  # it was closed before this program began
                 sys.stdout.flush()
         except ShardfsError as error:
             complain(str(error))
@@ -121,7 +121,7 @@ class Command(click.Command):
             raise click.Abort from None
         except OSError as error:
             if sys.stdout is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whatever is buffered is dropped
             if not isinstance(error, BrokenPipeError):
                 complain(str(error))
             sys.exit(1)
@@ -159,14 +159,14 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that is missing before its SOURCE is named."""
+        """Find the command; if it is missing before SOURCE, say so."""
         if args[0] not in self.commands and ("://" in args[0] or os.path.isdir(args[0])):
             example = f"shardfs mount {shlex.quote(args[0])} MOUNTPOINT"
             ctx.fail(f"A command is missing before {args[0]!r}. To mount it, type: {example}")
         return super().resolve_command(ctx, args)
 
     def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the exit status of every command means."""
+        """Write the meaning of every exit status."""
         with formatter.section("Exit status"):
             formatter.write_dl([(str(status), meaning) for status, meaning in enumerate(_EXIT_STATUS)])
 
@@ -177,15 +177,15 @@ def summary(command: click.Command) -> str:
 
 
 class _Complaints(logging.Handler):
-    """Says what is logged, as errors are said."""
+    """Prints log messages in the same form as errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Print a message."""
         complain(record.getMessage())
 
 
 def _write_as_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write names as the bytes that they are, and a question mark for a character that the locale does not have."""
+    """Print names as their bytes, and a question mark for characters that the locale lacks."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError as failure:
@@ -193,8 +193,8 @@ def _write_as_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def begin() -> None:
-    """Begin a process of the command line."""
-    # Reports say what is wrong with a source; only a mount logs it, where `fuse.log` says.
+    """Set up a process of the command line."""
+    # Commands report what is wrong with a source; only a mount logs it, as `fuse.log` sets up.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     logging.getLogger("shardfs.bulk").addHandler(_Complaints())
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -208,7 +208,7 @@ def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:
 
 
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what arrays are shown as, `view` and `decode`."""
+    """Add the options that select the view, `view` and `decode`."""
     decode = click.option("--decode", is_flag=True, help="Decode chunk files to plain array bytes (--view v3 or v2).")
     view = click.option(
         "--view",
@@ -238,7 +238,7 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def size(_: click.Context, __: click.Parameter, value: str) -> int:
-    """Return the number of bytes that is written as `du -h` does."""
+    """Parse a number of bytes written as by `du -h`."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT]?)(?:iB)?", value.strip(), re.ASCII | re.IGNORECASE)
     nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
     if nbytes < 1:

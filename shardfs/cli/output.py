@@ -1,4 +1,4 @@
-"""How commands say things: counts, progress, JSON for programs and text for people."""
+"""How commands print: counts, progress, JSON for programs and text for people."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from shardfs.fuse.progress import duration
 
 _LINE_SECONDS: Final = 10.0
 _DRAW_SECONDS: Final = 0.1
-_NSAMPLES: Final = 100  # of the rate: those of the last ten seconds, or more
+_NSAMPLES: Final = 100  # for the rate: those of at least the last ten seconds
 _WIDTH: Final = 80
 _BAR: Final = 20
 _MAX_CELL: Final = 48
@@ -24,9 +24,9 @@ _ERASE: Final = "\r\x1b[K"
 
 
 def complain(message: str) -> None:
-    """Say something on standard error, as a line like that of an error."""
+    """Print a line on standard error, like that of an error."""
     line = printable(f"shardfs: {message}")
-    click.echo(f"{_ERASE}{line}" if sys.stderr.isatty() else line, err=True)  # in place of the line of `progress`
+    click.echo(f"{_ERASE}{line}" if sys.stderr.isatty() else line, err=True)  # in place of the progress line
 
 
 def table(
@@ -37,11 +37,11 @@ def table(
     same: Sequence[str],
     spare: Sequence[str],
 ) -> list[str]:
-    """Return the lines of a table, as wide as the terminal at most if that is possible.
+    """Return the lines of a table, no wider than the terminal if possible.
 
-    Columns that say the *same* in several rows are a line above it, and of those to *spare*, the first ones first, as
-    many are left out and named as do not fit; *right* are aligned to the right.  A first cell that is very long has a
-    line of its own.
+    Columns in *same* whose value is the same in several rows become a line above them. If there is no room, columns to
+    *spare* are left out, the first ones first, and named; *right* are aligned to the right. A very long first cell has
+    a line of its own.
     """
     columns = {name: [_cut(row[at], at) for row in rows] for at, name in enumerate(header)}
     said = [name for name in same if len(rows) > 1 and len(set(columns[name])) == 1]
@@ -76,7 +76,7 @@ def _cut(cell: str, at: int) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Yield a file that takes the place of *path* at the end; it stays as it was if something is raised."""
+    """Yield a file that replaces *path* at the end; if an error is raised, *path* stays as it was."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
@@ -91,10 +91,10 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show how much of *total* is done, at which rate, and how long the rest takes; None if that is not known.
+    """Show how much of *total* is done, at which rate, and the time left; *total* is None if it is unknown.
 
-    It is a line on standard error that is gone at the end, and nothing at all if that is no terminal.  *unit* is what
-    is counted, a word whose plural ends in s.  Yields what is called with how much more is done.
+    It is a line on standard error that disappears at the end, and nothing at all if that is no terminal. *unit* is a
+    word for what is counted, with a plural in s. Yields a function to be called with how many more are done.
     """
     if not sys.stderr.isatty():
         yield lambda more: None
@@ -134,9 +134,9 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
 
 @contextmanager
 def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
-    """Yield what says on standard error what a command waits for that ends, or flushes, a mount.
+    """Yield a function that prints what a command waits for while a mount ends or flushes.
 
-    On a terminal that is one line, which is gone at the end; elsewhere a line every ten seconds, after a while.
+    On a terminal it is one line, which disappears at the end; elsewhere one line every ten seconds, after a while.
     """
     is_terminal = sys.stderr.isatty()
     said = time.monotonic() - _LINE_SECONDS / 2
@@ -157,10 +157,10 @@ def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
 
 
 def _draw(text: str) -> None:
-    """Show a line on the terminal, in place of the one before."""
+    """Replace the last line on the terminal."""
     click.echo(_ERASE + printable(text)[: (terminal_width(sys.stderr) or _WIDTH) - 1], nl=False, err=True)
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return how many characters a line has where *stream* is shown; None if that is no terminal."""
+    """Return the width of the terminal of *stream*; None if it is no terminal."""
     return (os.get_terminal_size(stream.fileno()).columns or _WIDTH) if stream is not None and stream.isatty() else None

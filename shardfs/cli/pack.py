@@ -24,7 +24,7 @@ from shardfs.stores.url import StoreOptions
 
 
 def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add SOURCE and DEST, and the options that say how DEST is filled, as `filling`."""
+    """Add SOURCE, DEST, and the options for filling DEST, as `filling`."""
     for option in (
         workers_options,
         json_option,
@@ -119,7 +119,7 @@ def unpack(
 
     Names whatever could not be written, and exits with 1.
     """
-    from shardfs.bulk.unpack import Unpacking, UnpackPlan  # late, as `pack` does without the tree of a mount
+    from shardfs.bulk.unpack import Unpacking, UnpackPlan  # imported late: `pack` needs no `vfs`
 
     plan = UnpackPlan(Unpacking(view, decode))
     _run(source, destination, store_options, plan, is_dry=False, as_json=as_json, **filling)
@@ -138,7 +138,7 @@ def _run(
     jobs: int | None,
     dask: str | None,
 ) -> None:
-    """Fill DEST, say what comes of it, and end with the exit status of that; with progress on a terminal."""
+    """Fill DEST, report the result, and exit with its status; with progress on a terminal."""
     done = told = 0
     advance: Callable[[int], None] | None = None
 
@@ -148,7 +148,7 @@ def _run(
 
     def tell(report: Report) -> None:
         nonlocal advance, done, told
-        if advance is None:  # now it is known how much there is to do
+        if advance is None:  # now the total is known
             advance = stack.enter_context(progress("stored", report.total, "object"))
         advance(report.done - done)
         for problem in report.problems[told:]:

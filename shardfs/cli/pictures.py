@@ -1,4 +1,4 @@
-"""What a map shows of an array: its grid of shards as so many cells, and the shards that waste most.
+"""The pictures of `map`: the grid of shards of an array as cells, and the layout of its most wasteful shards.
 
 Also as one page for a browser: no script, no other file, no network, in light and in dark.
 """
@@ -20,7 +20,7 @@ from shardfs.fuse.progress import size
 
 @dataclass(slots=True)
 class ArrayMap:
-    """The stored shards of *array*, in C order, and the *layouts* of those that are drawn, None if that cannot be.
+    """The stored shards of *array*, in C order, and the *layouts* of those that are drawn, None if impossible.
 
     *error* says why not all of them were found.
     """
@@ -32,57 +32,57 @@ class ArrayMap:
 
     @property
     def path(self) -> str:
-        """What people call the array."""
+        """The name of the array for people."""
         return self.array.layout.path or "(root)"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many shards the grid has along each axis."""
+        """The number of shards along each axis."""
         return tuple(dimension.nchunks for dimension in self.array.grid.shards.dimensions)
 
     @property
     def is_found(self) -> bool:
-        """Whether there is anything to be drawn."""
+        """Whether there is anything to draw."""
         return bool(self.uses) or self.error is not None
 
     @property
     def count(self) -> int:
-        """How many shards the grid has."""
+        """The number of shards in the grid."""
         return math.prod(self.shape)
 
     @property
     def full(self) -> int:
-        """How many shards have all their chunks."""
+        """The number of shards that have all their chunks."""
         return sum(use.error is None and use.chunks >= use.capacity for _, use in self.uses)
 
     @property
     def damaged(self) -> int:
-        """How many shards are damaged."""
+        """The number of damaged shards."""
         return sum(use.error is not None for _, use in self.uses)
 
     @property
     def wasteful(self) -> int:
-        """How many shards have dead bytes."""
+        """The number of shards with dead bytes."""
         return sum(bool(use.dead) for _, use in self.uses)
 
     @property
     def chunks(self) -> int:
-        """How many chunks are stored."""
+        """The number of stored chunks."""
         return sum(use.chunks for _, use in self.uses)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are stored."""
+        """The number of stored bytes."""
         return sum(use.size for _, use in self.uses)
 
     @property
     def dead(self) -> int:
-        """How many of these nothing refers to."""
+        """The number of dead bytes."""
         return sum(use.dead or 0 for _, use in self.uses)
 
     @property
     def dead_share(self) -> str:
-        """Which share of the bytes that is, if it is known of a shard at least."""
+        """The share of dead bytes, if it is known for at least one shard."""
         is_known = not self.uses or any(use.dead is not None for _, use in self.uses)
         return share(self.dead, self.nbytes) if is_known else "?"
 
@@ -98,7 +98,7 @@ class ArrayMap:
         )
 
     def most_wasteful(self, count: int) -> list[tuple[Coords, ShardUse]]:
-        """Return *count* shards: damaged ones, half of them if there are others, then those with most dead bytes."""
+        """Return *count* shards: damaged ones, at most half if there are others, then those with most dead bytes."""
         found = sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))
         damaged, sound = found[: self.damaged], found[self.damaged :]
         first = damaged[: max(count - len(sound), count // 2)]
@@ -122,7 +122,7 @@ class ArrayMap:
 
 @dataclass(slots=True)
 class Cell:
-    """Some *shards* that are neighbours; *filled* is the sum of the shares of their chunks that are stored."""
+    """Some neighbouring *shards*; *filled* is the sum of the shares of their chunks that are stored."""
 
     shards: int
     stored: int = 0
@@ -133,16 +133,16 @@ class Cell:
 
     @property
     def fullness(self) -> float:
-        """Which share of the chunks is stored."""
+        """The share of chunks that are stored."""
         return self.filled / self.shards
 
     @property
     def dead_share(self) -> float:
-        """Which share of the bytes is dead."""
+        """The share of bytes that are dead."""
         return self.dead / self.nbytes if self.nbytes else 0.0
 
     def add(self, use: ShardUse) -> None:
-        """Take in a shard."""
+        """Add a shard."""
         self.stored += 1
         self.damaged += use.error is not None
         self.filled += min(use.chunks / use.capacity, 1.0) if use.capacity else 0.0
@@ -154,8 +154,8 @@ class Cell:
 class Grid:
     """A picture of a grid of shards: rows are the axes before *split*, columns the others, each in C order.
 
-    There are *width* shards in a row, and a cell stands for *down* × *across* of them.  If all axes but one have a
-    single shard, the shards go on from row to row, and there is no *split*; the last row may be shorter.
+    A row has *width* shards, and a cell stands for *down* × *across* of them. If all axes but one have a single shard,
+    the shards continue from row to row, and there is no *split*; the last row may be shorter.
     """
 
     shape: tuple[int, ...]
@@ -167,7 +167,7 @@ class Grid:
 
     @classmethod
     def of(cls, array: ArrayMap, max_rows: int, max_columns: int) -> "Grid":
-        """Make a picture of no more than so many cells."""
+        """Make a picture of at most so many cells."""
         shape, total = array.shape, array.count
         split: int | None = None
         if max(shape, default=1) == total:
@@ -176,7 +176,7 @@ class Grid:
             height = -(-total // width) if total else 0
         else:
             sides = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(len(shape) + 1)]
-            split = min(range(len(sides)), key=lambda at: max(sides[at]))  # as square as can be
+            split = min(range(len(sides)), key=lambda at: max(sides[at]))  # as square as possible
             height, width = sides[split]
             down, across = -(-height // max_rows) or 1, -(-width // max_columns) or 1
         cells = [
@@ -193,7 +193,7 @@ class Grid:
 
     @property
     def each(self) -> int:
-        """How many shards a cell has at most."""
+        """The largest number of shards in a cell."""
         return self.down * self.across
 
     def first(self, row: int, column: int) -> Coords:
@@ -211,7 +211,7 @@ WORDS: Final = {
 
 
 def describe(use: ShardUse) -> str:
-    """Say in a line what a shard holds."""
+    """Describe a shard in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
     waste = "encoded as a whole" if use.dead is None else f"{size(use.dead)} ({share(use.dead, use.size)}) dead"
@@ -219,7 +219,7 @@ def describe(use: ShardUse) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a share in percent; only none at all is 0 %."""
+    """Return a share in percent; only a share of exactly none is shown as 0 %."""
     percent = 100 * part / whole if whole else 0.0
     return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
 
@@ -272,7 +272,7 @@ details { margin-top: .7rem; } summary { cursor: pointer; color: var(--faint); }
 
 
 def write_page(file: TextIO, url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> None:
-    """Write the page about the source at *url*; *reasons* say why arrays are not in it, by path."""
+    """Write the page about the source at *url*; *reasons* say, by path, why arrays are not in it."""
     for part in _page(url, maps, reasons):
         file.write(part + "\n")
 
@@ -280,7 +280,7 @@ def write_page(file: TextIO, url: str, maps: Sequence[ArrayMap], reasons: Mappin
 def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[str]:
     yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    # Whatever a name manages to be, it loads and runs nothing.
+    # Whatever names contain, the page loads and runs nothing.
     yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
     yield f"<title>Map of {_text(url)}</title>\n<style>{_STYLE}</style>"
     yield f"<h1>{_text(url)}</h1>\n<p>Where the chunks of {counted(len(maps), 'sharded array')} are</p>"
@@ -315,7 +315,7 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
 
 
 def _grid(found: ArrayMap) -> Iterator[str]:
-    """Yield the grid of shards: blue by how full a cell is, filled up with orange by how much is dead."""
+    """Yield the grid of shards: blue for how full a cell is, topped with orange for how much is dead."""
     if not found.uses:
         return
     grid = Grid.of(found, _MAX_ROWS, _MAX_COLUMNS)
@@ -349,7 +349,7 @@ def _say(grid: Grid, row: int, column: int, cell: Cell) -> str:
 
 
 def _shards(found: ArrayMap) -> Iterator[str]:
-    """Yield what lies where in some shards, from their first byte to the last."""
+    """Yield the layouts of some shards, from first byte to last."""
     if not found.layouts:
         return
     is_open = " open" if found.dead or found.damaged else ""
@@ -385,5 +385,5 @@ def _legend() -> str:
 
 
 def _text(text: str) -> str:
-    """Return what may be any name as text of the page."""
+    """Return any name as text for the page."""
     return escape(printable(text))

@@ -1,8 +1,8 @@
 """`shardfs refs`: kerchunk references, for machines that cannot mount.
 
-What a mount would show, as ranges of stored files.  A reader takes a missing reference for fill values.  So an array is
-referenced with all its chunks, or not at all.  Those that a view shows though they are not stored are in the references
-themselves.
+They describe what a mount would show as ranges of stored files. A reader takes a missing reference for the fill value,
+so an array is referenced with all its chunks, or not at all. Chunks that a view shows although they are not stored are
+contained in the references.
 
 Source: the reference file format of kerchunk and fsspec, version 1.
 """
@@ -40,18 +40,18 @@ from shardfs.vfs.inodes import ChunkNumbering
 from shardfs.vfs.views import View, make_view
 
 Reference = str | list[str | int]
-"""A text, bytes as `base64:` and their text, or the URL of a file, with offset and length if a range of it is meant."""
+"""A text, bytes as `base64:` and their encoding, or the URL of a file, with offset and length for a range."""
 
 _MAX_INLINE_NBYTES: Final = 32 * 2**20
-"""Of keys and texts of chunks of one array that are in the references themselves."""
+"""The largest total size of keys and texts of chunks of one array that are contained in the references."""
 
 
 async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
-    """Yield key and reference of every chunk and every document of an array as *view* shows it, without decoding.
+    """Yield key and reference of every chunk and document of an array as *view* shows it, without decoding.
 
     Raises `NotShownError` if the view does not show it, or shows more chunks that are not stored than references can
-    hold, `NotUnshardable` if its shards are encoded as a whole, so that no range of a file is a chunk, and what keeps a
-    chunk or a shard from being read.
+    hold; `NotUnshardable` if its shards are encoded as a whole, so that no range of a file is a chunk; and the error
+    that prevents reading a chunk or a shard.
     """
     reason = view.left_out(node)
     if reason is not None:
@@ -71,7 +71,7 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
 
 
 def document_references(view: View, node: Node, left_out: Collection[str]) -> Iterator[tuple[str, Reference]]:
-    """Yield key and text of every document of *node*, without the copies of arrays that are *left_out*, by path."""
+    """Yield key and text of every document of *node*, without the copies of arrays *left_out*, by path."""
     documents = {} if node.document is None or view.hides(node, DOCUMENT) else {DOCUMENT: node.document}
     documents.update(view.documents(node))
     for name, text in documents.items():
@@ -81,7 +81,7 @@ def document_references(view: View, node: Node, left_out: Collection[str]) -> It
 def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> bytes:
     """Return the text of a document without consolidated metadata of arrays that are *left_out*.
 
-    Who opens one by its copy would find no chunk, and no error.
+    Whoever opened one by its copy would find no chunks, and no error.
     """
     if not left_out or name not in (DOCUMENT, ZMETADATA):
         return text
@@ -96,7 +96,7 @@ def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> by
 async def _with_missing(
     chunk_view: ChunkView, stored: AsyncIterator[tuple[Coords, Reference]]
 ) -> AsyncIterator[tuple[Coords, Reference]]:
-    """Yield the *stored* chunks, which come in C order, and with them the others, if the view shows those too."""
+    """Yield the *stored* chunks, which come in C order, and between them the others, if the view shows them."""
     missing = chunk_view.listed_missing
     if missing is None:
         async for chunk in stored:
@@ -147,7 +147,7 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
                 key = layout.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
                 raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
             url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
-            if array.grid.is_unsharded:  # a chunk is a file
+            if array.grid.is_unsharded:  # each chunk is a file
                 for number in numbers:
                     yield (*prefix, number), [url]
             elif run.shard is not None and run.entries is not None:
@@ -196,8 +196,9 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
 async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
     """Write kerchunk references to what *view* shows as JSON, one line each.
 
-    Returns how many arrays are left out, with a line each on standard error, as they could not be read or referenced.
-    Not counted are those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
+    Returns how many arrays are left out because they could not be read or referenced, and prints a line about each on
+    standard error. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
+    encoded as a whole.
     """
     source.hierarchy.looks_above = view.shower.looks_above
     groups, left_out, failed, separator = [], set(), 0, "\n"
@@ -241,7 +242,7 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
             complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
     if not arrays:
         complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
-    for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
+    for path in groups:  # last, when it is known which arrays are left out of the copies
         for key, text in document_references(view, await source.hierarchy.node(path), left_out):
             file.write(f"{separator}{_line(key, text)}")
             separator = ",\n"

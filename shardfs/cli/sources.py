@@ -1,4 +1,4 @@
-"""What commands look at: SOURCE, the options that say how to reach it, and those that say who does the work."""
+"""The argument SOURCE, the options for reaching it, and those for who does the work."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -16,7 +16,7 @@ from shardfs.errors import UsageError
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions, open_store
 
-_FOREVER: Final = float("inf")  # a command looks at everything once
+_FOREVER: Final = float("inf")  # a command looks at everything only once
 _STORE_OPTIONS: Final = (
     click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile in the AWS configuration files."),
     click.option("--region", cls=RemoteOption, metavar="NAME", help="Region of the bucket."),
@@ -43,7 +43,7 @@ single_writer_option = click.option(
 
 
 def store_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say how to reach SOURCE; *function* gets them as one argument, `store_options`."""
+    """Add the options for reaching SOURCE; *function* gets them as one argument, `store_options`."""
 
     @wraps(function)
     def run(
@@ -73,24 +73,24 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def source_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument SOURCE and the options that say how to reach it."""
+    """Add the argument SOURCE and the options for reaching it."""
     return source_argument(store_options(function))
 
 
 def open_checked(source: str, options: StoreOptions) -> Store:
-    """Open SOURCE for a command; raises `SourceError` for what keeps it from being read."""
+    """Open SOURCE for a command; raises `SourceError` if it cannot be read."""
     store = open_store(source, options, ttl=_FOREVER)
     trio.run(store.check)
     return store
 
 
 def open_source(source: str, options: StoreOptions) -> Source:
-    """Open SOURCE with everything that reads it, for a command; raises as `open_checked` does."""
+    """Open SOURCE with everything needed to read it; raises the errors of `open_checked`."""
     return Source.of(open_checked(source, options))
 
 
 def workers_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say who does the work, `jobs` and `dask`; see `executor`."""
+    """Add the options for who does the work, `jobs` and `dask`; see `executor`."""
     jobs = click.option(
         "--jobs", type=Integer(min=1), metavar="N", help="Number of processes, by default one per core."
     )
@@ -100,7 +100,7 @@ def workers_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def executor(jobs: int | None, dask: str | None, places: Sequence[Place]) -> Iterator[Executor | None]:
-    """Yield the executor that options ask for, None being processes of this machine; its workers reach *places*."""
+    """Yield the executor for the options, None for processes of this machine; its workers must reach *places*."""
     if dask is None:
         yield None
         return

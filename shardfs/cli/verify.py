@@ -91,8 +91,8 @@ def _compare(
 class Report:
     """What `verify` found.
 
-    *unchecked* are arrays that were not looked into, with the reason; *too_large* are chunks that were to be decoded
-    and were not: nobody knows whether they are sound.
+    *unchecked* are arrays that were not examined, with the reason. *too_large* are chunks that were not decoded, so it
+    is unknown whether they are sound.
     """
 
     arrays: int = 0
@@ -103,11 +103,11 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all was checked that was to be, and nothing is damaged."""
+        """Whether everything was checked that should be, and nothing is damaged."""
         return not self.problems and not self.too_large
 
     def add(self, problem: Problem) -> None:
-        """Take in what was found in a shard."""
+        """Add what was found in a shard."""
         item = {"shard": problem.shard, "chunk": problem.chunk, "message": problem.message}
         if problem.too_large:
             self.too_large.append(item)
@@ -119,7 +119,7 @@ class Report:
         return {"sound": self.is_sound, **asdict(self)}
 
     def render(self) -> str:
-        """Return the text for people."""
+        """Return the report as text."""
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
         lines += [f"too large to check: {_render_problem(problem)}" for problem in self.too_large]
         lines += [f"damaged: {_render_problem(problem)}" for problem in self.problems]
@@ -140,7 +140,7 @@ def _render_problem(problem: dict[str, str | None]) -> str:
 async def verify_source(
     source: Source, options: StoreOptions, data: bool, jobs: int | None = None, executor: Executor | None = None
 ) -> Report:
-    """Check every shard of *source*, which was opened with *options*; *data* decodes the inner chunks too."""
+    """Check every shard of *source*, which was opened with *options*; with *data*, decode the inner chunks too."""
     report = Report()
 
     async def nodes() -> AsyncIterator[Node]:
@@ -158,7 +158,7 @@ async def verify_source(
                 reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
                 report.unchecked.append({"array": node.path, "reason": reason})
 
-    def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked all the same
+    def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
         report.add(Problem(path or "(root)", None, str(error)))
 
     async def shards() -> AsyncIterator[tuple[Array, Coords]]:
@@ -182,7 +182,7 @@ async def verify_source(
 
 
 def _note_unchecked(array: Array, report: Report) -> None:
-    """Say what is not known of an array whose chunks are decoded."""
+    """Record what is unknown about an array whose chunks are decoded."""
     decoder = ChunkDecoder.of(array)
     reason = None if decoder is not None else "its chunks have unknown codecs; only the index was checked"
     data_type = array.document["data_type"]
