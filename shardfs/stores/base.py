@@ -1,4 +1,4 @@
-"""What every store offers: `Store`, `ShardWriter`, and versions of objects, `Snapshot`."""
+"""The interface of every store: `Store`, `ShardWriter`, and `Snapshot`, a version of an object."""
 
 import enum
 import os
@@ -11,7 +11,7 @@ import trio
 
 
 class Address(NamedTuple):
-    """What names a source for good, on any machine: its URL, and the server where that is not the usual one."""
+    """The permanent name of a source on any machine: its URL, and the server unless it is the usual one."""
 
     url: str
     endpoint: str = ""
@@ -23,7 +23,7 @@ class Address(NamedTuple):
 Buffer = bytes | bytearray | memoryview
 
 APPEND_NBYTES: Final = 8 * 2**20
-"""How many bytes, padding and the tail not counted, are appended in one step at most."""
+"""The largest step of an append, in bytes, without padding and tail."""
 
 _RESERVED: Final = ".shardfs"
 
@@ -31,8 +31,8 @@ _RESERVED: Final = ".shardfs"
 class Descriptor:
     """A file descriptor that is closed with its last reference.
 
-    Snapshots are shared by open files and caches; the reference count that the interpreter keeps is the one that
-    tells when a pinned file may go.
+    Snapshots are shared by open files and caches; the interpreter's reference count tells when a pinned file can be
+    closed.
     """
 
     __slots__ = ("__weakref__", "fd")
@@ -42,7 +42,7 @@ class Descriptor:
 
     @property
     def path(self) -> str:
-        """A path of what is open, whatever became of its name, for calls that take no descriptor of its kind."""
+        """A path of the open file, whatever happened to its name, for calls that take no such descriptor."""
         return f"/proc/self/fd/{self.fd}"
 
     def __del__(self) -> None:
@@ -53,7 +53,7 @@ INODE_BITS: Final = 64
 
 
 class Kind(enum.Enum):
-    """What a name stands for."""
+    """What a name is."""
 
     FILE = enum.auto()
     DIRECTORY = enum.auto()
@@ -62,9 +62,10 @@ class Kind(enum.Enum):
 
 
 class Stat(NamedTuple):
-    """State of a name.  *version* is equal for equal content; *mode* holds the file type too; times are in ns.
+    """The status of a name.
 
-    *identity* is equal for one file, whatever its content; of files of the system it is an integer, see `file`.
+    *version* is equal for equal content; *mode* includes the file type; times are in ns. *identity* is equal for the
+    same file, whatever its content; for local files it is an integer, see `file`.
     """
 
     kind: Kind
@@ -82,7 +83,7 @@ class Stat(NamedTuple):
 
     @property
     def file(self) -> tuple[int, int] | None:
-        """Device and inode number, where the store is a file system."""
+        """Device and inode number, if the store is a file system."""
         return divmod(self.identity, 1 << INODE_BITS) if isinstance(self.identity, int) else None
 
 
@@ -95,7 +96,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Room in a store: *block_size* in bytes, the others counts."""
+    """Space in a store: *block_size* in bytes, the others are counts."""
 
     block_size: int
     blocks: int
@@ -107,9 +108,9 @@ class Capacity:
 
 
 class NewOwner(TypedDict, total=False):
-    """Owner of a file that is new; what is missing, or None, is what the system gives.
+    """The owner of a new file; whatever is missing or None is up to the system.
 
-    In a directory with the set-group-ID bit, the group is always what the system gives: that of the directory.
+    In a directory with the set-group-ID bit, the group is always that of the directory.
     """
 
     uid: int | None
@@ -117,24 +118,24 @@ class NewOwner(TypedDict, total=False):
 
 
 class NewRights(NewOwner, total=False):
-    """Permissions and owner of a file that is new; what is missing, or None, is what the system gives."""
+    """Mode and owner of a new file; whatever is missing or None is up to the system."""
 
     mode: int | None
 
 
 class NewAttributes(NewRights, total=False):
-    """Attributes that a file is to have; what is missing, or None, stays as it is."""
+    """Attributes to set; whatever is missing or None does not change."""
 
     atime_ns: int | None
     mtime_ns: int | None
 
 
 class Content(Protocol):
-    """Bytes that are to be stored, wherever they are now: in memory, in a log, in a write buffer."""
+    """Bytes to be stored, wherever they are: in memory, in a log, in a write buffer."""
 
     @property
     def nbytes(self) -> int:
-        """How many there are."""
+        """Their number."""
 
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*; blocks, and is called in a worker thread."""
@@ -145,74 +146,74 @@ class Snapshot(Protocol):
 
     @property
     def stat(self) -> Stat:
-        """State of the object when it was opened."""
+        """The status of the object when it was opened."""
 
     @property
     def size(self) -> int:
         """Size of this version in bytes."""
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*, which lie within the size.
+        """Return exactly *nbytes* bytes from *offset*, which are within the size.
 
-        *extent* is offset and size of what they are a piece of: a remote store fetches that as one, and reads ahead if
-        the one after it is wanted next.  None: they are for themselves, as an index is.
-        Raises `StaleError` if the bytes may be of another version, `StoreError` if they cannot be read.
+        *extent* is offset and size of the unit that they belong to: a remote store fetches it as one piece, and reads
+        ahead if the next unit is read after it. With None, they belong to no unit; an index, for example. Raises
+        `StaleError` if the bytes may be from another version, `StoreError` if they cannot be read.
         """
 
     def content(self, offset: int, nbytes: int) -> Content:
-        """Return *nbytes* bytes from *offset*, which lie within the size, as content that is read later.
+        """Return *nbytes* bytes from *offset*, which are within the size, as content that is read later.
 
-        Reading it raises what `read` does.
+        Reading it raises the errors of `read`.
         """
 
     def mapped(self) -> AbstractContextManager[memoryview]:
-        """Give all bytes of this version, to search them in a command."""
+        """Return all bytes of this version, for commands that search them."""
 
     def expect(self, offset: int, nbytes: int) -> None:
-        """Say that *nbytes* bytes from *offset* are likely to be read soon, in order."""
+        """Announce that *nbytes* bytes from *offset* will probably be read soon, in order."""
 
     async def is_current(self) -> bool:
-        """Whether the name that was opened still stands for this version, as far as the cache of the store knows."""
+        """Whether the name still stands for this version, as far as the store's cache knows."""
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Accept the present state of the object as this version, if it only grew; return whether it is accepted.
+        """Accept the present state of the object as this version if it only grew; return whether it did.
 
-        *content* at *offset* is what any change but an append would have moved or overwritten.
+        *content* at *offset* would have been moved or overwritten by any change other than an append.
         """
 
 
 class OpenFile(Protocol):
-    """An open file that passes through: no version of it is kept, and what is written is seen at once.
+    """An open passthrough file: it has no versions, and what is written is visible at once.
 
-    A remote store has what was written after `flush`, or `sync`.
+    A remote store has it after `flush` or `sync`.
     """
 
     def stat(self) -> Stat:
-        """Return the present state."""
+        """Return the present status."""
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
 
     async def write(self, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*, and return how much that is."""
+        """Write all of *data* at *offset*; return its size."""
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
 
     async def flush(self) -> None:
-        """Store what was written and is not stored yet, as is done whenever a descriptor of the file is closed.
+        """Store what was written and is not stored yet; called whenever a descriptor of the file is closed.
 
-        Raises `StaleError` if another host has replaced the file since this one showed it, `StoreError`.
+        Raises `StaleError` if another host has replaced the file since this one showed it, and `StoreError`.
         """
 
     async def sync(self) -> None:
-        """Store what was written, durably; raises as `flush` does."""
+        """Store what was written, durably; raises the errors of `flush`."""
 
     async def close(self) -> None:
-        """Let go of the file; what is not stored then is kept on this machine, as the log says."""
+        """Release the file; what could not be stored is kept on this machine, and the log says so."""
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
-        """Change what is given, and return the state after it."""
+        """Change the given attributes; return the new status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +226,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """A new version of an object, first byte to last: ranges of the old one and new content.
+    """A new version of an object, as a sequence of ranges of the old version and new content.
 
-    The last *tail_nbytes* bytes, of the new version as of the old one, are what makes the object readable: the index
-    of a shard that ends with it, 0 for one that begins with it.  An append may be made in steps: *ends* are the sizes
-    after each, the last of them that of the new version, and at each the object ends with the old tail or the new one.
+    The last *tail_nbytes* bytes, of both versions, are what makes the object readable: the index of a shard with its
+    index at the end; 0 if it is at the start. An append may be made in steps: *ends* are the sizes after each, ending
+    with the size of the new version. After each step, the object ends with the old tail or the new one.
     """
 
     pieces: tuple[Kept | Content, ...]
@@ -242,9 +243,9 @@ class Splice:
         return sum(piece.nbytes for piece in self.pieces)
 
     def joined(self, old_nbytes: int) -> Sequence[Kept | Content]:
-        """Return the pieces that are not empty, with old ranges joined that adjoin in both versions.
+        """Return the non-empty pieces, joining ranges that are adjacent in both versions.
 
-        Raises `ValueError` if one keeps what an old version of *old_nbytes* bytes does not have.
+        Raises `ValueError` if a range is not within an old version of *old_nbytes* bytes.
         """
         joined: list[Kept | Content] = []
         for piece in self.pieces:
@@ -259,55 +260,55 @@ class Splice:
 
 
 class ShardWriter(Protocol):
-    """One change of one object, which other programs that take the same lock cannot change meanwhile.
+    """One change of one object, with the lock that keeps other programs from changing it meanwhile.
 
-    An edit makes one change.  What fails leaves the object as it was, unless the error says otherwise.
+    An edit makes one change. If it fails, the object is as it was, unless the error says otherwise.
     """
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The object as the change finds it; None if there is none."""
+        """The object before the change; None if there is none."""
 
     @property
     def can_delete(self) -> bool:
-        """Whether `delete` removes the object as this change finds it, and no other."""
+        """Whether `delete` removes exactly this version of the object, and no other."""
 
     @property
     def append_alignment(self) -> int:
-        """What the size of the object, and after each step, had better be a multiple of when it is appended to.
+        """The multiple at which an append, and each of its steps, should end.
 
-        If it is one, and no step has more than `APPEND_NBYTES`, nobody finds the object without its tail at any moment.
+        If it does, and no step is longer than `APPEND_NBYTES`, nobody ever sees the object without its tail.
         """
 
     @property
     def temporary(self) -> str:
-        """The key that a new version may have until it is complete; nothing has it before `splice`, or after."""
+        """The key that a new version may have until it is complete; unused before and after `splice`."""
 
     @property
     def written_nbytes(self) -> int:
         """How many bytes `splice` wrote to the store."""
 
     async def splice(self, splice: Splice) -> Stat:
-        """Store the new version durably and return its state, as `Store.open` will give it.
+        """Store the new version durably; return its status, as `Store.open` will.
 
-        Bytes that the old version keeps in their place are not touched.  Raises `ConflictError` if the key stands for
-        something else than *snapshot*, `NoSpaceError`, `StoreError`.
+        Bytes of the old version that stay in place are not written. Raises `ConflictError` if the key does not stand
+        for *snapshot* any more, `NoSpaceError`, and `StoreError`.
         """
 
     async def delete(self) -> None:
-        """Remove the object durably; raises as `splice` does, and `NotFoundError` if there is none."""
+        """Remove the object durably; raises the errors of `splice`, and `NotFoundError` if there is none."""
 
 
 class NewObject(Protocol):
-    """An object that is written from its first byte to its last, and has its name when it is finished, not before."""
+    """A new object, written from first byte to last; it gets its name when it is finished."""
 
     async def write(self, data: Sequence[Buffer]) -> None:
-        """Add *data*, one behind the other: about `PART_NBYTES` at a time, so that little is held in memory."""
+        """Append *data*, about `PART_NBYTES` at a time, so that little is held in memory."""
 
     async def finish(self, head: Buffer = b"") -> Stat:
-        """Give the object its name, in place of what has it; returns its state, as `Store.stat` will give it.
+        """Give the object its name, replacing what has it; returns its status, as `Store.stat` will.
 
-        *head* are the bytes at its beginning that were left out.
+        *head* are the first bytes, which were left out.
         """
 
 
@@ -315,11 +316,11 @@ PART_NBYTES: Final = 8 * 2**20
 """How much of a new object is written at a time."""
 
 PIECE_NBYTES: Final = 2**20
-"""How much is read at a time, in a multiple of the blocks of checksums."""
+"""How much is read at a time: a multiple of the checksum blocks."""
 
 
 def in_pieces(nbytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of the pieces, of up to `PIECE_NBYTES` bytes, from *start* to *nbytes*."""
+    """Yield offset and size of pieces of at most `PIECE_NBYTES` bytes, from *start* to *nbytes*."""
     for offset in range(start, nbytes, PIECE_NBYTES):
         yield offset, min(PIECE_NBYTES, nbytes - offset)
 
@@ -332,30 +333,30 @@ async def write_all(file: OpenFile, content: Content) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a key must stand for when it is replaced: a file in this *state*, or nothing if that is None."""
+    """What a key must stand for when it is replaced: a file with this *state*, or nothing if it is None."""
 
     state: Stat | None
 
 
 def join_key(directory: str, name: str) -> str:
-    """Return the key of *name* in *directory*; either is "" for the source, or the directory, itself."""
+    """Return the key of *name* in *directory*; either may be "", the source or the directory itself."""
     return f"{directory}/{name}" if directory and name else directory or name
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a name, without its path, is one that shardfs keeps for itself beside stored data."""
+    """Whether a name, without its path, is one that shardfs uses itself beside stored data."""
     return name == _RESERVED or name.startswith(_RESERVED + "-")
 
 
 MAX_TOP: Final = 1000
-"""How many names at the top of a source `Store.check` tells; it tells none if there are more."""
+"""The most names at the top of a source that `Store.check` returns; if there are more, it returns none."""
 
 MAGIC_NBYTES: Final = 8
-"""With how many bytes a file begins that tell its format."""
+"""How many bytes at the beginning of a file show its format."""
 
 
 def file_format(name: str, first: bytes) -> str:
-    """Say what a file is that was given as a source, and what to do; *first* are the `MAGIC_NBYTES` it begins with."""
+    """Say what a file given as a source is, and what to do; *first* are its first `MAGIC_NBYTES`."""
     if first.startswith(b"PK"):
         return "a ZIP file; unpack it, and give the folder"
     if first.startswith(b"\x89HDF"):
@@ -366,7 +367,10 @@ def file_format(name: str, first: bytes) -> str:
 
 
 class Store(Protocol):
-    """Named bytes below one source; a remote one caches names for *ttl* seconds, a local one never does."""
+    """Named bytes below one source.
+
+    A remote store caches names for *ttl* seconds, a local one never does.
+    """
 
     @property
     def url(self) -> str:
@@ -374,15 +378,15 @@ class Store(Protocol):
 
     @property
     def address(self) -> Address:
-        """What names the source for good, however it was reached."""
+        """The permanent name of the source, however it was reached."""
 
     @property
     def root(self) -> str | None:
-        """Absolute path that the source had when it was opened, where the store is a directory of this machine."""
+        """The absolute path of a local source when it was opened, else None."""
 
     @property
     def directory(self) -> Descriptor | None:
-        """That directory, held open: it may have been renamed, and its path be another one's."""
+        """Its open directory, which may have been renamed since."""
 
     @property
     def ttl(self) -> float:
@@ -390,42 +394,42 @@ class Store(Protocol):
 
     @property
     def rewrites(self) -> bool:
-        """Whether a new version of an object is a new object, to which nothing can be appended in place."""
+        """Whether a new version is always a new object, so that nothing can be appended in place."""
 
     @property
     def directory_stat(self) -> Stat | None:
-        """The state that all directories share, where the store keeps none of its own for them."""
+        """The status of all directories, if the store keeps none for each."""
 
     def statistics(self) -> Mapping[str, object]:
-        """Return what the store counted, as plain values."""
+        """Return the store's counts, as plain values."""
 
     def url_of(self, key: str) -> str:
         """Return the URL under which other programs find *key*."""
 
     async def check(self) -> Sequence[Entry] | None:
-        """Return the names at the top, None if they cannot be told; raises `SourceError` for what cannot be read."""
+        """Return the names at the top, None if there are too many; raises `SourceError` if it cannot be read."""
 
     async def stat(self, key: str) -> Stat:
-        """Return the state of *key*, of the link itself if it is one; raises `NotFoundError`."""
+        """Return the status of *key*, of the link itself if it is one; raises `NotFoundError`."""
 
     def forget(self, key: str) -> None:
-        """Ask again for *key* when it is wanted next."""
+        """Ask again for *key* at the next request."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
-        """Open a file; symbolic links are followed within the source only.
+        """Open a file; symbolic links are only followed within the source.
 
-        *head_nbytes* bytes at its beginning, or *tail_nbytes* at its end, come with the same request if it is remote.
-        Raises `NotFoundError`, `IsADirectoryHereError`, `AccessDeniedError`, `OutsideSourceError`, `StoreError`.
+        The first *head_nbytes* or last *tail_nbytes* bytes come with the same request if the store is remote. Raises
+        `NotFoundError`, `IsADirectoryHereError`, `AccessDeniedError`, `OutsideSourceError`, `StoreError`.
         """
 
     async def is_absent(self, key: str) -> bool:
-        """Whether *key* stands for nothing; False if that cannot be told."""
+        """Whether *key* stands for nothing; False if that is unknown."""
 
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory, in no particular order."""
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
-        """Return the states of several *names* in the directory *key*; None for those that are gone."""
+        """Return the status of several *names* in the directory *key*; None for those that are gone."""
 
     async def read_link(self, key: str) -> bytes:
         """Return the target of a symbolic link as it is stored."""
@@ -437,28 +441,28 @@ class Store(Protocol):
         """Return the names of the extended attributes in the `user` namespace."""
 
     async def capacity(self) -> Capacity:
-        """Return how much room there is."""
+        """Return how much space there is."""
 
-    # Names and files, changed as programs ask for it.
+    # Names and files, changed at the request of programs.
 
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
-        """Open a regular file to read and write, and make it with *mode* and *owner* if there is none.
+        """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*.
 
-        If *exclusive*, raises `ExistsError` where the key stands for anything.
+        If *exclusive*, raises `ExistsError` if the key stands for anything.
         """
 
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
-        """Open a regular file as it is at any time; raises as `open` does."""
+        """Open a regular file without pinning a version; raises the errors of `open`."""
 
     @property
     def nchanges(self) -> int:
-        """How many changes of files `note_shown` knows of, which this mount made."""
+        """How many changes of files this mount has made, for `note_shown`."""
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Note that programs were given the content of the file *key* in this *state*; None: that there is none.
+        """Note that programs were shown the content of the file *key* in this *state*; None: that there is none.
 
-        *since* is what `nchanges` was before the store was asked for that: what this mount made of the file meanwhile
-        counts more.  None: so does whatever is known of it.
+        *since* is the value of `nchanges` before the store was asked: this mount's own changes since then take
+        precedence. With None, everything that is known does.
         """
 
     async def replace(
@@ -470,13 +474,12 @@ class Store(Protocol):
         expected: Expected | None = None,
         **rights: Unpack[NewRights],
     ) -> Stat:
-        """Store *content* under *key*, durably and at once, in place of what is there.
+        """Store *content* under *key*, durably and at once, replacing what is there.
 
-        A file that is replaced leaves its mode and owner; *rights* are for a new one.  If *exclusive*, raises
-        `ExistsError` where the key stands for anything.
-
-        Where several hosts can change the store, raises `StaleError` if what is there is not as *expected*.  If that is
-        None, it must be as it was shown last, and what is refused is kept on this machine, as the log says.
+        A replaced file passes on its mode and owner; *rights* are for a new one. If *exclusive*, raises `ExistsError`
+        if the key stands for anything. If several hosts can change the store, raises `StaleError` unless what is there
+        is *expected*. If that is None, it must be what was shown last, and refused content is kept on this machine, as
+        the log says.
         """
 
     async def unlink(self, key: str) -> None:
@@ -489,7 +492,7 @@ class Store(Protocol):
         """Remove an empty directory; raises `NotEmptyError`."""
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move what *key* stands for to *to*, in place of what is there, or if *exclusive* only if nothing is."""
+        """Move what *key* stands for to *to*, replacing what is there; if *exclusive* only if nothing is."""
 
     async def link(self, key: str, to: str) -> None:
         """Give a file the second name *to*, which does not exist."""
@@ -498,13 +501,13 @@ class Store(Protocol):
         """Make *key*, which does not exist, a symbolic link; *target* is stored as it is."""
 
     async def make_directories(self, key: str) -> None:
-        """Make the directory *key* and all above it that are missing, durably."""
+        """Create the directory *key* and the missing ones above it, durably."""
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
-        """Change what is given, of the link itself if *key* is one, and return the state after it."""
+        """Change the given attributes, of the link itself if *key* is one; return the new status."""
 
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
-        """Set an extended attribute; `NotPermittedError` outside the `user` namespace."""
+        """Set an extended attribute; raises `NotPermittedError` outside the `user` namespace."""
 
     async def remove_attribute(self, key: str, name: bytes) -> None:
         """Remove an extended attribute in the `user` namespace; raises `NoAttributeError`."""
@@ -513,31 +516,31 @@ class Store(Protocol):
         """Make the names in a directory durable."""
 
     async def flush(self) -> None:
-        """Store what was written to files that are open; raises what keeps one from being stored."""
+        """Store what was written to open files; raises the error that prevents it."""
 
     # Whole objects and shards.
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Begin to change the store, as is done once before anything is.
+        """Prepare for changes; called once before the first.
 
-        Names that are reserved, and files that are open to be written to a remote store, live in *directory*, a
-        directory of this machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written
-        safely by several, unless there is only a *single_writer*.
+        *directory* is a local directory, locked by the caller, for reserved names, and for files that are being written
+        to a remote store. Raises `SourceError` if several processes could not write the store safely, unless there is
+        only a *single_writer*.
         """
 
     async def check_writable(self, key: str) -> None:
-        """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
+        """Raise any known error that prevents changing or creating a regular file; asks no remote store."""
 
     def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AbstractAsyncContextManager[NewObject]:
         """Begin an object of about *nbytes* bytes, of which the first *head_nbytes* come last; for bulk work.
 
-        Nothing is left of one that is not finished, but by a process that is killed: see `clear_unfinished`.  Nobody
-        else may write to the store: no lock is taken, and no condition made.  Directories that it needs are made.
-        What is small is durable only after `settle`.  Raises `NoSpaceError`, `StoreError`.
+        An unfinished object leaves nothing behind, unless the process is killed: see `clear_unfinished`. Nobody else
+        may write to the store: there is no lock and no condition. Missing directories are created. Small objects are
+        durable only after `settle`. Raises `NoSpaceError` and `StoreError`.
         """
 
     async def discard(self, key: str) -> None:
-        """Remove an object that was made by `new_object`; there may be none."""
+        """Remove an object made by `new_object`, if there is one."""
 
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
         """Remove what killed processes left of new objects; *keys* are those that they may have been writing."""
@@ -548,10 +551,9 @@ class Store(Protocol):
     def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AbstractAsyncContextManager[ShardWriter]:
-        """Begin a change of a regular file, alone; *rights* are those of a file that is new.
+        """Begin an exclusive change of a regular file; *rights* are for a new file.
 
-        *head_nbytes* and *tail_nbytes* are those of `open`.
-        Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
-        Raises `LockedError` if another program has the file locked, and `StoreError` if it has after the caller has
-        *waited* for long, in seconds.
+        *head_nbytes* and *tail_nbytes* are those of `open`. Modes are exact, without a umask; None is up to the system.
+        Missing directories are created. Raises `LockedError` if another program has locked the file, and `StoreError`
+        if it still has after the caller has *waited* for so many seconds.
         """

@@ -50,13 +50,13 @@ _HEADER: Final = Struct("<8sI32sQQ")
 _NAME: Final = Struct(">16sQQ")
 _VERSION_NBYTES: Final = 16
 _CHECKSUM_NBYTES: Final = 4
-_MAX_ENTRY_NBYTES: Final = 2**30  # one system call reads less than twice as much
+_MAX_ENTRY_NBYTES: Final = 2**30  # one system call reads at most twice as much
 _LISTING_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 60.0
-_ABANDONED_SECONDS: Final = 3600.0  # for which nobody writes one entry
+_ABANDONED_SECONDS: Final = 3600.0  # writing one entry never takes as long
 _NEVER: Final = -math.inf
 _KEPT_SHARE: Final = 0.9
-_DISK_BLOCK_NBYTES: Final = 512  # what st_blocks counts, whatever the file system
+_DISK_BLOCK_NBYTES: Final = 512  # the unit of st_blocks on any file system
 _DAMAGE: Final = (errno.EIO, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN)
 _DRAWER: Final = re.compile("[0-9a-f]{3}")
 _NEW: Final = "new-"
@@ -70,14 +70,14 @@ log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """The bytes of *span* of a version, whose id begins with *version*."""
+    """The bytes of *span* of a version whose id begins with *version*."""
 
     version: bytes
     span: Span
 
     @classmethod
     def parse(cls, name: str) -> "Entry | None":
-        """Return the entry whose file is called *name*; None if no entry is called so."""
+        """Return the entry in the file *name*; None if that is no name of an entry."""
         with suppress(ValueError):
             key = bytes.fromhex(name)
             if len(key) == _NAME.size and key.hex() == name:
@@ -87,20 +87,20 @@ class Entry(NamedTuple):
 
     @property
     def drawer(self) -> str:
-        """The name of the drawer that it is in; all entries of a version share one of 4096."""
+        """The drawer that contains it: one of 4096, the same for all entries of a version."""
         return self.version.hex()[:3]
 
     @property
     def path(self) -> str:
-        """The path of its file in the directory of the cache."""
+        """The path of its file, relative to the cache."""
         return f"{self.drawer}/{_NAME.pack(self.version, self.span.start, self.span.nbytes).hex()}"
 
     def head(self, identity: bytes) -> bytes:
-        """Return what the file has before the checksums, for the version with this id."""
+        """Return what precedes the checksums in the file, for the version with this id."""
         return _HEADER.pack(_MAGIC, FORMAT, identity, self.span.start, self.span.nbytes)
 
     def require(self, status: os.stat_result) -> None:
-        """Raise `CorruptionError` if a file with this *status* is not the entry."""
+        """Raise `CorruptionError` if a file with this *status* cannot be the entry."""
         if not stat.S_ISREG(status.st_mode):
             raise CorruptionError("it is not a file")
         if status.st_size != _HEADER.size + _CHECKSUM_NBYTES * _nblocks(self.span.nbytes) + self.span.nbytes:
@@ -136,10 +136,10 @@ def _identity(name: str, etag: str) -> bytes:
 
 
 def _open_directory(path: str, disk: Syscalls) -> Descriptor:
-    """Open the directory of a cache, made if it is missing; whatever becomes of its name, it stays the same directory.
+    """Open the directory of a cache, creating it if it is missing; it stays open even if it is renamed.
 
-    Raises `UsageError` if it cannot be made or written, if it belongs to somebody else or others may write it, or if
-    something is in it that is not of a cache.
+    Raises `UsageError` if it cannot be created or written, belongs to somebody else, can be written by others, or
+    contains anything that is not a cache.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -151,7 +151,7 @@ def _open_directory(path: str, disk: Syscalls) -> Descriptor:
             raise UsageError(f"others may write to the directory {path}; run `chmod 700 {path}` to use it as a cache")
         if not os.access(path, os.W_OK):
             raise UsageError(f"the directory {path} cannot be used as a cache: it cannot be written")
-        # In this order: whoever tags the directory first, does so before anything else gets there.
+        # In this order, so that the tag is there before anything else.
         names, tag = os.listdir(root.fd), b""
         with suppress(FileNotFoundError):
             file = Descriptor(os.open(_TAG, READ, dir_fd=root.fd))
@@ -173,7 +173,7 @@ def _open_directory(path: str, disk: Syscalls) -> Descriptor:
 
 @dataclass(slots=True)
 class _Drawer:
-    """What is known of a drawer: its entries by version, and when it was *listed*."""
+    """What is known about a drawer: its entries by version, and when it was *listed*."""
 
     versions: dict[bytes, Spans] = field(default_factory=dict)
     listed: float = _NEVER
@@ -183,9 +183,9 @@ class _Drawer:
 
 
 class DiskCache:
-    """Ranges of objects in *directory*, which take at most about *max_nbytes* on the disk.
+    """Ranges of objects in *directory*, about *max_nbytes* on disk at most.
 
-    Several processes together may exceed that by a tenth for each.  All methods block, and may be called from several
+    Several processes together may exceed that by a tenth each. All methods block, and may be called from several
     threads.
     """
 
@@ -198,9 +198,9 @@ class DiskCache:
         disk: Syscalls = SYSCALLS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make or take the directory, and look at all entries in it; raises `UsageError` if it cannot be used.
+        """Create or open the directory, and look at all entries; raises `UsageError` if it cannot be used.
 
-        *clock* gives seconds since 1970.
+        *clock* returns seconds since 1970.
         """
         self._path = directory
         self._max_nbytes = max_nbytes
@@ -220,15 +220,15 @@ class DiskCache:
             raise UsageError(f"the directory {directory} cannot be used as a cache: {error.strerror}") from None
 
     def find(self, name: str, etag: str, offset: int, nbytes: int) -> memoryview | None:
-        """Return bytes from *offset* of the version *etag* of an object, up to *nbytes* of them, if they are undamaged.
+        """Return bytes from *offset* of the version *etag* of an object, at most *nbytes*, if they are undamaged.
 
-        They are as many as one entry has together, None if none has the first.
+        As many are returned as a single entry has; None if none has the first byte.
         """
         identity = _identity(name, etag)
         while (entry := self._known(identity[:_VERSION_NBYTES], offset)) is not None:
             try:
                 data = self._read(entry, identity, Span(offset, min(offset + nbytes, entry.span.stop)))
-            except FileNotFoundError:  # another process evicted it
+            except FileNotFoundError:  # another process has evicted it
                 self._forget(entry)
             except CorruptionError as error:
                 if self._forget(entry):  # else another thread was first
@@ -246,7 +246,7 @@ class DiskCache:
     def add(self, name: str, etag: str, offset: int, data: Buffer) -> None:
         """Keep *data*, the bytes from *offset* of the version *etag* of an object.
 
-        Never raises: where the directory cannot be written, a line is logged, and the cache pauses for a minute.
+        Raises nothing: if the directory cannot be written, this is logged, and the cache pauses for a minute.
         """
         view, identity, now = memoryview(data).cast("B"), _identity(name, etag), self._clock()
         entry = Entry(identity[:_VERSION_NBYTES], Span(offset, offset + view.nbytes))
@@ -255,7 +255,7 @@ class DiskCache:
         if abs(now - self._failed) < _PAUSE_SECONDS or self._has(entry):
             return
         try:
-            if self._failed != _NEVER:  # another directory may have the name
+            if self._failed != _NEVER:  # another directory may have the name now
                 self._root = _open_directory(self._path, self._disk)
                 with self._lock:
                     self._room = 0
@@ -309,12 +309,12 @@ class DiskCache:
         return around is not None and around.stop >= entry.span.stop
 
     def _forget(self, entry: Entry) -> bool:
-        """Take an entry for gone; return whether it was known."""
+        """Note that an entry is gone; return whether it was known."""
         with self._lock:
             return self._drawer(entry).spans(entry.version).discard(entry.span)
 
     def _known(self, version: bytes, offset: int) -> Entry | None:
-        """Return the entry that goes on longest from *offset*, looking for those of other processes too."""
+        """Return the entry that extends furthest from *offset*, including those of other processes."""
         entry, now = Entry(version, Span(offset, offset)), self._clock()
         with self._lock:
             drawer = self._drawer(entry)
@@ -328,9 +328,9 @@ class DiskCache:
         return None if found is None else Entry(version, found)
 
     def _list(self, name: str) -> list[tuple[float, int, Entry]]:
-        """Look at a drawer; return when its entries were used, what they take on the disk, and which they are.
+        """Look at a drawer; return when its entries were used, their size on disk, and the entries.
 
-        What is called like an entry and is none is removed, and what lies within others.
+        Files with names of entries that cannot be entries are removed, and so are entries within others.
         """
         drawer = _Drawer(listed=self._clock())
         found: dict[Entry, tuple[float, int, Entry]] = {}
@@ -364,13 +364,13 @@ class DiskCache:
 
     def _remove(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            with suppress(OSError):  # another process may have been first
+            with suppress(OSError):  # another process may have been faster
                 self._disk.unlink(entry.path, self._root.fd)
 
     def _count(self) -> None:
-        """Look at everything that is there, whoever added it, and evict what was not used for longest."""
+        """Look at everything in the cache, whoever added it, and evict the least recently used entries."""
         with self._lock:
-            self._room = 0  # and below it goes what is added meanwhile
+            self._room = 0  # what is added meanwhile is subtracted again
         rows: list[tuple[float, int, Entry]] = []
         for name in os.listdir(self._root.fd):
             if _DRAWER.fullmatch(name):
@@ -388,5 +388,5 @@ class DiskCache:
             self._remove([entry])
             total -= nbytes
         with self._lock:
-            # What others add is unknown until the next count, so that one is due before the room is all used.
+            # What others add is unknown until the next count, so count before all the room is used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)

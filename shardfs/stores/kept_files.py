@@ -1,7 +1,7 @@
-"""What programs wrote to a remote store and that does not have: files of this machine, each with a note of its key.
+"""What programs wrote to a remote store and could not be stored: local files, each with a note of its key.
 
-A note comes with the first change of a file and goes when that is stored, so what a killed mount did not store is found
-here by its note.  What the store refused stays, with the reason, until somebody asks to store it.
+A note is made at the first change of a file and removed when the file is stored, so whatever a killed mount did not
+store is found by its note. What the store refused stays, with the reason, until somebody asks to store it.
 """
 
 import json
@@ -22,10 +22,10 @@ _MAX_NOTE_NBYTES: Final = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """*nbytes* bytes at *path*, written to the file *key* until *mtime_ns*.
+    """*nbytes* bytes at *path*, written to the file *key*, last at *mtime_ns*.
 
-    *reason* is why they are not stored, "" if their mount has it open still, or ended with it open.  *is_superseded*:
-    its mount has stored a later version of the file since, so storing this one would undo that.
+    *reason* says why they are not stored; "" if their mount still has the file open, or ended with it open.
+    *is_superseded*: a later version of the file was stored since, which storing this one would undo.
     """
 
     key: str
@@ -52,13 +52,13 @@ class KeptFile:
 
 
 class KeptFiles:
-    """The files and notes in *directory*; a name there is only ever used once."""
+    """The files and notes in *directory*; a name there is used only once."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def find(self) -> Sequence[KeptFile]:
-        """Return the files that have a note, those that were written first before the others."""
+        """Return the files that have a note, oldest first."""
         found = []
         for name in self._names():
             if name.endswith(_SUFFIX):
@@ -71,9 +71,9 @@ class KeptFiles:
         return os.path.join(self.directory, name)
 
     def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> str:
-        """Say that the file *name* was written to *key*; returns its path.
+        """Note that the file *name* was written to *key*; returns its path.
 
-        If there is a *reason*, it is said durably, and the bytes are durable.
+        With a *reason*, both the note and the bytes are made durable.
         """
         path, note = self.path(name), {"key": key, "reason": reason, "superseded": is_superseded}
         with changing(path):
@@ -83,13 +83,13 @@ class KeptFiles:
         return path
 
     def supersede(self, path: str) -> None:
-        """Say of the file at *path* that a later version is stored; it stays until somebody removes it."""
+        """Note that a later version of the file at *path* was stored; it stays until somebody removes it."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = self._read(os.path.basename(path))
             self.note(os.path.basename(path), kept.key, kept.reason, is_superseded=True)
 
     def forget_note(self, name: str) -> None:
-        """Say that the bytes of the file *name* are stored."""
+        """Remove the note of the file *name*: its bytes are stored."""
         with suppress(OSError):
             os.unlink(self.path(name) + _SUFFIX)
 
@@ -102,7 +102,7 @@ class KeptFiles:
         return self.note(name, key, reason)
 
     def clean(self) -> None:
-        """Remove what has no note: it was stored, or nobody wrote it."""
+        """Remove files without a note: they were stored, or never written."""
         names = set(self._names())
         for name in names:
             if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
@@ -124,7 +124,7 @@ class KeptFiles:
 
 
 def write_note(path: str, note: Mapping[str, object], *, is_durable: bool = True) -> None:
-    """Write a small file that `read_note` reads, in place of what has its name."""
+    """Write a small file for `read_note`, replacing what has its name."""
     with open(path + _NEW, "wb") as file:
         file.write(json.dumps(note).encode())
         if is_durable:
@@ -137,13 +137,13 @@ def write_note(path: str, note: Mapping[str, object], *, is_durable: bool = True
 
 
 def read_note(path: str) -> Any:  # noqa: ANN401 - whatever is there
-    """Return what a note says; raises `OSError`, and `ValueError` for what is none."""
+    """Return the content of a note; raises `OSError`, and `ValueError` if it is invalid."""
     with open(os.open(path, READ), "rb") as file:
         return json.loads(file.read(_MAX_NOTE_NBYTES))
 
 
 def remove_kept(path: str) -> None:
-    """Remove the file at *path*, and its note."""
+    """Remove the file at *path* and its note."""
     for found in (path, path + _SUFFIX):
         with suppress(OSError):
             os.unlink(found)

@@ -1,4 +1,4 @@
-"""Contents in memory, and made of others."""
+"""Contents in memory, and contents made of others."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from shardfs.stores.base import Buffer, Content, in_pieces
 
 @dataclass(frozen=True, slots=True)
 class MemoryContent:
-    """*data*, to be stored."""
+    """*data* as content."""
 
     data: memoryview
 
@@ -29,7 +29,7 @@ class MemoryContent:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """*nbytes* bytes from *start* of what *source* reads, given offset and size, as content of their own."""
+    """*nbytes* bytes from *start* of what *source* reads, by offset and size, as content of their own."""
 
     source: Callable[[int, int], Buffer]
     start: int
@@ -42,8 +42,8 @@ class Slice:
 
 @contextmanager
 def map_file(fd: int, nbytes: int) -> Iterator[memoryview]:
-    """Map the first *nbytes* bytes of a file, to search them."""
-    if not nbytes:  # there is no mapping of nothing
+    """Map the first *nbytes* bytes of a file into memory."""
+    if not nbytes:  # an empty mapping is not possible
         yield memoryview(b"")
         return
     with mmap(fd, nbytes, prot=PROT_READ) as mapping, memoryview(mapping) as view:
@@ -51,7 +51,7 @@ def map_file(fd: int, nbytes: int) -> Iterator[memoryview]:
 
 
 class JoinedContent:
-    """Contents one behind the other."""
+    """Several contents, one after another."""
 
     def __init__(self, contents: Sequence[Content]) -> None:
         self._contents = contents
@@ -68,7 +68,7 @@ class JoinedContent:
         return views[0] if len(views) == 1 else b"".join(views)
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes from *start* to before *stop*, up to `PIECE_NBYTES` at a time; blocks."""
+        """Yield the bytes from *start* to before *stop*, at most `PIECE_NBYTES` at a time; blocks."""
         for place in range(bisect_right(self._starts, start) - 1, len(self._contents)):
             content, begin = self._contents[place], self._starts[place]
             if begin >= stop:

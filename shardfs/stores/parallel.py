@@ -1,4 +1,4 @@
-"""Work on many things, a few of them at once, or one; and where blocking calls run."""
+"""Working on many things, a few at a time; a quick lock; and threads for blocking calls."""
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -14,7 +14,7 @@ Ts = TypeVarTuple("Ts")
 
 
 async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], limit: int) -> None:
-    """Do *work* on each of *items*, in their order, up to *limit* at once; raises the first `ShardfsError` of any."""
+    """Do *work* on each of *items*, in order, at most *limit* at a time; raises the first `ShardfsError` of any."""
     rest = iter(items)
     ntasks = min(len(items), limit)
     if ntasks <= 1:
@@ -39,9 +39,9 @@ async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], l
 
 
 class QuickLock:
-    """A lock that is taken without a pass of the event loop if it is free, and otherwise in the order of arrival.
+    """A lock that is taken without a pass of the event loop if it is free; otherwise, first come, first served.
 
-    A pass takes some 25 µs, which is more than what most of those do who hold such a lock.
+    A pass takes some 25 µs, longer than such a lock is usually held.
     """
 
     __slots__ = ("_is_held", "_waiting")
@@ -54,7 +54,7 @@ class QuickLock:
         if self._is_held:
             if self._waiting is None:
                 self._waiting = trio.lowlevel.ParkingLot()
-            await self._waiting.park()  # who lets go of the lock hands it over
+            await self._waiting.park()  # whoever releases the lock hands it over
         self._is_held = True
 
     async def __aexit__(
@@ -73,11 +73,11 @@ _REMOTE_THREADS: Final = 256  # most of them wait
 
 
 class Threads:
-    """Runs the blocking calls of one local store so that a slow file system does not stop the event loop.
+    """Runs the blocking calls of one local store, so that a slow file system does not stop the event loop.
 
-    Calls on names and attributes take microseconds on a local disk, and a hop to a thread 65: they run in the event
-    loop, but for a minute after one that took long.  On a network file system or FUSE (*is_remote*) they always run in
-    threads.  They have other threads than calls on content, and no store shares its threads.
+    Calls on names and attributes take microseconds on a local disk, and a thread 65: they run in the event loop, apart
+    from a minute after one that took long. On a network file system or FUSE (*is_remote*), they always run in threads.
+    They have other threads than calls on content, and no store shares its threads with another.
     """
 
     def __init__(self, *, is_remote: bool) -> None:
@@ -87,7 +87,7 @@ class Threads:
         self._content = trio.CapacityLimiter(_REMOTE_THREADS if is_remote else _LOCAL_THREADS)
 
     async def on_names(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Make a call that looks at names and attributes, or changes them."""
+        """Make a call that reads or changes names and attributes."""
         begun = time.monotonic()
         if self.is_remote or begun < self._careful_until:
             return await trio.to_thread.run_sync(call, *args, limiter=self._names)
@@ -99,5 +99,5 @@ class Threads:
                 self._careful_until = now + _CAREFUL_SECONDS
 
     async def on_content(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Make a call that reads, writes, or makes durable."""
+        """Make a call that reads or writes content, or makes it durable."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._content)

@@ -1,6 +1,6 @@
-"""Ranges of objects: which are there, and which are fetched for those that are wanted, so that few requests are made.
+"""Ranges of objects: which are present, and which to fetch, so that few requests are made.
 
-A request costs about as much time as a quarter of a MiB takes to arrive: small gaps are fetched along.
+A request costs about as much time as a quarter of a MiB takes to arrive, so small gaps are fetched along.
 """
 
 import math
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 MAX_GAP: Final = 256 * 2**10
-"""Up to how many bytes that nobody wants are fetched to save a request."""
+"""The largest unwanted gap that is fetched to save a request."""
 
 MAX_NBYTES: Final = 16 * 2**20
-"""What is fetched at most with one request that was made of several."""
+"""The largest request that is made of several."""
 
 WINDOW_NBYTES: Final = 8 * 2**20
-"""What is fetched at least with one request of an object that is read in order, as far as it goes."""
+"""The smallest request for an object that is read in order, if it has so many bytes."""
 
 
 class Span(NamedTuple):
@@ -27,33 +27,33 @@ class Span(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many there are."""
+        """Their number."""
         return self.stop - self.start
 
     def holds(self, position: int) -> bool:
-        """Whether the byte at *position* is one of them."""
+        """Whether the byte at *position* is among them."""
         return self.start <= position < self.stop
 
 
 @dataclass(slots=True)
 class Spans:
-    """Spans of which none lies within another: in order by their beginnings, they are so by their ends too."""
+    """Spans of which none is within another: ordered by their starts, they are also ordered by their ends."""
 
     spans: list[Span] = field(default_factory=list)
 
     def at(self, position: int) -> Span | None:
-        """Return the span that goes on longest from *position*; None if none holds it."""
+        """Return the span that extends furthest from *position*; None if none contains it."""
         place = bisect_right(self.spans, (position, math.inf))
         found = self.spans[place - 1] if place else None
         return found if found is not None and found.holds(position) else None
 
     def next_start(self, position: int) -> float:
-        """Return where the first span behind *position* begins; infinity if there is none."""
+        """Return where the first span after *position* begins; infinity if there is none."""
         place = bisect_right(self.spans, (position, math.inf))
         return self.spans[place].start if place < len(self.spans) else math.inf
 
     def add(self, span: Span) -> Sequence[Span]:
-        """Take in a span; return those that are not there because of others: what lies within it, or itself."""
+        """Add a span; return the spans that are redundant now: those within it, or itself."""
         around = self.at(span.start)
         if around is not None and around.stop >= span.stop:
             return [] if around == span else [span]
@@ -74,9 +74,9 @@ class Spans:
 
 @dataclass(slots=True)
 class Reads:
-    """How an object of *size* bytes was read so far, and what its reader *expected* to read last.
+    """How an object of *size* bytes was read so far, and what its reader last *expected* to read.
 
-    *read_end* is where the last fetch ended, *window_end* the last one that went beyond what was asked for.
+    *read_end* is where the last fetch ended, *window_end* where the last one ended that went beyond what was asked for.
     """
 
     size: int
@@ -86,9 +86,9 @@ class Reads:
 
 
 def merge(spans: Iterable[Span], *, max_gap: int = MAX_GAP, max_nbytes: int = MAX_NBYTES) -> list[Span]:
-    """Return spans in order that hold all of *spans*: those that overlap, or are near, as one.
+    """Return spans, in order, that contain all of *spans*; overlapping or near ones are merged.
 
-    Those that are near become one of up to *max_nbytes* bytes, with gaps of up to *max_gap*.
+    Spans with gaps of up to *max_gap* bytes are merged into spans of up to *max_nbytes* bytes.
     """
     merged: list[Span] = []
     for span in sorted(spans):
@@ -102,21 +102,21 @@ def merge(spans: Iterable[Span], *, max_gap: int = MAX_GAP, max_nbytes: int = MA
 
 
 def window(reads: Reads, wanted: Span, until: int) -> Span | None:
-    """Return what to fetch for *wanted* if it goes on with reading in order, or begins it; None if it does not.
+    """Return what to fetch for *wanted* if it continues, or begins, a sequential read; None if it does not.
 
-    Fetches of a whole object of n bytes in order are at most max(1, n / `WINDOW_NBYTES`).  Bytes from *until* on,
-    which lies behind *wanted*, are not fetched.
+    A whole object of n bytes is read in order by at most max(1, n / `WINDOW_NBYTES`) fetches. Bytes from *until* on,
+    which is after *wanted*, are not fetched.
     """
     start, stop = wanted.start, -1
     for end in (reads.window_end, reads.read_end):
         if end is not None and end <= wanted.start <= end + MAX_GAP:
-            # Whoever reads on beyond what was expected will not stop where the next expectation does.
+            # A reader that goes beyond what was expected will not stop at the end of the next expectation.
             stop = max(
                 (span.stop for span in reads.expected if span.start < end <= wanted.start < span.stop), default=-1
             )
             stop = stop if stop >= 0 else reads.size
             if end == reads.window_end:
-                start = end  # what lies across the end of a window is wanted too
+                start = end  # what crosses the end of a window is wanted too
             break
     else:
         if any(span.start == wanted.start for span in reads.expected):

@@ -1,6 +1,6 @@
-"""The TTL of cached answers: for how many seconds they hold, and always for the request that obtained them.
+"""The TTL of cached answers; within the request that obtained them, they are always valid.
 
-One request of the kernel looks at the same names again and again: what it saw itself since it began is fresh to it.
+A request of the kernel looks at the same names several times: what it saw itself counts as fresh.
 """
 
 import math
@@ -15,7 +15,7 @@ _BEGAN: Final = ContextVar("_BEGAN", default=math.inf)
 
 @contextmanager
 def one_request() -> Iterator[None]:
-    """Let this task trust, in the block, what was cached since the block began."""
+    """In the block, let this task trust what was cached since the block began."""
     token = _BEGAN.set(time.monotonic())
     try:
         yield
@@ -24,10 +24,10 @@ def one_request() -> Iterator[None]:
 
 
 def within_ttl(cached: float, now: float, ttl: float) -> bool:
-    """Whether what was *cached* at a time may be used *now*."""
+    """Whether an answer *cached* at a time may be used *now*."""
     return now - cached < ttl or cached >= _BEGAN.get()
 
 
 def derived_at(now: float) -> float:
-    """Timestamp for data derived *now* from cached state, which may be as old as the request."""
+    """Return the timestamp for data derived *now* from cached state, which may be as old as the request."""
     return min(now, _BEGAN.get())

@@ -1,4 +1,4 @@
-"""From what a user writes as SOURCE to a store."""
+"""From what a user types as SOURCE to a store."""
 
 import shlex
 import sys
@@ -17,11 +17,11 @@ DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 
 _S3: Final = "s3://"
 S3_LIBRARIES: Final = ("boto3", "obstore")
-"""What `shardfs[s3]` brings."""
+"""The libraries that `shardfs[s3]` installs."""
 
 
 def how_to_install(extra: str) -> str:
-    """Return what to type where the libraries of an extra are missing."""
+    """Return what to type if the libraries of an extra are missing."""
     named = f"'shardfs[{extra}]'"
     return f"{shlex.quote(sys.executable)} -m pip install {named}; with pipx: pipx inject shardfs {named}"
 
@@ -30,8 +30,8 @@ def how_to_install(extra: str) -> str:
 class StoreOptions(S3Options):
     """How to reach a remote source, and how to cache it; a local source takes none of these options.
 
-    What is None comes from the environment and the AWS configuration files; credentials always do.  *cache* is a local
-    directory that keeps up to *cache_nbytes* of fetched data, also for later mounts.
+    What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
+    directory that keeps at most *cache_nbytes* of fetched data, also for later mounts.
     """
 
     cache: str | None = None
@@ -50,7 +50,7 @@ class StoreOptions(S3Options):
             raise UsageError("--cache-size needs a cache: add --cache DIR")
 
     def to_arguments(self) -> list[str]:
-        """Return the options as arguments of `shardfs mount`, in whatever directory that is run."""
+        """Return the options as arguments of `shardfs mount`, for any working directory."""
         arguments = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -68,11 +68,11 @@ def _option(field: str) -> str:
 
 
 def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None) -> Store:
-    """Open the store that *source*, a path, a `file://` or an `s3://` URL, names.
+    """Open the store of *source*: a path, a `file://` or an `s3://` URL.
 
-    Names, sizes and listings are cached for *ttl* seconds; None means 1 for a local directory, and 60 for a bucket.
-    Raises `SourceError`, and `UsageError` for options that the source does not have.  A remote store is not asked
-    anything yet: see `Store.check`.
+    Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, and 60 for a bucket. Raises
+    `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
+    `Store.check`.
     """
     place = _parse(source)
     if isinstance(place, Location):
@@ -84,20 +84,20 @@ def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | N
 
 
 def is_remote(source: str) -> bool:
-    """Whether *source* names no directory of this machine; raises `SourceError` if it names nothing."""
+    """Whether *source* is no local directory; raises `SourceError` if it names nothing."""
     return isinstance(_parse(source), Location)
 
 
 def url_of(source: str) -> str:
-    """Return the URL of *source*, or its absolute path without links; there need not be anything yet."""
+    """Return the URL of *source*, or its absolute path without links; it need not exist."""
     place = _parse(source)
     return place.url if isinstance(place, Location) else realpath(place)
 
 
 def resolve(source: str) -> tuple[str, str | None]:
-    """Return the URL of *source* that is good in any working directory, and its path if it is on this machine.
+    """Return the URL of *source* for any working directory, and its path if it is local.
 
-    Raises `SourceError` for what is known without asking a remote store.
+    Raises `SourceError` for what is known without contacting a remote store.
     """
     place = _parse(source)
     if isinstance(place, Location):
@@ -107,7 +107,7 @@ def resolve(source: str) -> tuple[str, str | None]:
 
 
 def _parse(source: str) -> str | Location:
-    """Return the path or the place in a bucket that *source* names."""
+    """Return the path or the location in a bucket that *source* names."""
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
@@ -134,7 +134,7 @@ def _parse(source: str) -> str | Location:
 
 def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> Store:
     try:
-        # Only here: they load two large libraries, which an installation without S3 does not have.
+        # Imported only here: they load two large libraries, which an installation without S3 lacks.
         from shardfs.stores.disk_cache import DiskCache
         from shardfs.stores.s3.client import S3Client
         from shardfs.stores.s3.requests import Counts

@@ -1,4 +1,4 @@
-"""Files that are being written and are published as a whole: inner chunks and documents."""
+"""Write buffers: files that are being written and published as a whole, that is, inner chunks and documents."""
 
 import enum
 import os
@@ -23,14 +23,14 @@ _MAX_MEMORY: Final = 64 * 2**20
 
 @dataclass(slots=True)
 class BufferSpace:
-    """Where buffers keep their bytes: in memory while they are small and few, else in nameless files of *directory*."""
+    """Where buffers keep their bytes: in memory while they are small and few, else in nameless files in *directory*."""
 
     directory: str
     memory: int = 0
 
 
 class BufferBytes:
-    """The content of one file while it is written.  It is itself the content that is published."""
+    """The content of one file while it is being written; it is itself the content that is published."""
 
     def __init__(self, space: BufferSpace) -> None:
         self._space = space
@@ -49,7 +49,7 @@ class BufferBytes:
         return memoryview(self._buffer)[offset : offset + nbytes]
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write *data* at *offset*; a gap before it is zeros."""
+        """Write *data* at *offset*; a gap before it is filled with zeros."""
         if not data:
             return
         end = offset + len(data)
@@ -68,7 +68,7 @@ class BufferBytes:
             self._hold(buffer)
 
     def truncate(self, nbytes: int) -> None:
-        """Cut the content to *nbytes*, or extend it with zeros."""
+        """Truncate the content to *nbytes*, or extend it with zeros."""
         if nbytes > _SPILL_NBYTES:
             self._spill()
         if self._file is not None:
@@ -82,7 +82,7 @@ class BufferBytes:
             self._hold(buffer)
 
     def clear(self) -> None:
-        """Let go of all bytes."""
+        """Drop all bytes."""
         self._file = None
         self._hold(b"")
 
@@ -108,7 +108,7 @@ class BufferBytes:
 
 
 class Published(ABC):
-    """A file whose bytes become its content as a whole, when they are published: a chunk or a document."""
+    """A file whose content is published as a whole: a chunk or a document."""
 
     __slots__ = ()
     max_nbytes: int
@@ -117,16 +117,16 @@ class Published(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where it is on the mount."""
+        """Its path on the mount."""
 
     @property
     @abstractmethod
     def node_path(self) -> str:
-        """The path of the node that it is part of, whose lock keeps what it stands for."""
+        """The path of the node that it belongs to, whose lock protects the name."""
 
     @abstractmethod
     async def current(self) -> ChunkHandle | DocumentHandle | None:
-        """Open what the name stands for, None if it is nothing."""
+        """Open the current version; None if there is none."""
 
     @abstractmethod
     async def publish(self, buffer: "WriteBuffer") -> None:
@@ -134,52 +134,54 @@ class Published(ABC):
 
     @abstractmethod
     def reserve(self) -> int:
-        """Return a number for this file, which is not there yet."""
+        """Return an inode number for this file, which does not exist yet."""
 
     @abstractmethod
     def keep_number(self, ino: int) -> None:
-        """Let *ino* stand for this file, which is not there yet."""
+        """Let *ino* stand for this file, which does not exist yet."""
 
     async def makes_node(self) -> bool:
-        """Whether names in its directory stand for something else when it is published."""
+        """Whether publishing it changes what names in its directory stand for."""
         return False
 
     @abstractmethod
     async def moved_with(self, old: str, new: str) -> "Published | None":
-        """Return what this is after the directory *old*, in which it lies, became *new*; None if it is nothing."""
+        """Return what this is after its directory *old* was moved to *new*; None if it is nothing."""
 
     def check_size(self, nbytes: int) -> None:
-        """Raise `TooLargeError` for more bytes than such a file can have."""
+        """Raise `TooLargeError` if such a file cannot have so many bytes."""
         if nbytes > self.max_nbytes:
             raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
 
 
 class State(enum.Enum):
-    """What a buffer holds."""
+    """The state of a buffer."""
 
     CLEAN = enum.auto()
-    """What the name says."""
+    """It equals the published version."""
     FRESH = enum.auto()
-    """Nothing: the file was made, or cut when it was opened, and nothing was written or published since."""
+    """The file was created, or truncated by open, and nothing was written or published since."""
     DIRTY = enum.auto()
-    """What is not published."""
+    """It was written, and not published."""
     OUTDATED = enum.auto()
-    """What the name said before another buffer published something."""
+    """It equals an earlier version: another buffer has published a newer one."""
     MOVED = enum.auto()
-    """Nothing any more: its name became that of a plain file."""
+    """Its name became that of a passthrough file: nothing is published any more."""
 
 
 @dataclass(eq=False)
 class WriteBuffer:
-    """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
+    """What is written to one name by all who share the buffer; whoever opens the file with truncation begins a new one.
 
-    The kernel may cache the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
-    *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *is_new*: the file was
-    made, and never published; its first version gets the number *ino*.  *is_exclusive*: it is published only if there
-    is nothing still.  *is_detached*: the name stands for something else now, and nothing is published any more.
-    *is_cut*: it began empty, and is published as its writers wrote it, never on top
-    of what others did.  *version* is the number of what was published last; *mtime_ns* its time, or the one that the
-    next version gets, None being the time when it is published.
+    The kernel may cache the attributes of a new file for *ttl* seconds, unless it is written: then the kernel asks by
+    itself.
+
+    *base* is the version to be changed, as long as nothing was written; None if the buffer begins empty. *is_new*: the
+    file was created, and never published; its first version gets the number *ino*. *is_exclusive*: it is published only
+    if nothing else was meanwhile. *is_detached*: the name stands for another file now, and nothing is published any
+    more. *is_cut*: it began empty, and is published as it was written, never on top of what others wrote. *version* is
+    the number of the version that was published last. *mtime_ns* is the time of that version, or the time for the next
+    one, None being the time when it is published.
     """
 
     buffers: "WriteBuffers"
@@ -198,33 +200,33 @@ class WriteBuffer:
     mtime_ns: int | None = None
     version: int = field(init=False)
     lock: QuickLock = field(default_factory=QuickLock)
-    """Held while it is written or published; the buffers of one name have one."""
+    """Held while it is written or published; all buffers of one name have the same lock."""
 
     def __post_init__(self) -> None:
         self.version = self.ino
 
     @property
     def is_changed(self) -> bool:
-        """Whether it says something that is not published."""
+        """Whether it contains anything that is not published."""
         return self.state in (State.FRESH, State.DIRTY)
 
     @property
     def is_unpublished(self) -> bool:
-        """Whether there is something that will be published."""
+        """Whether there is something to be published."""
         return self.is_changed and not self.is_detached
 
     def attributes(self, ino: int) -> Attributes:
-        """Return the attributes of what was written so far, for the number *ino*."""
-        ttl = self.ttl if self.state is State.FRESH and self.is_new else 0.0  # nobody reads what nobody has published
+        """Return the attributes of what was written so far, with the number *ino*."""
+        ttl = self.ttl if self.state is State.FRESH and self.is_new else 0.0  # nobody else can see it yet
         return Attributes(ino, self.nbytes, ttl, self.status, self.mtime_ns)
 
     @property
     def nbytes(self) -> int:
-        """Present size."""
+        """The present size."""
         return self.base.attributes.size if self.base is not None else self.content.nbytes
 
     def set_attributes(self, changes: NewAttributes) -> None:
-        """Take the time that the next version gets, and the mode and the owner of a file that is new."""
+        """Set the modification time for the next version, and mode and owner of a new file."""
         mtime_ns = changes.get("mtime_ns")
         self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
         if self.is_new:
@@ -257,7 +259,7 @@ class WriteBuffer:
             self._changed()
 
     async def publish(self) -> None:
-        """Make the present content that of the name, unless somebody did, or has the name, by now."""
+        """Publish the content, unless somebody already has, or another file has the name by now."""
         async with self.lock:
             if self.is_unpublished:
                 await self._load()
@@ -266,14 +268,14 @@ class WriteBuffer:
                 self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
 
     def check(self) -> None:
-        """Raise `StaleError` if nothing that is written reaches a file any more."""
+        """Raise `StaleError` if writing is useless, because nothing will be published any more."""
         if self.state is State.MOVED:
             raise StaleError(
                 f"{self.entry.path} was renamed to a name that is no chunk's and no document's while it was written"
             )
 
     async def _begin_again(self) -> None:
-        """Say what was published meanwhile, if nothing was written."""
+        """If nothing was written, begin with the version that was published meanwhile."""
         self.check()
         if self.state is State.OUTDATED:
             self.base = await self.entry.current()
@@ -286,7 +288,7 @@ class WriteBuffer:
         self.status = self.status._replace(mtime_ns=time.time_ns())
 
     async def _load(self) -> None:
-        """Take over the content that the file had."""
+        """Copy the content of the version to be changed."""
         if self.base is None:
             return
         try:
@@ -304,8 +306,8 @@ class WriteBuffer:
 class WriteHandle(FileHandle):
     """An open file that is published as a whole.
 
-    *is_cut_now*: it was cut, or made on the condition that there was none, for this handle, not flushed since.
-    *is_unflushed*: something was written by it since it was flushed: a write may end after the descriptor was closed.
+    *is_cut_now*: it was opened with truncation, or created exclusively, and not flushed since. *is_unflushed*:
+    something was written through it since the last flush; a write may end after the descriptor was closed.
     """
 
     is_direct = True
@@ -325,7 +327,7 @@ class WriteHandle(FileHandle):
 
     @property
     def attributes(self) -> Attributes:
-        """Attributes of what was written so far."""
+        """The attributes of what was written so far."""
         return self.buffer.attributes(self.ino)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
@@ -333,7 +335,7 @@ class WriteHandle(FileHandle):
         return await self.buffer.read(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> None:
-        """Write *data*, at the end if the file was opened so."""
+        """Write *data*; at the end if the file was opened for appending."""
         await self.buffer.write(None if self._appends else offset, data)
         self._was_written()
 
@@ -360,9 +362,9 @@ class WriteHandle(FileHandle):
         await self.buffer.buffers.sync()
 
     async def close(self) -> None:
-        """Publish what was made, or cut when it was opened, and not written.
+        """Publish what was created or truncated, but not written.
 
-        So is what was written after the descriptor was flushed: by a thread, while another one closed it.
+        Also what a thread wrote after another one had closed the descriptor.
         """
         buffer = self.buffer
         try:
@@ -374,11 +376,11 @@ class WriteHandle(FileHandle):
                 buffer.buffers.end(buffer)
 
     def says_nothing(self) -> bool:
-        """Whether this is a document that began empty and was not written, when it is flushed first.
+        """Whether this is a document that began empty and was not written when it was first flushed.
 
-        It will not be published, which who closes it is to be told.  Who only makes the name, to write later, is not.
-        Neither is who closes it after others (then a shell or a parent process, which does not look, has handed it to
-        programs that do, and that may write it still), or while others have it open.
+        It will not be published, and whoever closes it should know. Not so if the file is only created, to be written
+        later, if it was flushed before (a shell or a parent process, which ignores the result, may have passed it on to
+        programs that still write), or if others have it open.
         """
         is_first, self.is_cut_now = self.is_cut_now, False
         buffer = self.buffer
@@ -387,10 +389,10 @@ class WriteHandle(FileHandle):
 
 
 class WriteBuffers:
-    """The buffers that are open, by the names that they are published under and by the numbers of their handles.
+    """The open buffers, by the names under which they are published, and by the numbers of their handles.
 
-    Of several the last counts: of one name that which was begun last, and of one number that which was written last.
-    *publish* publishes one, *sync* makes durable what was published, *check_room* raises what keeps writers from it.
+    Of several with one name, the one begun last counts; of several with one number, the one written last. *publish*
+    publishes a buffer, *sync* makes durable what was published, *check_room* raises the error that prevents writing.
     """
 
     def __init__(
@@ -413,21 +415,21 @@ class WriteBuffers:
         return bool(self._by_path)
 
     def get(self, entry: Published) -> WriteBuffer | None:
-        """Return the buffer that those share who open a file and do not cut it."""
+        """Return the buffer shared by all who open a file without truncation."""
         buffers = self._by_path.get(entry.path)
         return buffers[-1] if buffers else None
 
     def all_of(self, entry: Published) -> list[WriteBuffer]:
-        """Return all buffers of one name, in the order in which they were begun."""
+        """Return all buffers of one name, oldest first."""
         return list(self._by_path.get(entry.path, ()))
 
     def unpublished(self, path: str) -> WriteBuffer | None:
-        """Return a buffer that is about to be published under a name."""
+        """Return a buffer that is to be published under a name."""
         buffers = self._by_path.get(path, ())
         return next((buffer for buffer in reversed(buffers) if buffer.is_unpublished), None)
 
     def of_ino(self, ino: int) -> WriteBuffer | None:
-        """Return the buffer that a handle with the number *ino* has written last."""
+        """Return the buffer that a handle with the number *ino* last wrote to."""
         buffers = self._by_ino.get(ino)
         return buffers[-1] if buffers else None
 
@@ -440,7 +442,7 @@ class WriteBuffers:
         is_cut: bool = False,
         exclusive: bool = False,
     ) -> WriteBuffer:
-        """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
+        """Begin to write a file, of which *base* is the current version, if there is one; *is_cut*: begin empty."""
         is_new, ino = base is None, base.attributes.ino if base is not None else entry.reserve()
         is_cut = is_cut or is_new
         state, content = State.FRESH if is_cut else State.CLEAN, BufferBytes(self._space)
@@ -457,16 +459,16 @@ class WriteBuffers:
         return WriteHandle(ino, buffer, flags)
 
     def was_written(self, buffer: WriteBuffer, ino: int) -> None:
-        """Know *buffer* as the one that was written last by a handle with the number *ino*."""
+        """Note that a handle with the number *ino* wrote to *buffer*."""
         buffers = self._by_ino.setdefault(ino, [])
         if not buffers or buffers[-1] is not buffer:
             self._by_ino[ino] = [*(other for other in buffers if other is not buffer), buffer]
 
     def was_published(self, buffer: WriteBuffer) -> None:
-        """Know that the name of *buffer* says what it says: others begin with that, if they have nothing to publish."""
+        """Note that *buffer* was published: buffers with nothing to publish continue from it."""
         for other in self.all_of(buffer.entry):
             if other is not buffer:
-                other.is_exclusive = False  # this was made after it
+                other.is_exclusive = False  # this one was created after it
                 if other.state is State.CLEAN and not other.is_cut:
                     other.state = State.OUTDATED
 
@@ -481,15 +483,15 @@ class WriteBuffers:
         buffer.content.clear()
 
     def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while something else takes a name: what is being published under it comes first.
+        """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.
 
-        Who holds it must not wait for the locks of nodes.
+        Its holder must not wait for the locks of nodes.
         """
         buffer = self.get(entry)
         return nullcontext() if buffer is None else buffer.lock
 
     def detach(self, entry: Published) -> None:
-        """Let go of the name of open files: something else has it from now on."""
+        """Take the name from open files: something else has it from now on."""
         for buffer in self._by_path.pop(entry.path, ()):
             buffer.is_detached = True
 
@@ -500,7 +502,7 @@ class WriteBuffers:
         self._add(buffer)
 
     async def moved_directory(self, old: str, new: str) -> None:
-        """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
+        """Follow a directory that was moved from *old* to *new*, with all open files below it."""
         for buffer in [buffer for buffers in self._by_path.values() for buffer in buffers]:
             if is_below(buffer.entry.node_path, old):
                 moved = await buffer.entry.moved_with(old, new)

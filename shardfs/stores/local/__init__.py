@@ -1,1 +1,1 @@
-"""Directories of this machine as a store: links never lead out of the source, changes are durable or not made."""
+"""Local directories as a store: links never lead out of the source; changes are durable, or not made."""

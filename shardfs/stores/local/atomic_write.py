@@ -1,6 +1,6 @@
-"""Files that are written aside, and take their name when they are complete.
+"""Files that are written under a temporary name, and renamed when they are complete.
 
-`write_aside` writes what is there; a `NewFile` is written from first byte to last in the directory `UNFINISHED`.
+`write_aside` writes given content; a `NewFile` is written from first byte to last in the directory `UNFINISHED`.
 """
 
 import errno
@@ -17,15 +17,15 @@ from shardfs.stores.local.reader import LocalReader, to_stat
 from shardfs.stores.local.syscalls import DIRECTORY, ITSELF, WALK, Syscalls, Target, changing, open_beneath
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-_NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
+_NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: not in this user namespace
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _STEP_NBYTES: Final = 2**16
-"""For a larger write, the kernel looks for memory in one piece, which may cost several times what the write does."""
+"""For a larger write, the kernel looks for contiguous memory, which may cost several times the write itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Permissions and owner that a new file gets; None: what the system gives it."""
+    """Mode and owner of a new file; None is up to the system."""
 
     mode: int | None = None
     uid: int | None = None
@@ -37,14 +37,14 @@ class Rights:
         return cls(status.st_mode, status.st_uid, status.st_gid)
 
     def within(self, directory: Descriptor) -> "Rights":
-        """Return those of a new file in *directory*, which gives its group if it has the set-group-ID bit."""
+        """Return those of a new file in *directory*, whose group it gets if the set-group-ID bit is set there."""
         has_group = os.fstat(directory.fd).st_mode & stat.S_ISGID
         return replace(self, gid=None) if has_group else self
 
     def give(self, syscalls: Syscalls, fd: int, target: Target | None = None) -> None:
-        """Set them, of *target* if *fd* is open for its path alone.
+        """Set them; *target* is given if *fd* is open only for its path.
 
-        An owner that this process may not set stays what it is, as with other programs that rename.
+        An owner that this process may not set does not change, as with other programs that rename.
         """
         target = fd if target is None else target
         now = os.fstat(fd)
@@ -64,7 +64,7 @@ class NoCloneError(Exception):
 
 
 def temporary_name() -> str:
-    """Return a name that nothing has."""
+    """Return an unused name."""
     return f".shardfs-{secrets.token_hex(8)}.tmp"
 
 
@@ -81,10 +81,9 @@ def write_aside(
 ) -> tuple[Descriptor, Stat]:
     """Write *content* to the new file *temporary*, make it durable, rename it to *name*, and make that durable.
 
-    *check* is called before it takes the place of what has the name; None: nothing must have it, else
-    `FileExistsError`.  *content* follows that of the file open as *clone_of*, if one is given; raises `NoCloneError`
-    where that cannot be had without a copy, or would drop attributes of it.  Returns the file, open, and
-    its state; after any error *temporary* is gone.
+    *check* is called before it replaces what has the name; with None, nothing may have it, else `FileExistsError` is
+    raised. With *clone_of*, *content* follows the content of that open file; raises `NoCloneError` if it cannot be had
+    without a copy, or would lose attributes. Returns the open file and its status; after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
     try:
@@ -148,9 +147,9 @@ def _chown(syscalls: Syscalls, target: Target, uid: int, gid: int) -> bool:
 
 
 def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
-    """Move *name* to *new*, which must not exist; raises `FileExistsError`.
+    """Rename *name* to *new*, which must not exist; raises `FileExistsError`.
 
-    Atomically, but on file systems that know neither an exclusive rename nor links.
+    Atomic, except on file systems that have neither an exclusive rename nor links.
     """
     try:
         syscalls.rename_exclusive(name, new, dir_fd, new_dir_fd)
@@ -176,7 +175,7 @@ def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_d
 def make_directories(
     syscalls: Syscalls, root: Descriptor, key: str, rights: Rights = SYSTEM_RIGHTS, *, is_durable: bool = True
 ) -> None:
-    """Make the directory *key* below *root*, and all above it that are missing, with the owner that *rights* have."""
+    """Create the directory *key* below *root* and the missing ones above it, with the owner in *rights*."""
     with suppress(FileNotFoundError):
         open_beneath(root, key, WALK)
         return
@@ -192,16 +191,16 @@ def make_directories(
 
 
 UNFINISHED: Final = ".shardfs/unfinished"
-"""The directory of files that are not complete: what a killed process leaves of them is found there."""
+"""The directory of incomplete files, where those of killed processes are found."""
 
 _DURABLE_NBYTES: Final = 2**20
-"""From this size on a file is made durable by itself; of many small ones, each would take as long as all together."""
+"""From this size on, a file is made durable by itself; many small ones are made durable together."""
 
-_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread takes over
+_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread starts
 
 
 def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> None:
-    """Write *data*, one piece behind the other, from *offset* on, in steps of `_STEP_NBYTES`."""
+    """Write the pieces of *data*, one after another, from *offset* on, in steps of `_STEP_NBYTES`."""
     step: list[memoryview] = []
     room = _STEP_NBYTES
     for view in (memoryview(piece).cast("B") for piece in data):
@@ -217,7 +216,7 @@ def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> 
 
 
 class NewFile:
-    """A file that becomes *key*; a small one is made, written and named by one call."""
+    """A file that becomes *key*; a small one is created, written and named by a single call."""
 
     def __init__(self, store: LocalReader, key: str, head_nbytes: int) -> None:
         self._store = store
@@ -230,7 +229,7 @@ class NewFile:
         self._opened: tuple[Descriptor, Descriptor] | None = None
 
     async def write(self, data: Sequence[Buffer]) -> None:
-        """Write *data*, which nobody changes any more, behind what is there."""
+        """Append *data*, which must not change any more."""
         self._pending += data
         self._pending_nbytes += sum(memoryview(piece).nbytes for piece in data)
         if self._pending_nbytes > _THREAD_NBYTES:
@@ -238,20 +237,20 @@ class NewFile:
                 await self._store.threads.on_content(self._write)
 
     async def finish(self, head: Buffer = b"") -> Stat:
-        """Write *head*, and move the file to its name."""
+        """Write *head*, and rename the file to its name."""
         threads = self._store.threads
         run = threads.on_content if self._nbytes + self._pending_nbytes >= _DURABLE_NBYTES else threads.on_names
         with changing(self._key):
             return await run(self._finish, head)
 
     def remove(self) -> None:
-        """Remove the file, if it has no other name yet."""
+        """Remove the file, unless it has its name."""
         if self._opened is not None:
             with suppress(OSError):
                 self._syscalls.unlink(self._name, self._opened[0].fd)
 
     def _write(self) -> tuple[Descriptor, Descriptor]:
-        """Write what is pending; return the directory and the file, open."""
+        """Write what is pending; return the open directory and the open file."""
         if self._opened is None:
             directory = self._open_directory(UNFINISHED)
             file = Descriptor(self._syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, directory.fd))
@@ -278,7 +277,7 @@ class NewFile:
         return to_stat(os.fstat(file.fd))
 
     def _open_directory(self, key: str) -> Descriptor:
-        """Open a directory, which is made if it is not there."""
+        """Open a directory, creating it if it is missing."""
         with suppress(FileNotFoundError):
             return open_beneath(self._store.directory, key, DIRECTORY)
         make_directories(self._syscalls, self._store.directory, key, is_durable=False)
@@ -297,7 +296,7 @@ async def new_file(store: LocalReader, key: str, head_nbytes: int) -> AsyncItera
 
 
 def clear_unfinished(store: LocalReader) -> None:
-    """Remove all files that are not complete, and their directory."""
+    """Remove all incomplete files and their directory."""
     with suppress(FileNotFoundError):
         directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
         for name in os.listdir(directory.fd):

@@ -1,13 +1,13 @@
-"""The lock that keeps other programs from replacing a file while shardfs changes it: that of tensorstore.
+"""The lock that keeps other programs from replacing a file while shardfs changes it: tensorstore's.
 
-The lock of a file is another one beside it, `NAME.__lock`.  tensorstore makes it, locks it (`F_OFD_SETLK`), looks if
-the name still stands for what it has locked, writes its new version into it, and renames it onto the file.  In its mode
-`lockfile` it locks nothing, and relies on having made the file.  Who makes the file exclusively and locks it keeps both
-away.  Such a lock belongs to the open file description, so that two edits in one process exclude each other as two
-processes do, and goes with the process.
+The lock of a file is another file beside it, `NAME.__lock`. tensorstore creates it, locks it (`F_OFD_SETLK`), checks
+that the name still stands for the file it has locked, writes its new version into it, and renames it onto the file. In
+its mode `lockfile`, it does not lock, and relies on having created the file. To create the file exclusively and lock it
+keeps both away. Such a lock belongs to the open file description, so two edits in one process exclude each other like
+two processes, and it ends with the process.
 
-Our lock files stay empty, as tensorstore cuts off nothing before it writes.  They are made with the sticky bit, which
-means nothing on files: by that one that a killed process or a power cut left is known for what it is.
+Our lock files stay empty, because tensorstore does not truncate before it writes. They have the sticky bit, which means
+nothing on files: it identifies locks that a killed process or a power cut left.
 """
 
 import os
@@ -27,20 +27,19 @@ LOCK_SUFFIX: Final = ".__lock"
 
 _PATIENCE: Final = 30.0
 _LIFE: Final = 60.0
-"""Seconds: how long a lock is waited for, and how old a file is that nobody has locked if it is none of the mode
-`lockfile` that is in use."""
+"""Seconds to wait for a lock, and the age at which an unlocked file is no lock of the mode `lockfile` any more."""
 
 _MODE: Final = stat.S_ISVTX | 0o666
 
 
 def is_lock(name: str) -> bool:
-    """Whether a name, in a directory of chunks or shards, is one of a lock file."""
+    """Whether a name, in a directory of chunks or shards, is that of a lock file."""
     return name.endswith(LOCK_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileLock:
-    """The lock file *name* in *directory*, made and locked, or taken over; what it does blocks."""
+    """The lock file *name* in *directory*, created and locked, or taken over; its methods block."""
 
     syscalls: Syscalls
     directory: Descriptor
@@ -48,17 +47,17 @@ class FileLock:
     file: Descriptor
 
     def release(self) -> None:
-        """Let others have it.  The file may stay where it cannot be removed, as one of a killed process does."""
+        """Release the lock. If the file cannot be removed, it stays, like that of a killed process."""
         try:
             with suppress(OSError):
                 if self.stands():
                     self.syscalls.unlink(self.name, self.directory.fd)
         finally:
-            with suppress(OSError):  # it goes with its descriptor then
+            with suppress(OSError):  # then the lock ends with its descriptor
                 ofd_unlock(self.file.fd)
 
     def stands(self) -> bool:
-        """Whether the name stands for the file still: nobody has renamed or removed it."""
+        """Whether the name still stands for the file: nobody has renamed or removed it."""
         try:
             found = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -69,10 +68,10 @@ class FileLock:
 async def lock(
     store: LocalReader, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0
 ) -> FileLock | None:
-    """Take the lock of the file *key* of *store*, which lies in *directory*; *rights* give the owner of the lock file.
+    """Take the lock of the file *key* of *store*, in *directory*; *rights* give the owner of the lock file.
 
-    None where nothing can be made in the directory, by this process.  Raises `LockedError` if others have the lock, and
-    `StoreError` if they have it after the caller has *waited* for long, or have left it.
+    Returns None if this process cannot create files in the directory. Raises `LockedError` if others have the lock, and
+    `StoreError` if they still have it after the caller has *waited* for so many seconds, or have left it behind.
     """
     name = key.rpartition("/")[2] + LOCK_SUFFIX
 
@@ -96,13 +95,13 @@ async def lock(
 
 
 def _make(syscalls: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
-    """Make the lock file; None if another program has locked it before us, and will remove it."""
+    """Create the lock file; None if another program has locked it before us, and will remove it."""
     file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
     made = FileLock(syscalls, directory, name, file)
     try:
         if not _locked(file) or not made.stands():
             return None
-        with suppress(OSError):  # a courtesy: who may write the file can wait for it
+        with suppress(OSError):  # so that those who may write the file can wait for its lock
             Rights(uid=rights.uid, gid=rights.gid).give(syscalls, file.fd)
     except Exception:
         made.release()
@@ -111,7 +110,7 @@ def _make(syscalls: Syscalls, directory: Descriptor, name: str, rights: Rights) 
 
 
 def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
-    """Take the lock file that is there, if a killed process of ours left it; None if it is to be waited for."""
+    """Take over the lock file if one of our killed processes left it; None if it must be waited for."""
     found: FileLock | None = None
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=directory.fd, follow_symlinks=False).st_mode):
@@ -122,7 +121,7 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited
     except FileNotFoundError:
         return None
     except PermissionError:
-        pass  # it is another user's
+        pass  # it belongs to another user
     if found is None or not _locked(found.file):
         if waited >= _PATIENCE:
             raise StoreError(f"{key} is kept locked by another program, with {name}")
@@ -140,7 +139,7 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited
 
 
 def _locked(file: Descriptor) -> bool:
-    """Lock a file; return False if another description of it is locked."""
+    """Lock a file; return False if another open file description has it locked."""
     try:
         return ofd_lock(file.fd)
     except OSError as error:

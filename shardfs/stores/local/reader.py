@@ -1,4 +1,4 @@
-"""A directory of this machine, as far as it is read; snapshots are versions of files, held by open descriptors."""
+"""Reading a local directory; a snapshot is a version of a file, held by an open descriptor."""
 
 import errno
 import os
@@ -52,9 +52,9 @@ _ATTEMPTS: Final = 8
 class LocalSnapshot:
     """An open regular file.
 
-    A rename over the file, or its removal, leaves the snapshot as it is.  A change in place shows in the size or the
-    modification time, which are compared after each read with what they were at the beginning.  A change that the store
-    itself makes in place moves no byte: the store announces it, and tells how it ended.
+    Renaming over the file, or removing it, does not affect the snapshot. A change in place shows in size or
+    modification time, which are checked after each read. A change that the store itself makes in place moves no bytes:
+    the store announces it, and its outcome.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class LocalSnapshot:
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
-        buffer = np.empty(nbytes, np.uint8).data  # bytearray would fill it with zeros first
+        buffer = np.empty(nbytes, np.uint8).data  # a bytearray would be filled with zeros first
         done = 0 if self._threads.is_remote else read_cached(self._descriptor.fd, buffer, offset, self._key)
         if done < nbytes:
             await self._threads.on_content(self._read_rest, buffer, offset, done)
@@ -93,7 +93,7 @@ class LocalSnapshot:
         return buffer
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
-        """Do as `read`, in a worker thread."""
+        """Do what `read` does, in a worker thread."""
         buffer = np.empty(nbytes, np.uint8).data
         self._read_rest(buffer, offset, 0)
         return buffer
@@ -102,12 +102,12 @@ class LocalSnapshot:
         """Do nothing: the kernel reads ahead by itself."""
 
     def content(self, offset: int, nbytes: int) -> Slice:
-        """Return *nbytes* bytes from *offset*, which are read later."""
+        """Return *nbytes* bytes from *offset*, to be read later."""
         return Slice(self.read_blocking, offset, nbytes)
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Map the file into memory, to search it; for commands only: a file that is cut meanwhile ends the process."""
+        """Map the file into memory, to search it; only for commands: if the file is truncated, the process dies."""
         with map_file(self._descriptor.fd, self.size) as view:
             yield view
 
@@ -119,9 +119,9 @@ class LocalSnapshot:
             return False
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Accept the file's present state if it is larger and holds *content* at *offset* still.
+        """Accept the file's present state if it is larger and still has *content* at *offset*.
 
-        A change that the store makes is waited for: who opened the file in the middle of it is told then how it ended.
+        Waits for a change that the store is making: a file opened in the middle of it learns its outcome.
         """
         if (change := self._store.changes.get(self.stat.identity)) is not None:
             await change.wait()
@@ -140,14 +140,14 @@ class LocalSnapshot:
         return False
 
     def hold(self, status: Stat) -> bool:
-        """Serve on while the store changes the file in place; return False if it was not in the state *status*."""
+        """Keep serving while the store changes the file in place; return False if its state was not *status*."""
         if self.stat.identity != status.identity or self._state != (status.size, status.mtime_ns):
             return False
         self._is_held = True
         return True
 
     def settle(self, status: Stat) -> None:
-        """Take *status* for the state of this version too, after a change in place."""
+        """Accept *status* as a state of this version too, after a change in place."""
         self._is_held = False
         self._state = status.size, status.mtime_ns
 
@@ -157,7 +157,7 @@ class LocalSnapshot:
     def _now(self) -> tuple[int, int]:
         try:
             status = os.fstat(self._descriptor.fd)
-        except OSError as error:  # as NFS may say of an open file
+        except OSError as error:  # as NFS may say for an open file
             raise translate(error, self._key) from None
         return status.st_size, status.st_mtime_ns
 
@@ -174,19 +174,19 @@ class LocalSnapshot:
         self._check()
 
     def _check(self) -> None:
-        """Raise `StaleError` if the file was changed since it was opened; one look after the read is enough."""
+        """Raise `StaleError` if the file has changed since it was opened; one check after a read is enough."""
         while True:
             expected = self._is_held, self._state
-            # Not the change time: it also moves when another file is renamed over this one.
+            # Not ctime, which also changes when another file is renamed over this one.
             now = self._now()
-            if expected == (self._is_held, self._state):  # else the store changed the file meanwhile
+            if expected == (self._is_held, self._state):  # else the store has changed the file meanwhile
                 break
         if now[0] < self.size if self._is_held else now != self._state:
             raise StaleError(f"{self._key} was changed in place while it was open")
 
 
 def to_stat(status: os.stat_result) -> Stat:
-    """Return what the operating system says of a file, as stores say it."""
+    """Convert a status of the operating system."""
     return Stat(
         kind=_kind(status.st_mode),
         size=status.st_size,
@@ -204,7 +204,7 @@ def to_stat(status: os.stat_result) -> Stat:
 
 
 def version_of(status: os.stat_result) -> tuple[int, int, int, int, int]:
-    """Return what changes whenever the content of a name does."""
+    """Return a value that changes whenever the content of a name does."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -220,7 +220,7 @@ T = TypeVar("T")
 
 USER: Final = b"user."
 TTL: Final = 1.0
-"""For how many seconds names, sizes and listings are cached by default; looking again costs microseconds."""
+"""Default TTL of names, sizes and listings, in seconds; asking again costs microseconds."""
 
 _WAYS_OUT: Final = {
     errno.EACCES: "; you need the permissions r and x on it, and x on the folders above it",
@@ -229,11 +229,11 @@ _WAYS_OUT: Final = {
 
 _RECENT_SECONDS: Final = 1.0
 _MAX_RECENT: Final = 8
-_LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
+_LARGE_DIRECTORY: Final = 64 * 2**10  # bytes: some thousand names
 
 
 def _what_is_missing(path: str) -> str:
-    """Say what has a name like the part of a path that does not exist, or which part that is if it is not the last."""
+    """Say which part of a path does not exist, or what has a similar name."""
     missing = path
     while not os.path.lexists(above := os.path.dirname(path)):
         path = above
@@ -245,13 +245,13 @@ def _what_is_missing(path: str) -> str:
 
 
 class LocalReader:
-    """A directory of this machine, of which nothing is changed; *syscalls* are for those who do."""
+    """A local directory that is only read; *syscalls* are for subclasses that write."""
 
     rewrites = False
     directory_stat = None
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
-        """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        """Open *root*; raises `SourceError` if it is not a readable directory."""
         self.syscalls = syscalls
         self.ttl = ttl
         if "\0" in root:
@@ -272,25 +272,25 @@ class LocalReader:
         self.address = Address(self.root)
         self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
         self.changes: dict[Hashable, trio.Event] = {}
-        """Files that the store changes in place now, by their identities, and when that has ended."""
+        """Files that the store is changing in place, by identity, and the end of each change."""
         self._recent: dict[str, tuple[Descriptor, float]] = {}
-        """Directories, and when they were opened: for the request that did, until names of directories change."""
+        """Open directories, and when they were opened: for the present request, until names of directories change."""
 
     def url_of(self, key: str) -> str:
-        """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
+        """Return the `file://` URL of *key*; names are not quoted, as fsspec expects."""
         return f"file://{self.root}/{key}" if key else f"file://{self.root}"
 
     def statistics(self) -> Mapping[str, object]:
-        """Return nothing: what the system does with local files is for it to count."""
+        """Return nothing: the system counts what happens to local files."""
         return {}
 
     def forget(self, key: str) -> None:
         """Do nothing: names are looked at each time."""
 
     async def check(self) -> Sequence[Entry] | None:
-        """Return the names at the top, if they are not very many.
+        """Return the names at the top, unless there are too many.
 
-        Raises `SourceError` if the directory that was opened is not what its path leads to any more.
+        Raises `SourceError` if the path does not lead to the directory that was opened any more.
         """
         with translated(""), os.scandir(self.root) as found:
             if not os.path.samestat(os.stat(self.root), os.fstat(self.directory.fd)):
@@ -412,13 +412,13 @@ class LocalReader:
         return descriptor, status
 
     def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
-        """Return a snapshot of what is open, which is told of changes that the store makes."""
+        """Return a snapshot of an open file, which is told about changes that the store makes."""
         snapshot = LocalSnapshot(self, key, descriptor, status)
         self.snapshots.add(snapshot)
         return snapshot
 
     def parent(self, key: str) -> tuple[Descriptor, str]:
-        """Return the directory that holds *key*, and its name there; blocks."""
+        """Return the open directory that contains *key*, and its name there; blocks."""
         parent, _, name = key.rpartition("/")
         return open_beneath(self.directory, parent, WALK), name or "."
 
@@ -427,7 +427,7 @@ class LocalReader:
         self._recent.clear()
 
     def recent_parent(self, key: str) -> tuple[Descriptor, str]:
-        """Do as `parent`, where this request may have looked before."""
+        """Do what `parent` does, reusing what the present request has opened."""
         path, _, name = key.rpartition("/")
         now = time.monotonic()
         directory, opened = self._recent.get(path, (None, 0.0))

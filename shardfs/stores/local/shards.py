@@ -1,6 +1,6 @@
-"""Changes of local files: a new version is made from a `Splice` in place where it can be, else written anew.
+"""Changing local files: a new version is made from a `Splice` in place if possible, else written anew.
 
-Memory is bounded by a batch and by the tail of the object.  A failed change in place is taken back.
+Memory is bounded by a batch and the tail of the object. A failed change in place is undone.
 """
 
 import errno
@@ -24,16 +24,16 @@ from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, chan
 from shardfs.stores.memory import JoinedContent, Slice
 
 BATCH_NBYTES: Final = 8 * 2**20
-"""What is written in one call at most, but for a tail."""
+"""The largest write, apart from a tail."""
 
 _STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
 _NO_FILE: Final = -1
 
 
 class _Change:
-    """A splice of the file open as *fd*, which has *old_nbytes* bytes; `ValueError` if it keeps more.
+    """A splice of the open file *fd* of *old_nbytes* bytes; raises `ValueError` if it keeps others.
 
-    The file *is_appended* to, or *is_cut*; else another file takes its place.  *content* is the new version.
+    The file *is_appended* to, or *is_cut*; otherwise another file replaces it. *content* is the new version.
     """
 
     def __init__(self, splice: Splice, fd: int, old_nbytes: int) -> None:
@@ -49,9 +49,9 @@ class _Change:
 
 
 def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
-    """Make *change* of the open file durably; return how many bytes that wrote.
+    """Make *change* of the open file durably; return how many bytes were written.
 
-    *at_once*: a direct write beyond the end of the file is seen as a whole or not at all.
+    *at_once*: readers see a direct write beyond the end of the file as a whole or not at all.
     """
     grown = change.nbytes - change.old_nbytes
     if change.is_cut:
@@ -71,7 +71,7 @@ def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence
 
 
 def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
-    """Make the file grow; return how many bytes were written besides."""
+    """Extend the file; return how many bytes were written in addition."""
     before, old_nbytes = os.fstat(fd), change.old_nbytes
     with _taken_back_on_failure(syscalls, fd, old_nbytes):
         begin = (old_nbytes, *change.ends)[-2]
@@ -86,10 +86,10 @@ def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> i
 
 
 def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
-    """Append by direct writes, after each of which the file ends with a whole tail; return False if that cannot be."""
+    """Append by direct writes, after each of which the file ends with a whole tail; return False if impossible."""
     start = change.old_nbytes
     for end in change.ends:
-        # What is too much goes into a hole before the tail, once that is there.
+        # A large batch is written into a hole in front of the tail, once that is in place.
         hole = end - start - change.tail_nbytes
         if hole < _STEP_NBYTES:
             hole = 0
@@ -107,15 +107,15 @@ def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
             return False
         if hole:
             _write(syscalls, fd, change.content, start, begin)
-            syscalls.sync(fd)  # else a power cut may leave the last tail without what it speaks of
+            syscalls.sync(fd)  # else a power cut may leave the last tail without the bytes it refers to
         start = end
     return True
 
 
 def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
-    """Append by ordinary writes, which show sizes between the old one and the new; return how many bytes more it wrote.
+    """Append by ordinary writes, which show intermediate sizes; return how many more bytes were written.
 
-    Whoever opens the file meanwhile finds the old tail at its end, but while one is written.
+    Whoever opens the file meanwhile finds the old tail at its end, except while a tail is being written.
     """
     start, stop = change.old_nbytes, change.nbytes
     tail = stop - change.tail_nbytes
@@ -125,28 +125,29 @@ def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
     syscalls.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
     _write(syscalls, fd, change.content, start, tail)
     if tail - start > BATCH_NBYTES:
-        syscalls.sync(fd)  # else a power cut may leave the new tail without what it speaks of
-    syscalls.pwrite(fd, [change.content.read(tail, stop - tail)], tail)  # one buffer, however many pieces it has
+        syscalls.sync(fd)  # else a power cut may leave the new tail without the bytes it refers to
+    syscalls.pwrite(fd, [change.content.read(tail, stop - tail)], tail)  # joined into one buffer
     return change.tail_nbytes
 
 
 def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
-    """Give a file that was changed a time that nobody saw on what was there *before*, or on a part of the change.
+    """Give a changed file an mtime that nobody saw on its state *before*, or on a partial change.
 
-    tensorstore tells versions by nothing but inode and time.  The kernel sets the time before it writes: a program that
-    looks between the two has that time, and the old bytes.  Its clock ticks slower than commits follow each other.
+    tensorstore distinguishes versions only by inode and mtime. The kernel sets the time before it writes, so a program
+    that looks in between sees that time with the old bytes. And its clock ticks more slowly than commits may follow
+    each other.
     """
     now = os.fstat(fd)
     try:
         syscalls.utime(fd, (now.st_atime_ns, max(before.st_mtime_ns, now.st_mtime_ns) + 1))
-    except PermissionError:  # only its owner may choose; who may write has that of the clock, which ticks soon
+    except PermissionError:  # only its owner may set any time; others may set the present one, and the clock ticks soon
         while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, now.st_mtime_ns):
             syscalls.utime(fd)
 
 
 @contextmanager
 def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int) -> Iterator[None]:
-    """Give the file its old size again if the block fails."""
+    """Restore the old size of the file if the block fails."""
     try:
         yield
     except Exception as error:
@@ -173,10 +174,10 @@ def _read(fd: int, offset: int, nbytes: int) -> memoryview:
 
 @dataclass(slots=True, eq=False)
 class LocalEdit:
-    """A change of what *key* stands for in *store*: the file open as *file*, or nothing yet.
+    """A change of *key* in *store*: the open *file*, or nothing yet.
 
-    It has the *lock* of the key until it is made or failed; where there is no directory yet, only while it is made.
-    *rights* are those of a new file.
+    It has the *lock* of the key until the change is made or has failed; where there is no directory yet, only while the
+    change is made. *rights* are for a new file.
     """
 
     store: LocalReader
@@ -198,16 +199,16 @@ class LocalEdit:
         self.temporary = join_key(self._parent, temporary_name())
 
     def found(self, file: Descriptor, snapshot: LocalSnapshot) -> None:
-        """Say that the key stands for a file, open as *file*."""
+        """Set the file that the key stands for, open as *file*."""
         self.file, self.snapshot = file, snapshot
         if self.store.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
     async def splice(self, splice: Splice) -> Stat:
-        """Store the new version: in place if it begins with the whole old one, or is its beginning, else written anew.
+        """Store the new version: in place if it begins with the whole old one, or is its beginning, else anew.
 
-        What is appended where others would see a part of it is appended to a clone, if one can be had.  A file that has
-        other names is written anew: they may be those of a snapshot, which keeps the old version then.
+        An append that others would see in part is made to a clone, if possible. A file with several names is written
+        anew: another name may be that of a snapshot, which so keeps the old version.
         """
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
@@ -231,7 +232,7 @@ class LocalEdit:
             await self.store.threads.on_content(self._delete)
 
     async def release(self) -> None:
-        """Let others change the file: what was changed is durable, or was taken back."""
+        """Release the lock: the change is durable, or was undone."""
         held, self.lock = self.lock, None
         if held is not None:
             with trio.CancelScope(shield=True):
@@ -239,7 +240,7 @@ class LocalEdit:
 
     @asynccontextmanager
     async def _made(self) -> AsyncIterator[None]:
-        """Make the one change of this edit in the block, and let go of the lock."""
+        """Make the one change of this edit in the block, and release the lock."""
         try:
             with changing(self.key):
                 yield
@@ -258,11 +259,11 @@ class LocalEdit:
             make = partial(change_in_place, self.store.syscalls, fd, change, at_once=self.append_alignment > 1)
             self.written_nbytes = await threads.on_content(make)
         finally:
-            with suppress(OSError):  # else open files find out by themselves what it is now
+            with suppress(OSError):  # else open files find out by themselves
                 now = to_stat(os.fstat(fd))
             for snapshot in held:
                 snapshot.settle(now if now.size in (old.size, change.nbytes) else old)
-            # Who opened the file when it had grown, and before it got its time, has this version too.
+            # Who opened the file after it had grown, but before it got its mtime, has this version too.
             for snapshot in set(self.store.snapshots).difference(before):
                 if snapshot.stat.identity == now.identity and snapshot.size == now.size == change.nbytes:
                     snapshot.settle(now)
@@ -308,7 +309,7 @@ class LocalEdit:
             raise ConflictError(f"{self.key} was changed or replaced by another program")
 
     def _look(self) -> Stat | None:
-        """Return the state of what *key* stands for at this moment."""
+        """Return the present status of *key*."""
         try:
             parent, name = self.store.parent(self.key)
             return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))

@@ -1,12 +1,12 @@
-"""The system calls on local files, and what their errors mean.
+"""The system calls on local files, and the meaning of their errors.
 
-Whatever shardfs writes to a local disk, it writes through a `Syscalls`: a test double of it can count the calls, fail
-them, and show what is left after a power cut.  The calls block, and raise `OSError` as it comes; what to do first, what
-to make durable and what an error means is for the caller to know.
+Everything that shardfs writes to a local disk goes through `Syscalls`: a test double can count the calls, make them
+fail, and show what is left after a power cut. The calls block, and raise `OSError` unchanged; their order, what to make
+durable, and what an error means is up to the caller.
 
-`open_beneath` opens files below a directory without ever leaving it.  The kernel opens a path without symbolic links by
-one call (`openat2`).  Else, and where it cannot, the path is walked component by component from a descriptor of the
-directory: no link leads out, however it is swapped meanwhile.
+`open_beneath` opens files below a directory without ever leaving it. A path without symbolic links is opened by a
+single call (`openat2`). Otherwise, and where the kernel lacks it, the path is walked component by component from the
+directory's descriptor, so no link leads out, even if it is exchanged meanwhile.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ _MAX_FREED_PIECE: Final = 16 * 2**20
 _MAX_FREED: Final = 64 * 2**20
 
 _FICLONE: Final = 0x40049409
-_AT_ONCE: Final = (0xEF53, 0x58465342)  # ext4 and its elders, XFS; trying tells nothing, as btrfs and tmpfs take it
+_AT_ONCE: Final = (0xEF53, 0x58465342)  # ext4 and its predecessors, XFS; others accept such writes too
 _LOCAL: Final = frozenset(
     (
         0xEF53,  # ext2, ext3, ext4
@@ -81,10 +81,10 @@ _LOCAL: Final = frozenset(
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
 CANNOT_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What a directory says in which this process can make nothing."""
+"""The errors of a directory in which this process can create nothing."""
 
 BLOCK: Final = 4096
-"""What begin and end of a direct write are multiples of."""
+"""Direct writes begin and end at multiples of this."""
 
 _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.ENOENT: NotFoundError,
@@ -108,33 +108,33 @@ _ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
     errno.EPERM: NotPermittedError,
     errno.EOPNOTSUPP: NotPermittedError,
     errno.EINVAL: RefusedError,
-    errno.ELOOP: RefusedError,  # the name is a symbolic link: changes follow none
+    errno.ELOOP: RefusedError,  # the name is a symbolic link: changes do not follow it
     errno.ENAMETOOLONG: NameTooLongError,
     errno.EFBIG: TooLargeError,
 }
 
 Target = int | str
-"""A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
+"""A descriptor, or the path in `/proc/self/fd` of one opened with `O_PATH`."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process use memory that it has freed again, up to some: new memory the kernel fills with zeros first.
+    """Let this process reuse freed memory, up to a limit, because the kernel fills new memory with zeros.
 
-    Reading a mebibyte into new memory takes four times as long.  To be called before threads are started.
+    Reading a mebibyte into new memory takes four times as long. To be called before threads are started.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_THRESHOLD, _MAX_FREED_PIECE)
         _LIBC.mallopt(_M_TRIM_THRESHOLD, _MAX_FREED)
-        _LIBC.mallopt(_M_ARENA_MAX, 1)  # else threads keep as much each, and do not use what others freed
+        _LIBC.mallopt(_M_ARENA_MAX, 1)  # else each thread keeps as much, and cannot use what others freed
 
 
 def is_local(fd: int) -> bool:
-    """Whether a file lies on a file system of one host: others may be slow, and several hosts may mount them."""
+    """Whether a file is on a file system of a single host; others may be slow, and shared by several hosts."""
     return _file_system_of(fd) in _LOCAL
 
 
 def ofd_lock(fd: int, *, wait: bool = False) -> bool:
-    """Lock a file for its open file description; return False if another one has it locked, and it is not to *wait*."""
+    """Lock an open file description; return False if another one has the file locked, unless told to *wait*."""
     command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
     try:
         fcntl.fcntl(fd, command, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -146,7 +146,7 @@ def ofd_lock(fd: int, *, wait: bool = False) -> bool:
 
 
 def ofd_unlock(fd: int) -> None:
-    """Let others lock a file, before its descriptor is closed."""
+    """Unlock a file before its descriptor is closed."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
 
 
@@ -157,7 +157,7 @@ def is_ofd_locked(fd: int) -> bool:
 
 
 def _file_system_of(fd: int) -> int | None:
-    """Return the number that tells the type of a file system (`linux/magic.h`); None if there is no telling."""
+    """Return the number of the file system type (`linux/magic.h`); None if it is unknown."""
     status = ctypes.create_string_buffer(512)
     if _LIBC.fstatfs(fd, status) != 0:
         return None
@@ -165,7 +165,7 @@ def _file_system_of(fd: int) -> int | None:
 
 
 def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
-    """Read what the page cache has from *offset* on, without waiting; return how many bytes that is."""
+    """Read what the page cache has from *offset* on, without waiting; return the number of bytes."""
     try:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
     except OSError as error:
@@ -175,7 +175,7 @@ def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
 
 
 def read_fully(fd: int, buffer: memoryview, offset: int, done: int = 0) -> int:
-    """Fill *buffer*, which has *done* bytes, from *offset* of a file on; return how many it has: fewer at the end."""
+    """Fill *buffer*, which has *done* bytes already, from *offset* of a file on; return how many it has in the end."""
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
         if not count:
@@ -185,16 +185,16 @@ def read_fully(fd: int, buffer: memoryview, offset: int, done: int = 0) -> int:
 
 
 class Syscalls:
-    """The local disk.  Names are relative to the directory open as *dir_fd*, and final links are not followed."""
+    """The local disk. Names are relative to the directory *dir_fd*, and final links are not followed."""
 
     def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
-        """Open *name* with *flags* of `os.open` and `O_CREAT`; return the descriptor, which is the caller's."""
+        """Open *name* with *flags* of `os.open` and `O_CREAT`; return a descriptor owned by the caller."""
         return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=dir_fd)
 
     def pwrite(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write all of *buffers*, one behind the other, from *offset* on, in one call if the kernel takes them.
+        """Write all *buffers*, one after another, from *offset* on, in one call if the kernel takes them.
 
-        After an error any part of them may be written.
+        After an error, any part may have been written.
         """
         pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
         first = 0
@@ -210,16 +210,16 @@ class Syscalls:
                 pending[first] = pending[first][done:]
 
     def appends_at_once(self, fd: int) -> bool:
-        """Whether a direct write beyond the end of a file is seen as a whole or not at all, on its file system."""
+        """Whether its file system shows a direct write beyond the end of a file as a whole or not at all."""
         return _file_system_of(fd) in _AT_ONCE
 
     def pwrite_direct(self, fd: int, buffer: mmap, offset: int) -> None:
-        """Write all of *buffer* from *offset* on past the page cache, in one call; EINVAL where that cannot be done.
+        """Write all of *buffer* from *offset* on, past the page cache, in one call; EINVAL if that is impossible.
 
         Offset and size are multiples of `BLOCK`.
         """
         room = os.fstatvfs(fd)
-        if room.f_bavail * room.f_frsize < len(buffer):  # else a part of it would be written
+        if room.f_bavail * room.f_frsize < len(buffer):  # else only part of it would be written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         direct = Descriptor(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC))
         done = os.pwrite(direct.fd, buffer, offset)
@@ -227,11 +227,11 @@ class Syscalls:
             self.pwrite(fd, [buffer[done:]], offset + done)
 
     def clone(self, fd: int, source: int) -> None:
-        """Give the empty file *fd* the content of *source*, without a copy of it; EOPNOTSUPP and others where not."""
+        """Give the empty file *fd* the content of *source*, without copying; raises EOPNOTSUPP and others."""
         fcntl.ioctl(fd, _FICLONE, source)
 
     def begin_to_sync(self, fd: int, offset: int, nbytes: int) -> None:
-        """Have the disk write some content while other work goes on, so that `sync` has less to wait for; a hint."""
+        """Start writing content to disk, so that a later `sync` has less to wait for; only a hint."""
         _LIBC.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(nbytes), _SYNC_FILE_RANGE_WRITE)
 
     def truncate(self, fd: int, nbytes: int) -> None:
@@ -239,17 +239,17 @@ class Syscalls:
         os.ftruncate(fd, nbytes)
 
     def sync(self, fd: int) -> None:
-        """Make content and attributes of a file durable; after an error nothing is known of any part of them."""
+        """Make content and attributes of a file durable; after an error, nothing is known about them."""
         os.fsync(fd)
 
     def sync_file_system(self, fd: int) -> None:
-        """Make all durable that was written to the file system of the open file."""
+        """Make durable everything that was written to the file system of an open file."""
         if _LIBC.syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
     def sync_directory(self, fd: int) -> None:
-        """Make the names in a directory durable, where its file system can do that."""
+        """Make the names in a directory durable, if its file system can do that."""
         try:
             os.fsync(fd)
         except OSError as error:
@@ -257,19 +257,19 @@ class Syscalls:
                 raise
 
     def rename(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
-        """Move *name* to *new*, atomically in place of what *new* stands for."""
+        """Rename *name* to *new*, atomically replacing what *new* stands for."""
         os.rename(name, new, src_dir_fd=dir_fd, dst_dir_fd=new_dir_fd)
 
     def rename_exclusive(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
-        """Move *name* to *new*, which does not exist; EINVAL or ENOSYS where this cannot be had atomically."""
+        """Rename *name* to *new*, which must not exist; EINVAL or ENOSYS if this is not possible atomically."""
         _renameat2(dir_fd, os.fsencode(name), new_dir_fd, os.fsencode(new), _RENAME_NOREPLACE)
 
     def link(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
-        """Give what *name* stands for the second name *new*, which does not exist."""
+        """Give *name* the second name *new*, which must not exist."""
         os.link(name, new, src_dir_fd=dir_fd, dst_dir_fd=new_dir_fd, follow_symlinks=False)
 
     def symlink(self, target: bytes, name: str, dir_fd: int) -> None:
-        """Make *name*, which does not exist, a symbolic link."""
+        """Make *name*, which must not exist, a symbolic link."""
         os.symlink(target, os.fsencode(name), dir_fd=dir_fd)
 
     def unlink(self, name: str, dir_fd: int) -> None:
@@ -277,11 +277,11 @@ class Syscalls:
         os.unlink(name, dir_fd=dir_fd)
 
     def mkdir(self, name: str, mode: int, dir_fd: int) -> None:
-        """Make a directory."""
+        """Create a directory."""
         os.mkdir(name, mode, dir_fd=dir_fd)
 
     def rmdir(self, name: str, dir_fd: int) -> None:
-        """Remove a directory that is empty."""
+        """Remove an empty directory."""
         os.rmdir(name, dir_fd=dir_fd)
 
     def chmod(self, target: Target, mode: int) -> None:
@@ -289,11 +289,11 @@ class Syscalls:
         os.chmod(target, mode)
 
     def chown(self, target: Target, uid: int, gid: int) -> None:
-        """Set the owner of a file; -1 leaves one as it is."""
+        """Set the owner of a file; -1 changes nothing."""
         os.chown(target, uid, gid)
 
     def utime(self, target: Target, times: tuple[int, int] | None = None) -> None:
-        """Set the times of a file, of access and of modification in nanoseconds; without them to that of the clock."""
+        """Set access and modification time of a file, in ns; without them, to the present."""
         if times is None:
             os.utime(target)
         else:
@@ -312,7 +312,7 @@ SYSCALLS: Final = Syscalls()
 
 
 def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
-    """Call what Python's `os` does not offer."""
+    """Call `renameat2`, which Python's `os` lacks."""
     if b"\0" in name + new:
         raise ValueError("embedded null byte")
     try:
@@ -326,23 +326,23 @@ def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int
 
 @contextmanager
 def translated(key: str, *, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> Iterator[None]:
-    """Turn errors of the operating system, in the block, into those of shardfs; *key* is named in them."""
+    """Turn operating system errors in the block into errors of shardfs that name *key*."""
     try:
         yield
     except OSError as error:
         raise translate(error, key, errors) from None
-    except ValueError:  # a NUL in the name
+    except ValueError:  # a NUL character in the name
         kind = NotFoundError if errors is _ERRORS else RefusedError
         raise kind(f"{key!r} is not a name") from None
 
 
 def changing(key: str) -> AbstractContextManager[None]:
-    """Do as `translated`, for a block that changes what *key* stands for."""
+    """Do what `translated` does, for a block that changes *key*."""
     return translated(key, errors=_ERRORS_OF_CHANGES)
 
 
 def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> ShardfsError:
-    """Return the error of shardfs that says what *error* says, of *key*."""
+    """Return the error of shardfs for *error* about *key*."""
     return errors.get(error.errno or 0, StoreError)(f"{key or 'the source'}: {error.strerror}")
 
 
@@ -351,15 +351,14 @@ WRITE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_N
 DIRECTORY: Final = READ | os.O_DIRECTORY
 WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags: to read a file, to read and write it, to list a directory, to pass through one, and to get at what a name
-stands for, be it a link."""
+"""Flags: to read a file, to read and write it, to list a directory, to pass through it, to get at a name itself."""
 
 _MAX_LINKS: Final = 40
 
 _OPENAT2: Final = 437
-_RESOLVE: Final = 0x02 | 0x04 | 0x08  # of linux/openat2.h: no magic links, no symbolic links, beneath the directory
+_RESOLVE: Final = 0x02 | 0x04 | 0x08  # from linux/openat2.h: no magic links, no symbolic links, beneath the directory
 _TO_BE_WALKED: Final = (errno.ELOOP, errno.ENOTDIR, errno.EXDEV, errno.EAGAIN, errno.EINTR, errno.ENAMETOOLONG)
-"""Errors of `openat2` that say little: there may be a link, or the path may be too long for one call."""
+"""Errors of `openat2` that are inconclusive: there may be a link, or the path may be too long for one call."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -373,7 +372,7 @@ def open_directory(path: str) -> Descriptor:
 
 
 def open_beneath(root: Descriptor, key: str, flags: int) -> Descriptor:
-    """Open *key* with *flags* of `os.open`, following links within *root* only."""
+    """Open *key* with *flags* of `os.open`, following links only within *root*."""
     if _has_openat2():
         try:
             return Descriptor(_openat2(root.fd, os.fsencode(key) or b".", flags, _RESOLVE))
@@ -385,7 +384,7 @@ def open_beneath(root: Descriptor, key: str, flags: int) -> Descriptor:
 
 @cache
 def _has_openat2() -> bool:
-    """Whether the kernel has the call, and lets this process use it: containers may not."""
+    """Whether the kernel has the call and permits it: containers may not."""
     try:
         Descriptor(_openat2(-1, b"/", WALK, 0))
     except OSError:

@@ -1,4 +1,4 @@
-"""A directory of this machine as a store: names are changed through `Syscalls` only."""
+"""A local directory as a store: names are changed only through `Syscalls`."""
 
 import os
 import stat
@@ -47,25 +47,25 @@ from shardfs.stores.local.syscalls import (
 
 T = TypeVar("T")
 
-_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread takes over
+_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread starts
 
 
 class LocalStore(LocalReader):
-    """A directory of this machine."""
+    """A local directory."""
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
-        """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        """Open *root*; raises `SourceError` if it is not a readable directory."""
         super().__init__(root, syscalls, ttl=ttl)
         self._making_directories = trio.Lock()
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Do nothing: reserved names live in the source, and its lock keeps other mounts away."""
+        """Do nothing: reserved names are in the source, and its lock keeps other mounts away."""
 
     async def flush(self) -> None:
-        """Return: what is written is stored at once."""
+        """Do nothing: what is written is stored at once."""
 
     async def check_writable(self, key: str) -> None:
-        """Raise what keeps a regular file from being changed or made."""
+        """Raise any error that prevents changing or creating a regular file."""
         with suppress(NotFoundError):
             await self._open_to_change(key)
 
@@ -73,7 +73,7 @@ class LocalStore(LocalReader):
     async def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AsyncIterator[LocalEdit]:
-        """Begin a change of a regular file, alone."""
+        """Begin an exclusive change of a regular file."""
         new = Rights(**rights)
 
         def look(parent: Descriptor, name: str) -> tuple[Descriptor, Rights]:
@@ -82,7 +82,7 @@ class LocalStore(LocalReader):
             return parent, new
 
         held: FileLock | None = None
-        with suppress(NotFoundError):  # there is no directory yet
+        with suppress(NotFoundError):  # the directory does not exist yet
             parent, owner = await self._change(key, look)
             held = await lock(self, parent, key, owner, waited)
         edit = LocalEdit(self, self.make_directories, key, new, held)
@@ -99,17 +99,17 @@ class LocalStore(LocalReader):
         return new_file(self, key, head_nbytes)
 
     async def discard(self, key: str) -> None:
-        """Remove a file; there may be none."""
+        """Remove a file, if there is one."""
         with suppress(NotFoundError, NotADirectoryHereError):
             await self.unlink(key)
 
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
-        """Remove the files that are not complete, whatever they were to be."""
+        """Remove all incomplete files, whatever their names would have been."""
         with changing(""):
             await self.threads.on_content(clear_unfinished, self)
 
     async def settle(self) -> None:
-        """Make all durable that was written, with what else its file system holds."""
+        """Make everything durable that was written to the file system."""
 
         def settle() -> None:
             directory = open_beneath(self.directory, "", DIRECTORY)
@@ -119,7 +119,7 @@ class LocalStore(LocalReader):
             await self.threads.on_content(settle)
 
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> "LocalFile":
-        """Open a regular file to read and write, and make it with *mode* and *owner* if there is none."""
+        """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*."""
         flags, mode = WRITE, mode & 0o7777
 
         def make(parent: Descriptor, name: str) -> Descriptor:
@@ -135,7 +135,7 @@ class LocalStore(LocalReader):
         return LocalFile(self, key, await self._change(key, make))
 
     async def open_passthrough(self, key: str, *, writable: bool) -> "LocalFile":
-        """Open a regular file as it is at any time."""
+        """Open a regular file without pinning a version."""
         if writable:
             file, _ = await self._open_to_change(key)
         else:
@@ -144,7 +144,7 @@ class LocalStore(LocalReader):
 
     @property
     def nchanges(self) -> int:
-        """None: a lock keeps other mounts away."""
+        """Always 0: a lock keeps other mounts away."""
         return 0
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
@@ -159,7 +159,7 @@ class LocalStore(LocalReader):
         expected: Expected | None = None,
         **new: Unpack[NewRights],
     ) -> Stat:
-        """Store *content* under *key*, durably and at once, in place of what is there."""
+        """Store *content* under *key*, durably and at once, replacing what is there."""
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
@@ -183,7 +183,7 @@ class LocalStore(LocalReader):
         await self._change(key, lambda parent, name: self.syscalls.unlink(name, parent.fd))
 
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
-        """Make a directory with *mode* and *owner*, and the set-group-ID bit of the one above."""
+        """Create a directory with *mode* and *owner*, and the set-group-ID bit of its parent."""
 
         def make(parent: Descriptor, name: str) -> None:
             self.syscalls.mkdir(name, mode & 0o7777, parent.fd)
@@ -227,14 +227,14 @@ class LocalStore(LocalReader):
         await self._change(key, lambda parent, name: self.syscalls.symlink(target, name, parent.fd))
 
     async def make_directories(self, key: str, rights: Rights = SYSTEM_RIGHTS) -> None:
-        """Make the directory *key* and all above it that are missing, durably, with the owner that *rights* have."""
-        # One at a time: whoever finds a directory there may rely on it as one that is durable.
+        """Create the directory *key* and the missing ones above it, durably, with the owner in *rights*."""
+        # One at a time: whoever finds a directory may rely on it being durable.
         async with self._making_directories:
             with changing(key):
                 await self.threads.on_content(make_directories, self.syscalls, self.directory, key, rights)
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
-        """Change what is given, of the link itself if *key* is one."""
+        """Change the given attributes, of the link itself if *key* is one."""
         return await self._change_itself(
             key, lambda itself: _change_attributes(self.syscalls, itself.path, itself.fd, changes)
         )
@@ -262,13 +262,13 @@ class LocalStore(LocalReader):
             await self.threads.on_content(sync)
 
     async def _change(self, key: str, change: Callable[[Descriptor, str], T]) -> T:
-        """Call *change* with the directory that holds *key*, and its name there."""
+        """Call *change* with the directory that contains *key*, and its name there."""
         _require_name(key)
         with changing(key):
             return await self.threads.on_names(lambda: change(*self.recent_parent(key)))
 
     async def _change_itself(self, key: str, change: Callable[[Descriptor], T]) -> T:
-        """Call *change* with what *key* stands for, be it a link."""
+        """Call *change* with *key* itself, even if it is a link."""
         with changing(key):
             return await self.threads.on_names(lambda: change(open_beneath(self.directory, key, ITSELF)))
 
@@ -279,7 +279,7 @@ class LocalStore(LocalReader):
 
 
 class LocalFile:
-    """An open regular file; its name is kept for messages only."""
+    """An open regular file; its name is only for messages."""
 
     __slots__ = ("_fd", "_file", "_key", "_syscalls", "_threads")
 
@@ -291,7 +291,7 @@ class LocalFile:
         self._fd = file.fd
 
     def stat(self) -> Stat:
-        """Return the present state."""
+        """Return the present status."""
         with translated(self._key):
             return to_stat(os.fstat(self._fd))
 
@@ -322,24 +322,24 @@ class LocalFile:
             await self._threads.on_content(self._syscalls.sync, self._fd)
 
     async def flush(self) -> None:
-        """Return: what is written is stored at once."""
+        """Do nothing: what is written is stored at once."""
 
     async def close(self) -> None:
-        """Return: the file is closed with the last reference to it."""
+        """Do nothing: the file is closed with the last reference to it."""
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
-        """Change what is given."""
+        """Change the given attributes."""
         with changing(self._key):
             return _change_attributes(self._syscalls, self._fd, self._fd, changes)
 
 
 def _change_attributes(syscalls: Syscalls, target: Target, fd: int, changes: NewAttributes) -> Stat:
-    """Change attributes of *target*, which *fd* is open for, and return the state after it."""
+    """Change attributes of *target*, whose descriptor is *fd*; return the new status."""
     mode, uid, gid = changes.get("mode"), changes.get("uid"), changes.get("gid")
     atime_ns, mtime_ns = changes.get("atime_ns"), changes.get("mtime_ns")
     if uid is not None or gid is not None:
         syscalls.chown(target, -1 if uid is None else uid, -1 if gid is None else gid)
-    if mode is not None:  # after the owner, a change of which takes the set-user-ID bit away
+    if mode is not None:  # after the owner, because changing that clears the set-user-ID bit
         syscalls.chmod(target, mode & 0o7777)
     if atime_ns is not None or mtime_ns is not None:
         now = os.fstat(fd)

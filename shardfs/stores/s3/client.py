@@ -1,7 +1,7 @@
 """Requests to one bucket: one method per S3 operation, on full object keys.
 
-What does no harm when it is done again is sent again, with back-off.  A conditional change is sent once: what became of
-it may be unknown then.
+Requests that can safely be repeated are, with back-off. A conditional change is sent once: its outcome may then be
+unknown.
 """
 
 import io
@@ -49,21 +49,21 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _PIECE: Final = 2**20
-"""How much of a body is read at a time; that much is sent as it is, without asking the server first."""
+"""How much of a body is read at a time; that much is sent without asking the server first."""
 
 
 def _pause(seconds: float) -> None:
-    with suppress(RuntimeError):  # outside of trio's threads nobody can cancel
+    with suppress(RuntimeError):  # outside trio's threads there is no cancellation
         trio.from_thread.check_cancelled()
     time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often something is tried, and how long to wait between.
+    """How often to try something, and how long to wait in between.
 
-    That is anything up to *first* seconds, then up to twice as many, and so on, and never more than *most*.  A server
-    that is silent has made its client wait already: such attempts are at most *silent_attempts*.
+    The wait is random, up to *first* seconds, then up to twice as long, and so on, at most *most*. A silent server has
+    made its client wait already, so there are at most *silent_attempts* of that kind.
     """
 
     attempts: int = 6
@@ -74,7 +74,7 @@ class Backoff:
     jitter: Callable[[float, float], float] = random.uniform
 
     def delay(self, attempt: int) -> float:
-        """Return how long to wait, in seconds, after attempt number *attempt*, which is 1 for the first."""
+        """Return the wait in seconds after attempt number *attempt*, beginning with 1."""
         return self.jitter(0.0, min(self.most, self.first * 2 ** (attempt - 1)))
 
 
@@ -83,15 +83,14 @@ _BACKOFF: Final = Backoff()
 
 
 class S3Client:
-    """Requests to *bucket*, at most `options.max_connections` at a time, besides those of `get_blocking`.
+    """Requests to *bucket*, at most `options.max_connections` at a time, not counting those of `get_blocking`.
 
     Every method raises `NotFoundError` (no such key), `AccessDeniedError`, `StoreError` (after retries; it names the
-    request, bucket, key and code), and where a condition is given `ConflictError` if it does not hold (412, 409, and
-    404 of the object or of the upload).  A bucket that does not exist is a `StoreError`; an operation or a condition
-    that the server does not know is an `UnsupportedError`.  No message holds a credential.
-
-    Bytes of objects are counted once, whatever was sent or received again.  A content that is stored may be read
-    several times: for its signature, and for each attempt.
+    request, bucket, key and code), and with a condition `ConflictError` if that does not hold (412, 409, or 404 of the
+    object or the upload). A missing bucket is a `StoreError`; an operation or condition that the server does not
+    support is an `UnsupportedError`. No message contains a credential. Bytes of objects are counted once, even if they
+    were sent or received again. A content to be stored may be read several times: for its signature, and for each
+    attempt.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class S3Client:
         timeouts: Timeouts = _TIMEOUTS,
         backoff: Backoff = _BACKOFF,
     ) -> None:
-        """Raise `SourceError` for what is known at once: a profile that does not exist, no credentials."""
+        """Raise `SourceError` for what is known at once: an unknown profile, no credentials."""
         self._bucket = bucket
         self._session = Session(bucket, options, timeouts)
         self.endpoint_url = self._session.endpoint_url
@@ -115,19 +114,18 @@ class S3Client:
     async def get(
         self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
     ) -> Fetched:
-        """Return a range of an object, or all of it; less where the object ends, of the version *etag* if given.
+        """Return a range of an object, or all of it, of the version *etag* if given; less at the end of the object.
 
-        The same request gives the properties, if they are wanted, but is slower then.
-        Raises `ConflictError` if the object has another ETag, or is gone.  Reads again what came truncated.  A range
-        that begins behind the end, and any of an empty object, is answered with no bytes and the state, which takes a
-        second request.
+        The same request can return the properties, but is slower then. Raises `ConflictError` if the object has another
+        ETag, or is gone. Truncated replies are read again. A range that begins after the end, and any range of an empty
+        object, returns no bytes and the state, which takes a second request.
         """
         return await self._read(partial(self.get_blocking, key, part, etag=etag, with_properties=with_properties))
 
     def get_blocking(
         self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
     ) -> Fetched:
-        """Do as `get`, in a worker thread."""
+        """Do what `get` does, in a worker thread."""
         request = self._request("GetObject", key, is_conditional=etag is not None)
 
         def attempt() -> Fetched | Failure:
@@ -144,7 +142,7 @@ class S3Client:
             return fetched
         reply = self._head(key, etag)
         stat = stat_of(reply)
-        if etag is not None and stat.etag != etag:  # of a server that ignores conditions
+        if etag is not None and stat.etag != etag:  # from a server that ignores conditions
             raise ConflictError(f"{request.target} was replaced")
         found = (part or Range(0, stat.size)).within(stat.size)
         if found.nbytes:
@@ -155,7 +153,7 @@ class S3Client:
     async def head(self, key: str) -> tuple[ObjectStat, Properties]:
         """Return state and properties of an object.
 
-        That there is none takes a second request, to tell it from a bucket that is missing.
+        If there is none, a second request distinguishes that from a missing bucket.
         """
         reply = await self._read(partial(self._head, key))
         return stat_of(reply), Properties.of(reply)
@@ -163,9 +161,9 @@ class S3Client:
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
     ) -> ListPage:
-        """Return one page of the keys that begin with *prefix*; no *delimiter* gives all of them.
+        """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them.
 
-        What begins otherwise is dropped: some servers list such for a prefix that ends with several slashes.
+        Keys that do not begin with it are dropped: some servers list them if a prefix ends with several slashes.
         """
         _require_name(prefix)
         request = self._request("ListObjectsV2")
@@ -185,28 +183,28 @@ class S3Client:
         )
 
     async def put(self, key: str, body: Content, properties: Properties, *, condition: Condition | None = None) -> str:
-        """Store an object, streaming its body, and return its ETag.
+        """Store an object, streaming its body; return its ETag.
 
-        Raises `UnknownOutcomeError` if there is a condition, and no reply.
+        Raises `UnknownOutcomeError` if there is a condition and no reply.
         """
         request = self._change("PutObject", key, condition)
         return etag_of(await self._send_body(request, body, **properties.to_arguments(), **_if(condition)))
 
     async def delete(self, key: str, *, condition: Condition | None = None) -> None:
-        """Delete an object; no error if there is none.  Raises as `put` does."""
-        with suppress(NotFoundError):  # without a condition
+        """Delete an object; no error if there is none. Raises the errors of `put`."""
+        with suppress(NotFoundError):  # unconditionally
             await self._make(self._change("DeleteObject", key, condition), **_if(condition))
 
     async def create_upload(self, key: str, properties: Properties) -> str:
-        """Begin a multipart upload and return its id.
+        """Begin a multipart upload; return its id.
 
-        One that was begun without a reply is left behind, for `list_uploads` to show.
+        If the reply is lost, the upload is left behind, and `list_uploads` shows it.
         """
         reply = await self._make(self._change("CreateMultipartUpload", key), **properties.to_arguments())
         return str(reply["UploadId"])
 
     async def upload_part(self, key: str, upload_id: str, number: int, body: Content) -> str:
-        """Send one part, streaming, and return its ETag; raises `ConflictError` if the upload is gone."""
+        """Send one part, streaming; return its ETag. Raises `ConflictError` if the upload is gone."""
         request = self._change("UploadPart", key)
         return etag_of(await self._send_body(request, body, UploadId=upload_id, PartNumber=number))
 
@@ -221,8 +219,8 @@ class S3Client:
         condition: Condition | None,
         source: str | None = None,
     ) -> str:
-        """Make a part of a range of the object *source*, None being *key* itself, and return its ETag."""
-        # A part that is made twice is the same part: only what makes the object must not be sent again.
+        """Make a part from a range of the object *source*, None being *key* itself; return its ETag."""
+        # A part may be made twice: only the request that makes the object must not be repeated.
         request = self._request("UploadPartCopy", key, is_conditional=condition is not None)
         reply = await self._make(
             request,
@@ -237,9 +235,9 @@ class S3Client:
     async def complete_upload(
         self, key: str, upload_id: str, etags: Sequence[str], *, condition: Condition | None
     ) -> str:
-        """Make the object of its parts, and return its ETag.
+        """Make the object from its parts; return its ETag.
 
-        Raises as `put` does, and `UnknownOutcomeError` without a condition too: an upload that was completed is gone.
+        Raises the errors of `put`, and `UnknownOutcomeError` even without a condition: a completed upload is gone.
         """
         request = self._request(
             "CompleteMultipartUpload", key, is_conditional=condition is not None, is_repeatable=False
@@ -250,12 +248,12 @@ class S3Client:
         )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """Give a multipart upload up; no error if there is none."""
+        """Abort a multipart upload; no error if there is none."""
         with suppress(ConflictError, NotFoundError):
             await self._make(self._change("AbortMultipartUpload", key), UploadId=upload_id)
 
     async def give_up(self, key: str, upload_id: str) -> None:
-        """Abort a multipart upload that failed, also when this task is cancelled; what stays is logged."""
+        """Abort a failed multipart upload, even if this task is cancelled; log what remains."""
         with trio.CancelScope(shield=True):
             try:
                 await self.abort_upload(key, upload_id)
@@ -263,7 +261,7 @@ class S3Client:
                 log.warning("an unfinished upload of %s stays: %s", printable(key), error)
 
     async def list_uploads(self, key: str) -> Sequence[Upload]:
-        """Return the multipart uploads of an object that are under way, as far as one page has them."""
+        """Return the pending multipart uploads of an object, as far as one page contains them."""
         reply = await self._read(
             partial(self._call, self._request("ListMultipartUploads"), Prefix=key, EncodingType="url")
         )
@@ -280,7 +278,7 @@ class S3Client:
             return self._call(request, Key=key, **({} if etag is None else {"IfMatch": etag}))
         except NotFoundError:
             with suppress(AccessDeniedError):  # the bucket exists
-                self._call(self._request("HeadBucket"))  # HEAD of a key says the same if there is no bucket
+                self._call(self._request("HeadBucket"))  # HEAD returns the same for a missing bucket
             raise
 
     def _request(
@@ -298,7 +296,7 @@ class S3Client:
         return self._send(request, partial(self._session.call, request.operation, **arguments))
 
     async def _make(self, request: Request, **arguments: object) -> Mapping[str, Any]:
-        # Not abandoned when it is cancelled: it would be made at some time later.
+        # Not abandoned when cancelled: it would take effect some time later.
         return await trio.to_thread.run_sync(
             partial(self._call, request, Key=request.key, **arguments), limiter=self._limiter
         )
@@ -315,7 +313,7 @@ class S3Client:
                     ContentLength=content.nbytes,
                     **arguments,
                 )
-            except Exception:  # boto3 says of all that the connection broke
+            except Exception:  # boto3 reports all of them as broken connections
                 if body.failure is not None:
                     raise body.failure from None
                 raise
@@ -328,10 +326,10 @@ class S3Client:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
 
     def _send(self, request: Request, attempt: Callable[[], T]) -> T:
-        """Return what *attempt* returns, which sends the request once and raises `FailedRequest`; blocks.
+        """Return the result of *attempt*, which sends the request once and raises `FailedRequest`; blocks.
 
-        Raises `UnknownOutcomeError` if the request is not repeatable and may have been carried out, else what the last
-        failure means.
+        Raises `UnknownOutcomeError` if the request is not repeatable and may have been carried out, else the error for
+        the last failure.
         """
         number, nsilent = 1, 0
         while True:
@@ -364,7 +362,7 @@ class S3Client:
 
 
 class _Body(io.RawIOBase):
-    """A content as a file that boto3 sends; *failure* is what kept it from being read."""
+    """A content as a file for boto3; *failure* is the error that prevented reading it."""
 
     def __init__(self, content: Content) -> None:
         super().__init__()
@@ -401,7 +399,7 @@ class _Body(io.RawIOBase):
 
 
 def _require_name(key: str) -> None:
-    """Raise `NotFoundError` for what cannot be a key, and so was never stored."""
+    """Raise `NotFoundError` for a name that cannot be a key, and so was never stored."""
     if not _is_encodable(key):
         raise NotFoundError(f"{key} does not exist: it is not UTF-8, as all keys of S3 are")
 

@@ -1,6 +1,6 @@
-"""What a failed request means: from the exceptions of obstore and boto3 to a `Failure`, and from that to our errors.
+"""The meaning of failed requests: from exceptions of obstore and boto3 to a `Failure`, and from that to our errors.
 
-Messages are made of our own words only: those of a library or a server may hold credentials.
+Messages contain only our own words: those of a library or a server may contain credentials.
 """
 
 import enum
@@ -33,7 +33,7 @@ from shardfs.stores.s3.requests import Request
 
 
 class Cause(enum.Enum):
-    """How far a request came."""
+    """How far a request got."""
 
     NO_CREDENTIALS = enum.auto()
     NOT_TRUSTED = enum.auto()
@@ -44,10 +44,10 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One attempt at a request that failed.
+    """One failed attempt at a request.
 
-    Of a reply there are its *status*, the *code* of S3 ("" if there was none), and the *region* of the bucket if it
-    says so.  *is_silent*: the server did not answer in time.
+    A reply has a *status*, the *code* of S3 ("" if there is none), and the *region* of the bucket if it states one.
+    *is_silent*: the server did not answer in time.
     """
 
     cause: Cause
@@ -68,15 +68,15 @@ class Failure:
     def is_refusal(self) -> bool:
         """Whether it is certain that the request changed nothing."""
         if self.cause is Cause.REPLY:
-            return self.status < 500 or self.status in (501, 503, 507)  # these are said before anything is done
+            return self.status < 500 or self.status in (501, 503, 507)  # servers send these before they do anything
         return self.cause is not Cause.NO_REPLY
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether HEAD tells more of what a GET failed of.
+        """Whether HEAD says more about why a GET failed.
 
-        The server may not have the range, or ignore it, as some do for an empty object.  A 404 that does not say which
-        key is missing may come from whatever else answers at the address.
+        The server may not have the range, or ignore it, as some do for an empty object. A 404 that does not name a
+        missing key may come from anything else that answers at the address.
         """
         is_vague = self.status == _NOT_FOUND and self.code not in ("NoSuchKey", "NoSuchBucket")
         return is_vague or self.status == _RANGE_NOT_SATISFIABLE or self is NOT_PARTIAL
@@ -93,7 +93,7 @@ class Failure:
         return self.is_passing and is_safe and not self.is_conflict(request)
 
     def error(self, request: Request, attempts: int) -> ShardfsError:
-        """Return the error of a request that failed for good, after so many *attempts*."""
+        """Return the error of a request that finally failed, after so many *attempts*."""
         target, status = request.target, self.status
         what = f"{request.operation} of {target}"
         if self.cause is Cause.NO_CREDENTIALS:
@@ -124,7 +124,7 @@ class Failure:
 
 
 class FailedRequest(Exception):  # noqa: N818 - not an error yet: it may be tried again
-    """Carries a `Failure` from where a library raised to where requests are repeated."""
+    """Carries a `Failure` from the library call to where requests are repeated."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
@@ -175,7 +175,7 @@ _OTHER_REGION: Final = frozenset(
 _WRONG: Final = "the credentials are wrong, or not for this endpoint"
 _RENEW: Final = "the credentials have expired, or are wrong: renew them"
 EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"})
-"""Codes that say that credentials are not valid any more."""
+"""The codes for credentials that are not valid any more."""
 
 _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
     "AllAccessDisabled": (AccessDeniedError, "the bucket is disabled"),
@@ -216,7 +216,7 @@ _CREDENTIAL_OPERATIONS: Final = ("AssumeRole", "AssumeRoleWithWebIdentity", "Get
 
 @contextmanager
 def failures(endpoint: str, region: str) -> Iterator[None]:
-    """Raise `FailedRequest` for what either library raises when it sends a request to *endpoint*, for *region*."""
+    """Turn whatever either library raises for a request to *endpoint*, for *region*, into `FailedRequest`."""
     try:
         yield
     except (boto.ClientError, boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError) as error:
@@ -229,7 +229,7 @@ def failures(endpoint: str, region: str) -> Iterator[None]:
 
 
 def of_boto3(error: Exception, endpoint: str) -> Failure:
-    """Return what an exception of boto3, botocore or urllib3 says of a request to *endpoint*."""
+    """Return the failure in an exception of boto3, botocore or urllib3 for a request to *endpoint*."""
     if isinstance(error, _CREDENTIALS) or getattr(error, "operation_name", None) in _CREDENTIAL_OPERATIONS:
         return Failure(Cause.NO_CREDENTIALS, NO_CREDENTIALS)
     if isinstance(error, boto.ClientError):
@@ -245,10 +245,10 @@ def of_boto3(error: Exception, endpoint: str) -> Failure:
 
 
 def of_obstore(error: Exception, endpoint: str) -> Failure:
-    """Return what an exception of obstore says of a GET from *endpoint*.
+    """Return the failure in an exception of obstore for a GET from *endpoint*.
 
-    Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: a line
-    that holds a member is not a part of a key or of a reply.
+    Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: so a line
+    with a member is not part of a key or a reply.
     """
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
     if found := _STATUS.search(dump):
@@ -270,7 +270,7 @@ def of_obstore(error: Exception, endpoint: str) -> Failure:
 
 
 def reply_failure(status: int, code: str, region: str | None) -> Failure:
-    """Return the failure that a reply with *status* is; of *code* and *region* only what looks like one is kept."""
+    """Return the failure in a reply with *status*; *code* and *region* are only used if they look like one."""
     if not _IS_CODE.fullmatch(code) or code.isdecimal():
         code = ""
     if region is not None and not _IS_REGION.fullmatch(region):
@@ -302,7 +302,7 @@ def _not_connected(endpoint: str, words: str, cause: Cause) -> Failure:
 
 
 def _proxy_of(endpoint: str) -> str | None:
-    """Return host and port of the proxy that the environment names for *endpoint*, and the variable that names it."""
+    """Return host and port of the proxy for *endpoint* in the environment, and the name of the variable."""
     parts = urlsplit(endpoint)
     proxy = getproxies().get(parts.scheme)
     if proxy is None or proxy_bypass(parts.netloc):

@@ -1,8 +1,8 @@
-"""Files that pass through, while they are open: objects that are read, and spools, to which files are written.
+"""Passthrough files while they are open: objects that are read, and spools, to which files are written.
 
-A spool is what all who write one file share: a local file, made by the first change, and stored whenever one of them
-closes it.  The object that it replaces must be the one that this mount showed last, or stored; if it is not, the writer
-is told so, and what was written is kept on this machine.
+A spool is shared by all who write one file: a local file, created at the first change, and stored whenever one of them
+closes it. The object that it replaces must be the one that this mount last showed or stored; if it is not, the writer
+gets an error, and what was written is kept on this machine.
 """
 
 import enum
@@ -28,10 +28,10 @@ from shardfs.stores.s3.shards import S3Edit, Writing, commit_ids
 log = logging.getLogger(__name__)
 
 SPOOLS: Final = ".shardfs/spools"
-"""The directory of spools, and of those that were kept, in that of the mount."""
+"""The directory, within that of the mount, for spools and for kept files."""
 
 _MAX_KEPT_NBYTES: Final = 2**30
-"""With so many bytes kept that nobody stored or removed, nothing more is written."""
+"""From this size of kept files on, which nobody has stored or removed, nothing more is written."""
 
 _ENDED: Final = "its mount ended before it was stored"
 
@@ -39,22 +39,22 @@ _PIECE_NBYTES: Final = 8 * 2**20
 
 
 class _State(enum.Enum):
-    """How what a spool holds compares with the bucket."""
+    """How the content of a spool relates to the bucket."""
 
     STORED = enum.auto()
-    EMPTY = enum.auto()  # new or cut to nothing, and waits for what follows
+    EMPTY = enum.auto()  # new or truncated to nothing, and not stored until more follows
     CHANGED = enum.auto()
     FAILED = enum.auto()
-    REFUSED = enum.auto()  # by a conflict
+    REFUSED = enum.auto()  # because of a conflict
 
 
 class Spool:
-    """What is written to the file *key*, by all who have it open to write, who are *users*.
+    """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
-    As long as nobody changed it, it is the object *snapshot*, or if that is None a new and empty file; then it is the
-    local *file*, which has a note of its key while it is not stored.  *expected* is what the store must hold when it is
-    stored, *error* why it was not.  One that *is_gone* has no name any more, and is not stored.  Whoever holds *lock*
-    keeps it as it is.
+    Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*,
+    which has a note of its key while it is not stored. *expected* is what the store must contain when it is stored,
+    *error* why it could not be. One that *is_gone* has no name any more, and is not stored. The holder of *lock* keeps
+    it from changing.
     """
 
     __slots__ = (
@@ -90,11 +90,11 @@ class Spool:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is something else than an object that nobody changed."""
+        """Whether it is anything but an unchanged object."""
         return self.file is not None or self.snapshot is None
 
     def stat(self) -> Stat:
-        """Return the present state."""
+        """Return the present status."""
         if self.file is None and self.snapshot is not None:
             return self.snapshot.stat
         size = self.file.stat().size if self.file is not None else 0
@@ -120,10 +120,10 @@ class Files:
         self.spools: dict[str, Spool] = {}
         self._kept_nbytes = 0
         self._kept_here: dict[str, list[str]] = {}
-        self._doubtful: dict[str, set[str]] = {}  # ids of changes, by key, that may have been made, or not
+        self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
 
     def resume(self) -> None:
-        """Say what earlier mounts have kept; it is left alone."""
+        """Log what earlier mounts have kept; it is left alone."""
         self.kept.clean()
         for file in self.kept.find():
             self._kept_nbytes += file.nbytes
@@ -132,13 +132,13 @@ class Files:
             log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
     def here(self, key: str) -> Spool | None:
-        """Return the spool of *key*, if it is what that stands for, and not the object."""
+        """Return the spool of *key*, if the key stands for the spool rather than the object."""
         spool = self.spools.get(key)
         return spool if spool is not None and spool.is_here else None
 
     @asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
-        """Keep what is written to *key* from being stored while something else takes the name."""
+        """In the block, do not store what is written to *key*, while something else takes the name."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
                 if self.spools.get(key) is spool:
@@ -148,21 +148,21 @@ class Files:
 
     async def snapshot(self, spool: Spool) -> Snapshot:
         """Return the present state of a spool that is here."""
-        if spool.file is None:  # an object of no bytes, for which nothing is asked
+        if spool.file is None:  # an empty object, for which no request is needed
             empty = S3Snapshot(self._objects, spool.key, ObjectStat(0, "", spool.mtime_ns))
             empty.stat = spool.stat()
             return empty
         return await self.side.open(join_key(SPOOLS, spool.name))
 
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
-        """Have a spool for *key*, which is the object *snapshot*, or nothing."""
+        """Create a spool for *key*, which is the object *snapshot*, or nothing."""
         self.require_room()
         spool = self.spools[key] = Spool(key, snapshot)
         return spool
 
     def require_room(self) -> None:
-        """Raise `NoSpaceError` if too much was kept for anything to be written."""
-        if self._kept_nbytes >= _MAX_KEPT_NBYTES:  # what was kept may have been stored since, or removed
+        """Raise `NoSpaceError` if too much was kept for anything more to be written."""
+        if self._kept_nbytes >= _MAX_KEPT_NBYTES:  # kept files may have been stored or removed since
             self._kept_nbytes = sum(file.nbytes for file in self.kept.find() if file.reason)
         if self._kept_nbytes >= _MAX_KEPT_NBYTES:
             raise NoSpaceError(
@@ -184,7 +184,7 @@ class Files:
             raise StaleError(f"{spool.error}; read it again") from None
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
-        """Store a spool, whose lock the caller holds, under *key*, where *expected* must be; raises as `put` does."""
+        """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         file = await self.local(spool)
         spool.state = _State.FAILED
         content = await self.side.open(join_key(SPOOLS, spool.name))
@@ -201,9 +201,9 @@ class Files:
         self.kept.forget_note(spool.name)
 
     async def close(self, spool: Spool) -> None:
-        """Let one user go; the last one stores what was written since storing it was tried last."""
+        """Release one user; the last one stores what was written since the last attempt."""
         spool.users -= 1
-        async with spool.lock:  # it may be on its way to another name
+        async with spool.lock:  # it may be moving to another name
             try:
                 if not spool.users and spool.state in (_State.EMPTY, _State.CHANGED):
                     await self._flush(spool)
@@ -220,14 +220,14 @@ class Files:
             self.kept.note(spool.name, to)
 
     def detach(self, key: str) -> None:
-        """Let go of the name of a spool: who has it open goes on with a file without a name, which is not stored."""
+        """Take the name from a spool: who has it open has a nameless file from now on, which is not stored."""
         spool = self.spools.pop(key, None)
         if spool is not None:
             spool.is_gone = True
             remove_kept(self.kept.path(spool.name))
 
     async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
-        """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users go on with that."""
+        """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users continue with that."""
         await self.local(spool)
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
@@ -246,15 +246,15 @@ class Files:
         await self._keep(key, len(content), reason, partial(self.kept.keep, key, content, reason))
 
     async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
-        """Store an object in place of the version *expected*, or of nothing; raises `ConflictError`."""
+        """Store an object, replacing the version *expected*, or nothing; raises `ConflictError`."""
         return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
 
     async def put_by(
         self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
     ) -> ObjectStat:
-        """Do as `put`, where *make* makes the new version, maybe more than once.
+        """Do what `put` does, where *make* makes the new version, perhaps more than once.
 
-        An earlier change of ours, of which nobody knows whether it was made, is no conflict: it is what is replaced.
+        An earlier change of ours whose outcome is unknown is not a conflict: it is what is replaced.
         """
         while True:
             edit = self.change(key, expected)
@@ -270,7 +270,7 @@ class Files:
             except BaseException:
                 self._doubtful.setdefault(key, set()).add(edit.commit_id)
                 raise
-        self._doubtful.pop(key, None)  # no earlier one can be made any more
+        self._doubtful.pop(key, None)  # no earlier change can take effect any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
         for path in self._kept_here.pop(key, ()):
@@ -282,9 +282,9 @@ class Files:
         return S3Edit(self._writing, key, S3Snapshot(self._objects, key, expected) if expected is not None else None)
 
     def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
-        """Return what must be there when *key* is replaced: what was shown, or if that is not known, what was *found*.
+        """Return what must be there when *key* is replaced: what was shown or, if that is unknown, what was *found*.
 
-        A file that somebody writes is found as it is in the bucket, or will be.
+        A file that is being written is found as it is in the bucket, or will be.
         """
         shown, spool = self.heads.shown(key), self.here(key)
         if shown is not None:
@@ -294,7 +294,7 @@ class Files:
         return object_of(found) if found is not None else None
 
     async def _find_doubtful(self, key: str) -> ObjectStat | None:
-        """Return the state of an object if a change of ours made it whose reply was lost; None if there is another."""
+        """Return the state of an object if a change of ours with a lost reply made it; None for any other."""
         doubtful = self._doubtful.get(key)
         if doubtful is None:
             return None
@@ -305,7 +305,7 @@ class Files:
         return found if doubtful.intersection(commit_ids(properties)[-1:]) else None
 
     async def _end(self, spool: Spool) -> None:
-        """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""
+        """Forget a spool, and remove its file if it is stored, or is empty where another program has stored bytes."""
         del self.spools[spool.key]
         spool.is_gone = True
         is_void = spool.state is _State.REFUSED and not spool.stat().size
@@ -318,14 +318,14 @@ class Files:
             await self._keep(spool.key, spool.stat().size, reason, note)
 
     async def _keep(self, key: str, nbytes: int, reason: str, keep: Callable[[], str]) -> None:
-        """Keep what was written to *key* by *keep*, which blocks and returns the path."""
+        """Keep what was written to *key* by calling *keep*, which blocks and returns the path."""
         here = self._kept_here.setdefault(key, [])
         path = await trio.to_thread.run_sync(keep)
         self._kept_nbytes += nbytes
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
         if self._kept_here.get(key) is here:
             here.append(path)
-        else:  # a later version was stored meanwhile
+        else:  # a later version has been stored meanwhile
             self._supersede(key, path)
 
     def _supersede(self, key: str, path: str) -> None:
@@ -334,7 +334,7 @@ class Files:
         log.warning("%s: `recover` leaves it alone", older)
 
     async def local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
-        """Return the local file of a spool that is about to be changed, with its first *nbytes* bytes, or all."""
+        """Return the local file of a spool that is about to change, with its first *nbytes* bytes, or all."""
         if spool.file is not None:
             if spool.state is _State.STORED and not spool.is_gone:
                 self.kept.note(spool.name, spool.key)
@@ -345,12 +345,12 @@ class Files:
         try:
             if not spool.is_gone:
                 self.kept.note(spool.name, spool.key)
-        except BaseException:  # what has no note is not kept after a kill
+        except BaseException:  # without a note it is not kept after a kill
             remove_kept(self.kept.path(spool.name))
             raise
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
-            if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
+            if nbytes and not spool.is_gone:  # what is written is a change of this version, whatever was shown before
                 self.heads.note_shown(spool.key, snapshot.object)
             shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
@@ -373,9 +373,9 @@ class Files:
 
 
 class SpoolFile:
-    """A spool, open; it has as many users as such files are open to write.
+    """An open spool; those open for writing count as its users.
 
-    An object that nobody writes is open as one that *is_gone*: it keeps its version, or cannot be read any more.
+    An object that nobody writes is open as a spool that *is_gone*: it keeps its version, or cannot be read any more.
     """
 
     __slots__ = ("_files", "_spool", "_writes")
@@ -387,7 +387,7 @@ class SpoolFile:
         spool.users += writable
 
     def stat(self) -> Stat:
-        """Return the present state."""
+        """Return the present status."""
         return self._spool.stat()
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
@@ -423,7 +423,7 @@ class SpoolFile:
                 self._spool.changed(is_empty=nbytes == 0)
 
     async def flush(self) -> None:
-        """Store what was written; a file that is empty waits for what follows."""
+        """Store what was written; an empty file waits for more."""
         if self._files is not None:
             await self._files.flush(self._spool)
 
@@ -433,13 +433,13 @@ class SpoolFile:
             await self._files.flush(self._spool, also_empty=True)
 
     async def close(self) -> None:
-        """Let go of the file; what storing was not tried of is stored now."""
+        """Release the file; store now what no attempt was made to store."""
         if self._writes is not None:
             files, self._writes = self._writes, None
             await files.close(self._spool)
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
-        """Set the time of what is being written; objects have no attributes that can be set."""
+        """Set the time of what is being written; objects have no attributes to set."""
         mtime_ns = changes.get("mtime_ns")
         if mtime_ns is not None and self._spool.is_here:
             self._spool.mtime_ns = mtime_ns
@@ -452,6 +452,6 @@ class SpoolFile:
 
 
 def object_of(state: Stat) -> ObjectStat:
-    """Return the version of an object that has this *state*."""
+    """Return the version of an object with this *state*."""
     etag, size = cast(tuple[str, int], state.version)
     return ObjectStat(size, etag, state.mtime_ns)

@@ -1,10 +1,11 @@
-"""What the keys of a source are: one cache, with one TTL, that our own changes correct.
+"""What the keys of a source are: one cache, with one TTL, corrected by our own changes.
 
-`Heads` owns it.  A key has a record (what requests for that key alone have told), and a directory a listing (what LIST
-has told of all names in it); the later of the two counts.  `forget` is what invalidates them.  What programs were shown
-is kept apart: no number of other keys that are looked at may drop it, for what is written is compared with it.  Bounds:
-`_MAX_KEYS` records, as many files that were shown, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings and
-listings; those used least are dropped first.
+`Heads` owns it. A key has a record (results of requests for this key alone), and a directory has a listing (results of
+LIST for all names in it); the later of the two counts. `forget` invalidates them. What programs were shown is kept
+separately, because writes are compared with it: looking at other keys must not drop it.
+
+Bounds: `_MAX_KEYS` records, as many shown files, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings; the
+least recently used are dropped.
 """
 
 import logging
@@ -27,15 +28,15 @@ log = logging.getLogger(__name__)
 _MAX_KEYS: Final = 100_000
 _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
-_LOOKUP_LIMIT: Final = 10  # names that may sort between an object and what lies below it: few
+_LOOKUP_LIMIT: Final = 10  # names that may sort between an object and the keys below it: few
 _NEVER: Final = float("-inf")
 _T = TypeVar("_T")
 
 
 class Head(NamedTuple):
-    """What a key is: the object of that name, None if there is none, and whether keys lie below it.
+    """What a key is: the object of that name, None if there is none, and whether there are keys below it.
 
-    *is_directory* is None if that is not known: only a listing tells.
+    *is_directory* is None if that is unknown: only a listing tells.
     """
 
     stat: ObjectStat | None
@@ -53,16 +54,16 @@ _DIRECTORY: Final = Head(None, True)
 
 
 class Shown(NamedTuple):
-    """The version of a file that programs were given last; None: that there is no file."""
+    """The version of a file that programs were last shown; None: that there is no file."""
 
     state: ObjectStat | None
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one key.
+    """What is known about one key.
 
-    The *head* was seen at *time*.  *changed* is what `Heads.serial` was after our last change of the key.  Of a
+    The *head* was seen at *time*. *changed* is the value of `Heads.serial` after our last change of the key. For a
     directory: when a name in it was *asked* for, and whether its listing *is_long*.
     """
 
@@ -77,11 +78,10 @@ class _Record:
 class Listing:
     """All names in a directory, each with the state of its object; None stands for a directory.
 
-    One that *may_be_empty* is there without them: an object stands for the directory itself, or there are names that no
-    file system can show.  The pages were asked for from *started* on, the last came at *time*.  What is *doubtful* was
-    forgotten since.
-
-    While pages are missing, who has the lock fetches the next one.  *changes* were made meanwhile.
+    One that *may_be_empty* exists even without names: an object stands for the directory itself, or there are names
+    that no file system can show. Its pages were requested from *started* on, and the last came at *time*. *doubtful*
+    names were forgotten since. While pages are missing, the holder of the lock fetches the next one. *changes* were
+    made meanwhile.
     """
 
     started: float
@@ -110,7 +110,7 @@ class Listing:
         return Head(stat, stat is None)
 
     def put(self, name: str, head: Head) -> None:
-        """Correct what is said of *name*."""
+        """Correct the entry of *name*."""
         self.doubtful.discard(name)
         if head.is_directory or head.stat is not None:
             self.names[name] = None if head.is_directory else head.stat
@@ -119,28 +119,28 @@ class Listing:
 
 
 class Directories(set[str]):
-    """Directories in which nothing is stored: a bucket has none, so this mount alone knows them, until it ends."""
+    """Directories without anything stored in them: a bucket has none, so only this mount knows them, until it ends."""
 
     def children(self, key: str) -> Iterator[str]:
-        """Yield the names of the directories in *key* that are known here."""
+        """Yield the names of the known directories in *key*."""
         for parent, name in map(split, self):
             if parent == key:
                 yield name
 
     def add_with_parents(self, key: str) -> None:
-        """Know a directory, and all above it."""
+        """Add a directory, and all above it."""
         self.update(filter(None, (key, *_ancestors(key))))
 
     def settle(self, key: str) -> None:
-        """Forget a directory in which something is stored now, and those above it, which it stands for."""
+        """Forget a directory in which something is stored now, and those above it: they exist by that."""
         self.difference_update((key, *_ancestors(key)))
 
 
 class Heads:
     """What the keys below *location* are, trusted for *ttl* seconds.
 
-    A reply that was under way while we changed its key says nothing: *serial* counts our changes.  If
-    *keeps_properties*, what is fetched comes with its properties: a change then needs no request for them.
+    A reply is ignored if we changed its key while it was under way: *serial* counts our changes. If it
+    *keeps_properties*, everything is fetched with its properties, so that a change needs no request for them.
     """
 
     def __init__(
@@ -168,18 +168,18 @@ class Heads:
         self.keeps_properties = False
         self.directories = Directories()
         self.can_list = True
-        """Whether listing is allowed; else objects are looked up by themselves, and directories by their document."""
+        """Whether listing is allowed; otherwise objects are looked up one by one, and directories by their document."""
 
     def find(self, key: str) -> Head | None:
-        """Return what *key* is, without a request; None if that is not known."""
+        """Return what *key* is, without a request; None if that is unknown."""
         return _DIRECTORY if key in self.directories else self.find_stored(key)
 
     async def known(self, key: str) -> Head:
-        """Return what *key* is, with a request if it is not known."""
+        """Return what *key* is, by a request if that is unknown."""
         return _DIRECTORY if key in self.directories else await self.stored(key)
 
     def find_stored(self, key: str) -> Head | None:
-        """Return what *key* is in the bucket, also by what is known of the directories above; None if unknown."""
+        """Return what *key* is in the bucket, using what is known about the directories above; None if unknown."""
         found = self._find(key)
         if found is None:
             above = map(self._find, _ancestors(key))
@@ -188,7 +188,7 @@ class Heads:
         return found
 
     async def stored(self, key: str) -> Head:
-        """Return what *key* is in the bucket, with a request if that is not known."""
+        """Return what *key* is in the bucket, by a request if that is unknown."""
         found = self.find_stored(key)
         if found is None or not found.is_settled:
             await self._glance(split(key)[0])
@@ -227,17 +227,17 @@ class Heads:
         return await self.properties(key, etag)
 
     async def list(self, key: str) -> Listing:
-        """Return the names in the directory *key*, fetched once for all who ask meanwhile."""
+        """Return the names in the directory *key*, fetched once for all who want them."""
         listing = self._listing(key)
         return listing if listing is not None and not listing.doubtful else await self._walk(key)
 
     def forget(self, key: str) -> None:
-        """Trust nothing that is known of *key*, nor that nothing is above it; may be called in any thread."""
+        """Trust nothing known about *key*, nor that a directory above it is missing; may be called in any thread."""
         self._doubt(key)
         listing = self._listings.get(key)
         if listing is not None:
             listing.started = listing.time = _NEVER
-        for above in _ancestors(key):  # else *key* is taken for absent again, for there is no directory for it
+        for above in _ancestors(key):  # else *key* would be taken for missing again, because its directory is
             known = self._find(above)
             if known is not None and known.is_directory is False:
                 self._doubt(above)
@@ -264,10 +264,11 @@ class Heads:
             self._changed_above(key, exists=False)
 
     def shown(self, key: str) -> Shown | None:
-        """Return what programs were shown of the file *key*: what they write next must replace that; None if unknown.
+        """Return what programs were shown of the file *key*, which is what they may replace next; None if unknown.
 
-        A lookup or a listing shows no content, and does not count: whoever writes what it made of an earlier version
-        would replace what it has not seen.  One mount cannot tell its programs apart: what one was shown, all were.
+        A lookup or a listing shows no content, and does not count: a writer that has read an earlier version would
+        otherwise replace one that it has not seen. A mount cannot tell its programs apart: what one was shown, all
+        were.
         """
         return self._shown.get(key)
 
@@ -278,7 +279,7 @@ class Heads:
             _use(self._shown, key, Shown(state), _MAX_KEYS)
 
     def note_replaced(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
-        """Note that this mount replaced *old* by *new*: who was shown that one knows of the change, or made it."""
+        """Note that this mount replaced *old* by *new*: whoever was shown *old* knows about the change, or made it."""
         shown = self.shown(key)
         if shown is None or _etag(shown.state) == _etag(old):
             self.note_shown(key, new)
@@ -307,11 +308,11 @@ class Heads:
         return found
 
     def _record(self, key: str) -> _Record:
-        """Return the record of *key*, an empty one if there is none; the one used least may go for it."""
+        """Return the record of *key*, an empty one if there is none; the least recently used one may be dropped."""
         return _use(self._records, key, self._records.get(key) or _Record(), _MAX_KEYS)
 
     async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
-        """Make a request for the object *key*, and note what it tells."""
+        """Make a request for the object *key*, and note the result."""
         now, serial = self._clock(), self.serial
         try:
             reply = await ask()
@@ -324,7 +325,7 @@ class Heads:
         return reply
 
     def _note(self, key: str, head: Head, time: float, serial: int) -> None:
-        """Note what the store said of *key* in reply to a request of that *time*, when `serial` was what it was."""
+        """Note what the store replied about *key* to a request of that *time*, sent when `serial` had that value."""
         record = self._record(key)
         if record.changed > serial:
             return
@@ -333,7 +334,7 @@ class Heads:
         record.head, record.time = head, time
 
     def _put(self, key: str, head: Head) -> None:
-        """Note what our own change made of *key*, also in listings that are there or on their way."""
+        """Note the result of our own change of *key*, also in present and pending listings."""
         self.serial += 1
         record = self._record(key)
         record.head, record.time, record.changed = head, self._clock(), self.serial
@@ -347,7 +348,7 @@ class Heads:
             self._walks[parent].changes[name] = head
 
     def _changed_above(self, key: str, *, exists: bool) -> None:
-        """Note what *key*, which our change made or removed, means for the directories above it, as far as is known."""
+        """Note what our change of *key* means for the directories above it, as far as is known."""
         for above in _ancestors(key):
             listing = self._listing(above)
             if exists:
@@ -368,7 +369,7 @@ class Heads:
             listing.doubtful.add(name)
 
     def _listing(self, key: str) -> Listing | None:
-        """Return the complete listing of the directory *key* that is within its TTL; None if there is none."""
+        """Return the complete listing of the directory *key* within its TTL; None if there is none."""
         listing = self._listings.get(key)
         if listing is None:
             return None
@@ -379,11 +380,11 @@ class Heads:
         return listing
 
     def _touch(self, cache: OrderedDict[str, Any], key: str) -> None:
-        with suppress(KeyError):  # `forget` runs in any thread, while another may drop it
+        with suppress(KeyError):  # `forget` runs in any thread, and another may drop it meanwhile
             cache.move_to_end(key)
 
     async def _glance(self, key: str) -> None:
-        """Fetch the listing of the directory *key* if it has one page, and names in it are asked for repeatedly.
+        """Fetch the listing of the directory *key*, if names in it are asked for repeatedly and it has one page.
 
         Programs that write files beside others and rename them ask for a new name each time.
         """
@@ -396,7 +397,7 @@ class Heads:
             record.is_long = not (await self._walk(key, max_pages=1)).is_complete
 
     async def _look_up(self, key: str) -> Head:
-        """Return what *key* is, asking the store for this key alone."""
+        """Return what *key* is, by requests for this key alone."""
         full = self._location.object_key(key)
         if not self.can_list:
             return await self._look_up_unlisted(full)
@@ -415,11 +416,11 @@ class Heads:
                 return Head(stat, False)
 
     async def _look_up_unlisted(self, full: str) -> Head:
-        """Return what a key is where listing is not allowed: a directory is one with a document.
+        """Return what a key is if listing is not allowed: a directory is a key with a document.
 
-        S3 does not say then that there is no object: it refuses.  Some servers do say it, but not whether others lie
-        below.  Either way the name is refused, as chunks must not be taken for absent, but for names that programs try
-        everywhere, and that no chunk has.
+        S3 then refuses to say that an object does not exist. Some servers do say so, but not whether there are keys
+        below it. In both cases the lookup fails, so that chunks are not taken for missing, except for names that
+        programs try everywhere, and that no chunk has.
         """
         refusal = AccessDeniedError(f"{full} may be a directory, which cannot be told without permission to list")
         for name, known in ((f"{full}/{DOCUMENT}", _DIRECTORY), (full, None)):
@@ -452,7 +453,7 @@ class Heads:
         return listing
 
     def _add_page(self, listing: Listing, prefix: str, page: ListPage) -> None:
-        found = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # others may lie below them
+        found = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # there may be keys below them
         for full, name, stat in [*found, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
             if _is_name(name):
                 listing.names[name] = stat
@@ -483,7 +484,7 @@ class Heads:
 
 
 def _use(cache: OrderedDict[str, _T], key: str, value: _T, limit: int) -> _T:
-    """Have *value* in a cache as what was used last; what was used least may go for it."""
+    """Store *value* in a cache as the most recently used; the least recently used may be dropped."""
     cache[key] = value
     cache.move_to_end(key)
     if len(cache) > limit:
@@ -498,7 +499,7 @@ def split(key: str) -> tuple[str, str]:
 
 
 def not_found(key: str) -> NotFoundError:
-    """Return the error that *key* stands for nothing."""
+    """Return the error that *key* does not exist."""
     return NotFoundError(f"{key} does not exist")
 
 

@@ -1,7 +1,8 @@
-"""Bytes of objects: few requests for many readers, and each byte once.
+"""The bytes of objects: few requests for many readers, and each byte only once.
 
-What is wanted is looked for in memory, among the ranges in flight, and on the local disk.  Of what several miss at
-about the same time, or while all connections are busy, one plan is made.  What is in flight lands, whoever waits.
+Wanted bytes are looked for in memory, among the ranges in flight, and on the local disk. What several readers miss at
+about the same time, or while all connections are busy, is planned together. What is in flight arrives even if nobody
+waits for it any more.
 """
 
 import copy
@@ -29,7 +30,7 @@ from shardfs.stores.s3.heads import Heads, not_found
 from shardfs.stores.s3.requests import Location, ObjectStat, Properties, Range
 
 GATHER_SECONDS: Final = 0.001
-"""For how long a reader waits for others that want something near; a small part of what a request takes."""
+"""How long a reader waits for others that want something near; a small part of the time of a request."""
 
 MEMORY_NBYTES: Final = 128 * 2**20
 
@@ -37,7 +38,7 @@ _MAX_EXPECTED: Final = 64
 _MAX_REDIRECTS: Final = 10_000
 _CACHE_THREADS: Final = 8
 _AHEAD_NBYTES: Final = 2**20
-"""What is read from the disk at most beyond what is wanted, of what is read in order: one thread for many reads."""
+"""How much more than wanted is read from the disk for sequential reads: one thread for many reads."""
 
 _DOWNLOAD_NBYTES: Final = 16 * 2**20
 
@@ -47,9 +48,9 @@ _VersionId = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """Ranges of versions of objects, those used last, up to *max_nbytes* and the one that was added last.
+    """Ranges of versions of objects, the most recently used, up to *max_nbytes* and the last added one.
 
-    What was read stays, too: who reads the same object in order a little later finds it.
+    What was read stays too, for others that read the same object in order a little later.
     """
 
     max_nbytes: int
@@ -58,7 +59,7 @@ class _Memory:
     _spans: dict[_VersionId, Spans] = field(default_factory=dict)
 
     def add(self, version: _VersionId, start: int, data: memoryview) -> None:
-        """Keep *data*, and let go what is too much."""
+        """Keep *data*, and drop what is too much."""
         span = Span(start, start + data.nbytes)
         if not data.nbytes or self.has(version, span):
             return
@@ -74,16 +75,16 @@ class _Memory:
                 del self._spans[oldest]
 
     def spans(self, version: _VersionId) -> Spans:
-        """Return what is here of a version."""
+        """Return the ranges of a version that are here."""
         return self._spans.get(version) or Spans()
 
     def has(self, version: _VersionId, span: Span) -> bool:
-        """Whether all bytes of *span* are here in one range, or there are none to be."""
+        """Whether all bytes of *span* are here in one range, or it is empty."""
         around = self.spans(version).at(span.start)
         return not span.nbytes or (around is not None and around.stop >= span.stop)
 
     def read(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
-        """Return bytes from *start* on, up to *stop*, as far as one range has them; None if none has the first."""
+        """Return bytes from *start* up to *stop*, as far as one range has them; None if none has the first."""
         span = self.spans(version).at(start)
         if span is None:
             return None
@@ -93,7 +94,7 @@ class _Memory:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One range that is fetched; if it *is_ahead*, there is more than is wanted now, and it stays in memory."""
+    """One range that is being fetched; if it *is_ahead*, it is more than wanted now, and stays in memory."""
 
     span: Span
     is_ahead: bool
@@ -102,7 +103,7 @@ class _Flight:
     error: Exception | None = None
 
     async def view(self, start: int, stop: int) -> memoryview:
-        """Wait for what is fetched, and return it from *start* on, up to *stop*."""
+        """Wait for the range, and return its bytes from *start* up to *stop*."""
         await self.landed.wait()
         if self.data is None:
             raise copy.copy(self.error) if self.error is not None else StoreError("nothing was fetched")
@@ -111,7 +112,7 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """What readers miss, until one plan is made of all of it."""
+    """What readers miss, until it is planned together."""
 
     spans: list[Span] = field(default_factory=list)
     ahead: list[Span] = field(default_factory=list)
@@ -120,7 +121,7 @@ class _Gathering:
 
 
 class _Version:
-    """One version of the object *key* of the bucket, called *name* in the cache; shared by all who read it."""
+    """One version of the object *key* of the bucket, called *name* in the cache; shared by all its readers."""
 
     __slots__ = (
         "__weakref__",
@@ -141,16 +142,16 @@ class _Version:
         self._reads = Reads(stat.size, deque(maxlen=_MAX_EXPECTED))
 
     def expect(self, span: Span) -> None:
-        """Note that *span* is likely to be read soon, in order."""
+        """Note that *span* will probably be read soon, in order."""
         if span not in self._reads.expected:
             self._reads.expected.append(span)
 
     def is_in_memory(self, span: Span) -> bool:
-        """Whether reading *span* takes neither a request nor a look at the disk."""
+        """Whether reading *span* needs neither a request nor the disk."""
         return self._objects.memory.has(self._id, span)
 
     async def is_at_hand(self, span: Span) -> bool:
-        """Whether reading *span* takes no request."""
+        """Whether reading *span* needs no request."""
         if not self.is_in_memory(span):
             found = await self._objects.find_on_disk(self._id, span)
             if found is not None:
@@ -158,15 +159,15 @@ class _Version:
         return self.is_in_memory(span)
 
     async def add(self, offset: int, data: memoryview) -> None:
-        """Keep what came with the reply that told of this version."""
+        """Keep the bytes that came with the reply about this version."""
         self._objects.memory.add(self._id, offset, data)
         await self._objects.add_to_disk(self._id, offset, data)
 
     async def read(self, span: Span, unit: Span | None = None) -> Buffer:
         """Return the bytes of *span*; raises `ConflictError` if the object has another version now.
 
-        *unit*, around it, is fetched as one, and what follows a unit when the next one is read; None: *span* is for
-        itself.
+        *unit*, which contains it, is fetched as one piece, and more after it once a second unit is read in order. With
+        None, *span* belongs to no unit.
         """
         views: list[memoryview] = []
         start = span.start
@@ -177,11 +178,11 @@ class _Version:
         return views[0] if len(views) == 1 else b"".join(views)
 
     async def _view(self, start: int, stop: int, unit: Span | None) -> memoryview:
-        """Return bytes from *start* on, at least one, at most up to *stop*."""
+        """Return bytes from *start*, at least one, up to *stop*."""
         view, flight = self._at_hand(start, stop)
         if view is None and flight is None:
             view = await self._from_disk(Span(start, self._covered_from(start, stop)), unit)
-            if view is None:  # something may have landed meanwhile
+            if view is None:  # something may have arrived meanwhile
                 view, flight = self._at_hand(start, stop)
         if view is not None:
             return view
@@ -193,12 +194,12 @@ class _Version:
         return view
 
     def _at_hand(self, start: int, stop: int) -> tuple[memoryview | None, _Flight | None]:
-        """Return what is in memory from *start* on, up to *stop*, or the flight that will bring it."""
+        """Return what is in memory from *start* up to *stop*, or the flight that will bring it."""
         flight = next((flight for flight in self._flights if flight.span.holds(start)), None)
         return self._objects.memory.read(self._id, start, stop), flight
 
     async def _from_disk(self, wanted: Span, unit: Span | None) -> memoryview | None:
-        """Return bytes from the beginning of *wanted* on, as far as they are on the disk together."""
+        """Return bytes from the start of *wanted*, as far as they are contiguous on disk."""
         ahead = self._ahead(wanted, unit)[0]
         stop = wanted.stop if ahead is None else max(wanted.stop, min(ahead.stop, wanted.stop + _AHEAD_NBYTES))
         found = await self._objects.find_on_disk(self._id, Span(wanted.start, stop))
@@ -209,14 +210,14 @@ class _Version:
         return None if found is None else found[: wanted.nbytes]
 
     def _covered_from(self, start: int, stop: int) -> int:
-        """Return where, from *start* to *stop*, bytes begin that are in memory or in flight."""
+        """Return where bytes in memory or in flight begin, between *start* and *stop*."""
         starts = [flight.span.start for flight in self._flights if flight.span.start > start]
         return int(min([stop, self._objects.memory.spans(self._id).next_start(start), *starts]))
 
     def _ahead(self, wanted: Span, unit: Span | None) -> tuple[Span | None, bool]:
         """Return what to fetch along with *wanted*, and whether that is because objects are read in order.
 
-        That is a window of what is read in order, else the rest of the unit, None if that is all of it.
+        It is a window for sequential reads, else the rest of the unit, None if there is none.
         """
         whole = wanted
         if unit is not None:
@@ -254,7 +255,7 @@ class _Version:
     async def _depart(self, gathering: _Gathering) -> None:
         await trio.sleep(GATHER_SECONDS)
         async with self._objects.connections:
-            self._gathering = None  # while there was none free, more came together
+            self._gathering = None  # while no connection was free, more requests have gathered
         for span in merge([*gathering.spans, *gathering.ahead]):
             is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
             gathering.flights.append(_Flight(span, is_ahead))
@@ -272,7 +273,7 @@ class _Version:
                 self._objects.memory.add(self._id, start, fetched.data)
             await self._objects.add_to_disk(self._id, start, fetched.data)
             flight.data = fetched.data
-        except Exception as error:  # it is for those who wait
+        except Exception as error:  # the error is raised for those who wait
             flight.error = error
         finally:
             self._flights.remove(flight)
@@ -280,18 +281,18 @@ class _Version:
 
 
 class _Redirect(NamedTuple):
-    """The version that has the first *kept_nbytes* bytes of another one now."""
+    """The version that now begins with the first *kept_nbytes* bytes of another one."""
 
     stat: ObjectStat
     kept_nbytes: int
 
 
 class Objects:
-    """The objects below *location*, by version: what all their readers share, and where replaced versions went.
+    """The objects below *location*, by version: what their readers share, and which versions replaced others.
 
-    It owns the bytes in memory, at most *memory_nbytes*, which are valid as long as the version is; and the last
-    `_MAX_REDIRECTS` redirects: our own changes leave the first bytes of a version where they were in the next one, so
-    open files read on from there.
+    It owns the bytes in memory, at most *memory_nbytes*, which stay valid as long as their version; and the last
+    `_MAX_REDIRECTS` redirects. Our own changes keep the first bytes of a version in place, so open files continue in
+    the next version.
     """
 
     def __init__(
@@ -317,9 +318,10 @@ class Objects:
         self._changing: dict[str, trio.Event] = {}
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "S3Snapshot":
-        """Open an object, with no request if it is known and the bytes are at hand, else with one.
+        """Open an object, without a request if it is known and the bytes are at hand, else with one.
 
-        A name that no listing showed as a directory is taken for a missing file: to tell would take another request.
+        A name that no listing showed as a directory is taken for a missing file: to find out would take another
+        request.
         """
         part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
         known = self.heads.find(key)
@@ -340,7 +342,7 @@ class Objects:
         return snapshot
 
     def version(self, key: str, stat: ObjectStat) -> _Version:
-        """Return a version of *key*, one and the same for all who read it."""
+        """Return a version of *key*: the same object for all its readers."""
         version = self._versions.get((key, stat.etag))
         if version is None:
             name = str(self.address._replace(url=self.location.url_of(key)))
@@ -349,7 +351,7 @@ class Objects:
         return version
 
     async def find_on_disk(self, version: _VersionId, span: Span) -> memoryview | None:
-        """Return bytes from the beginning of *span* on, as far as the cache has them together; None if it has none."""
+        """Return bytes from the start of *span*, as far as the cache has them contiguously; None if it has none."""
         if self._cache is None:
             return None
         find = partial(self._cache.find, *version, span.start, span.nbytes)
@@ -361,7 +363,7 @@ class Objects:
             await trio.to_thread.run_sync(self._cache.add, *version, offset, data, limiter=self._threads)
 
     def latest(self, key: str, stat: ObjectStat) -> _Redirect:
-        """Return the last version that is known to begin as *stat* does, which may be itself; for any thread."""
+        """Return the latest version that is known to begin like *stat*, perhaps itself; for any thread."""
         found = _Redirect(stat, stat.size)
         while (step := self._redirects.get((key, found.stat.etag))) is not None:
             found = _Redirect(step.stat, min(found.kept_nbytes, step.kept_nbytes))
@@ -369,7 +371,7 @@ class Objects:
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
-        """Let readers that find another version of *key* wait until the block ends: it may be ours."""
+        """In the block, readers that find another version of *key* wait for the end: it may be ours."""
         event = self._changing[key] = trio.Event()
         try:
             yield
@@ -386,7 +388,7 @@ class Objects:
     def changed(
         self, key: str, old: ObjectStat | None, new: ObjectStat, properties: Properties, kept_nbytes: int
     ) -> None:
-        """Note that our change made *new* of *old*, with the same first *kept_nbytes* bytes."""
+        """Note that our change replaced *old* by *new*, which has the same first *kept_nbytes* bytes."""
         self.heads.changed(key, new, properties)
         self.is_back(key, new)
         if old is not None and old.etag != new.etag:
@@ -395,15 +397,15 @@ class Objects:
                 self._redirects.popitem(last=False)
 
     def is_back(self, key: str, state: ObjectStat) -> None:
-        """Note that *key* is the version *state* now, maybe again: what led away from an earlier one is over."""
+        """Note that *key* is the version *state* now, perhaps again: redirects from an earlier time end."""
         self._redirects.pop((key, state.etag), None)
 
 
 class S3Snapshot:
     """One version of the object *key*.
 
-    Each request depends on the ETag, so that a version that was replaced is `StaleError`; what was replaced by our own
-    change is read on as far as the new version begins with the same bytes.
+    Each request depends on the ETag, so a replaced version raises `StaleError`, unless our own change replaced it, and
+    the new version begins with the same bytes.
     """
 
     __slots__ = ("__weakref__", "_key", "_objects", "object", "size", "stat", "version")
@@ -433,12 +435,12 @@ class S3Snapshot:
                 self._look_elsewhere(state, span.stop)
 
     def content(self, offset: int, nbytes: int) -> "S3Content":
-        """Return *nbytes* bytes from *offset*, which are read later."""
+        """Return *nbytes* bytes from *offset*, to be read later."""
         return S3Content(self, offset, nbytes)
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Download the object into a file without a name and map that, to search it; blocks."""
+        """Download the object into a nameless file and map that into memory; blocks."""
         with tempfile.TemporaryFile() as file:
             for offset in range(0, self.size, _DOWNLOAD_NBYTES):
                 piece = self.read_blocking(offset, min(_DOWNLOAD_NBYTES, self.size - offset))
@@ -451,12 +453,12 @@ class S3Snapshot:
                 yield view
 
     def expect(self, offset: int, nbytes: int) -> None:
-        """Note that *nbytes* bytes from *offset* are likely to be read soon, in order."""
+        """Note that *nbytes* bytes from *offset* will probably be read soon, in order."""
         if nbytes:
             self.version.expect(Span(offset, offset + nbytes))
 
     async def is_current(self) -> bool:
-        """Whether the name still stands for this version; takes a request if that is not known."""
+        """Whether the name still stands for this version; needs a request if that is unknown."""
         known = self._objects.heads.find(self._key)
         try:
             state = await self._objects.heads.head(self._key) if known is None else known.stat
@@ -469,7 +471,7 @@ class S3Snapshot:
         return False
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
-        """Do as `read` with one request, in a worker thread."""
+        """Do what `read` does, by one request in a worker thread."""
         full, stop = self._objects.location.object_key(self._key), offset + nbytes
         while True:
             state = self._latest(stop)
@@ -482,23 +484,23 @@ class S3Snapshot:
                 return data
 
     def _latest(self, stop: int) -> ObjectStat:
-        """Return the version that has the bytes up to *stop* now, as far as is known; this one if none has them all."""
+        """Return the version that has the bytes up to *stop* now, as far as is known; else this one."""
         state, kept_nbytes = self._objects.latest(self._key, self.object)
         return state if stop <= kept_nbytes else self.object
 
     def _look_elsewhere(self, missed: ObjectStat, stop: int) -> None:
-        """Have the next try made with another version than *missed*; raises `StaleError` if none may have the bytes."""
+        """Let the next try use another version than *missed*; raises `StaleError` if none may have the bytes."""
         if self._latest(stop).etag == missed.etag:
             if missed.etag == self.object.etag:
                 self._objects.heads.forget(self._key)
                 raise StaleError(f"{self._key} was replaced while it was open")
-            # Another host may have brought this version back: then what leads away from it is over.
+            # Another host may have restored this version: then redirects from it end.
             self._objects.is_back(self._key, self.object)
 
 
 @dataclass(slots=True, eq=False)
 class S3Content:
-    """*nbytes* bytes from *start* of one version of an object, fetched in large pieces when they are read in order."""
+    """*nbytes* bytes from *start* of one version of an object; fetched in large pieces when read in order."""
 
     snapshot: S3Snapshot
     start: int
@@ -516,19 +518,19 @@ class S3Content:
 
 
 def _require_all(key: str, nbytes: int, data: memoryview) -> None:
-    """Raise `StoreError` if *data*, which has the ETag that was asked for, is not *nbytes* long, as it was listed."""
+    """Raise `StoreError` if *data*, which has the requested ETag, is not *nbytes* long, as it was listed."""
     if data.nbytes != nbytes:
         raise StoreError(f"{key}: {nbytes} bytes came as {data.nbytes}")
 
 
 def file_stat(key: str, state: ObjectStat) -> Stat:
-    """Return the state of the object *key* as stores say it."""
+    """Return the status of the object *key*."""
     mtime_ns = state.mtime_ns
     return _stat(Kind.FILE, state.size, (state.etag, state.size), f"file:{key}", modes.S_IFREG | 0o644, 1, mtime_ns)
 
 
 def directory_stat() -> Stat:
-    """Return the state of all directories of a source that is opened now."""
+    """Return the status of all directories of a source that is opened now."""
     return _stat(Kind.DIRECTORY, 0, "directory", "directory", modes.S_IFDIR | 0o755, 2, time.time_ns())
 
 

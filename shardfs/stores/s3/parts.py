@@ -1,6 +1,6 @@
-"""How a new version of an object is made of parts: what is copied within S3, and what is sent.
+"""How a new version of an object is assembled from parts: which S3 copies, and which are sent.
 
-Pure.  Old bytes that can be copied are neither downloaded nor sent; where a part would be smaller than S3 takes,
+Pure. Old bytes that can be copied are neither downloaded nor sent; where a part would be smaller than S3 allows,
 neighbouring old bytes are sent with it.
 """
 
@@ -17,7 +17,7 @@ MIB: Final = 2**20
 GIB: Final = 2**30
 
 _MAX_GAP: Final = MIB
-"""Old bytes between two that are fetched, which are fetched along: about what one more request would cost."""
+"""The largest gap between old bytes that is fetched along: about the cost of one more request."""
 
 _MAX_FETCH: Final = 8 * MIB
 
@@ -26,7 +26,7 @@ Piece = Kept | Content
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What S3 takes: sizes of parts (the last may be smaller) and objects in bytes, and the number of parts."""
+    """The limits of S3: sizes in bytes of parts (the last may be smaller) and objects, and the number of parts."""
 
     min_part: int = 5 * MIB
     max_part: int = 5 * GIB
@@ -39,7 +39,7 @@ S3_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A part that S3 makes of *nbytes* bytes from *offset* of the old version."""
+    """A part that S3 copies: *nbytes* bytes from *offset* of the old version."""
 
     offset: int
     nbytes: int
@@ -61,9 +61,9 @@ Part = Copied | Sent
 
 
 def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> tuple[Part, ...]:
-    """Return the parts that make *splice* of an object of *old_nbytes* bytes; a single one that is sent is the object.
+    """Return the parts that make *splice* of an object of *old_nbytes* bytes; a single sent part is the whole object.
 
-    Raises `StoreError` if the new version is larger than S3 takes, `ValueError` if it keeps what is not there.
+    Raises `StoreError` if the new version is larger than S3 allows, `ValueError` if it keeps bytes that do not exist.
     """
     if splice.nbytes > limits.max_object:
         raise StoreError(f"{splice.nbytes} bytes are more than the {limits.max_object} that an object of S3 may have")
@@ -73,11 +73,11 @@ def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> t
         parts = tuple(part for run in _runs(pieces, smallest, limits.min_part) for part in _cut(run, limits.max_part))
         if len(parts) <= limits.max_parts or smallest > splice.nbytes:
             return parts
-        smallest *= 2  # fewer parts by sending more
+        smallest *= 2  # fewer parts, by sending more
 
 
 def plan_fetches(pieces: Sequence[Piece]) -> Iterator[Sequence[Kept]]:
-    """Yield the old ranges among *pieces* in order, those together that one request fetches, with what is between."""
+    """Yield the old ranges among *pieces* in order, grouped by request, including the gaps."""
     group: list[Kept] = []
     for kept in (part for piece in pieces if isinstance(piece, Kept) for part in _slices(piece, _MAX_FETCH)):
         if group:
@@ -91,7 +91,7 @@ def plan_fetches(pieces: Sequence[Piece]) -> Iterator[Sequence[Kept]]:
 
 
 def kept_prefix(splice: Splice) -> int:
-    """Return with how many bytes of the old version the new one begins, in their place."""
+    """Return how many bytes at the beginning of the old version the new one has in the same place."""
     stop = 0
     for piece in splice.pieces:
         if not isinstance(piece, Kept) or piece.offset != stop:
@@ -101,10 +101,10 @@ def kept_prefix(splice: Splice) -> int:
 
 
 def _runs(pieces: Sequence[Piece], smallest: int, min_part: int) -> Sequence[Part]:
-    """Return parts, each as large as it gets; ranges of *smallest* bytes and more are copied.
+    """Return parts, each as large as it gets; ranges of at least *smallest* bytes are copied.
 
-    What is gathered to be sent before one lacks bytes for a part: these are sent from its beginning, or all of it if it
-    would be too small then.
+    If the bytes to be sent before a copied range are too few for a part, it is sent with them in part, or as a whole if
+    the rest would be too small.
     """
     parts: list[Part] = []
     gathered: list[Piece] = []
@@ -130,7 +130,7 @@ def _runs(pieces: Sequence[Piece], smallest: int, min_part: int) -> Sequence[Par
 
 
 def _cut(part: Part, max_part: int) -> Iterator[Part]:
-    """Cut a part that is too large into some of nearly equal size."""
+    """Cut a part that is too large into parts of nearly equal size."""
     count = -(-part.nbytes // max_part)
     if count <= 1:
         yield part

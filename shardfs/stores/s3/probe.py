@@ -1,8 +1,7 @@
-"""What is found out about an endpoint before anybody sees a mount: whether the source can be read, and by trying, which
-conditions are honoured.
+"""Checks of an endpoint before a mount appears: can the source be read, and which conditions are honoured?
 
-Several hosts may change one object only where S3 itself refuses the change of an object that is not the expected one.
-Not all that speak its protocol do; some ignore the condition, some refuse it as unknown.
+Several hosts may change one object only if the server itself refuses to change an object that is not the expected one.
+Not all servers do: some ignore the condition, some reject it as unknown. So it is tried.
 """
 
 import logging
@@ -32,9 +31,9 @@ from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Location, 
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = 15.0
-"""For how many seconds a source may be silent before it is said to be out of reach, while a user waits."""
+"""Seconds of silence after which a source is called unreachable, while a user waits."""
 
-_FEW: Final = 10  # objects, of which the smallest is read
+_FEW: Final = 10  # how many objects, of which the smallest is read
 _ABSENT: Final = Condition(None)
 _OTHER: Final = Condition('"00000000000000000000000000000000"')
 _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this endpoint honours\n"))
@@ -42,10 +41,10 @@ _PROPERTIES: Final = Properties({"ContentType": "text/plain"})
 
 
 async def check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
-    """Return the names at the top, None if they are very many, and whether anything can be listed.
+    """Return the names at the top, None if there are too many, and whether listing is allowed.
 
-    Raises `SourceError` if the source can neither be listed nor its document be read, if nothing is stored there (a
-    bucket may be empty), and if the server does not give ranges of objects.
+    Raises `SourceError` if the source can neither be listed nor its document read, if nothing is stored there (a bucket
+    may be empty), and if the server does not return ranges of objects.
     """
     try:
         with trio.fail_after(_PATIENCE):
@@ -86,17 +85,17 @@ async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] 
 
 
 async def _require_ranges(client: S3Client, prefix: str, page: ListPage) -> None:
-    """Read the end of a small object; raises `StoreError` if the server gives all of it, or another part."""
+    """Read the end of a small object; raises `StoreError` if the server returns all of it, or another part."""
     found = _smallest(page) or _smallest(await client.list_page(prefix, delimiter="", limit=_FEW))
     try:
         if found is not None:
             await client.get(found, Range(-1, 1))
-    except (AccessDeniedError, ConflictError, NotFoundError):  # which is said when it is wanted
+    except (AccessDeniedError, ConflictError, NotFoundError):  # which is reported when it is wanted
         return
 
 
 def _smallest(page: ListPage) -> str | None:
-    """Return the key of the smallest object of two bytes or more, of which a part is not the whole."""
+    """Return the key of the smallest object of two bytes or more, so that a part differs from the whole."""
     return min(((stat.size, key) for key, stat in page.objects if stat.size > 1), default=(0, None))[1]
 
 
@@ -111,7 +110,7 @@ async def _what_is_there(client: S3Client, location: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Which requests are refused if their condition does not hold."""
+    """Which kinds of conditional requests are refused if their condition does not hold."""
 
     put: bool
     copy: bool
@@ -124,7 +123,7 @@ class Conditions:
         return self.put and self.copy and self.complete
 
     def missing(self, url: str) -> str:
-        """Return the line that says, of the source at *url*, what is not honoured, and the way out."""
+        """Return what is not honoured for the source at *url*, with the way out."""
         names = {"PUT": self.put, "part copy": self.copy, "complete": self.complete, "DELETE": self.delete}
         ignored = ", ".join(name for name, honoured in names.items() if not honoured)
         return (
@@ -134,9 +133,9 @@ class Conditions:
 
 
 async def probe(client: S3Client, location: Location) -> Conditions:
-    """Find out what conditions hold at *location*, with an object of its own that is gone afterwards.
+    """Find out which conditions are honoured at *location*, with an object of its own that is removed afterwards.
 
-    Raises `SourceError` if that fails, as it does where nothing can be written.
+    Raises `SourceError` if that fails, for example because nothing can be written.
     """
     key = location.object_key(f".shardfs-probe-{secrets.token_hex(8)}")
     try:
@@ -153,7 +152,7 @@ async def probe(client: S3Client, location: Location) -> Conditions:
                 await client.give_up(key, upload)
             try:
                 delete = await _is_refused(lambda: client.delete(key, condition=_OTHER))
-            except AccessDeniedError:  # whoever may only add and change objects can do with that
+            except AccessDeniedError:  # enough for users who may only add and change objects
                 delete = False
         finally:
             with trio.CancelScope(shield=True):
@@ -164,7 +163,7 @@ async def probe(client: S3Client, location: Location) -> Conditions:
 
 
 async def _make(client: S3Client, key: str) -> bool:
-    """Store the object on the condition that there is none; return whether that can be said."""
+    """Store the object on the condition that there is none; return whether the server supports that."""
     try:
         await client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)
     except UnsupportedError:

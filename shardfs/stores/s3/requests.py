@@ -1,4 +1,4 @@
-"""Where an S3 source is; what is asked of S3 and what it answers, as values, and the counts of it."""
+"""Where an S3 source is, requests to S3 and its answers as values, and counts of them."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from shardfs.errors import SourceError, printable
 from shardfs.stores.base import Address
 
 DOCUMENT: Final = "zarr.json"
-"""The object that says that there is an array or a group, where nothing can be listed."""
+"""The object that shows that there is an array or a group, if nothing can be listed."""
 
 _SCHEME: Final = "s3://"
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -21,7 +21,7 @@ _MAX_PREFIX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How to reach S3; what is None comes from the environment and the AWS configuration files, as boto3 finds it."""
+    """How to reach S3; None is taken from the environment and the AWS configuration files, as boto3 does."""
 
     profile: str | None = None
     region: str | None = None
@@ -40,15 +40,15 @@ class Location:
 
     @classmethod
     def parse(cls, url: str) -> "Location":
-        """Return what an `s3://` URL names; raises `SourceError`.
+        """Return the location in an `s3://` URL; raises `SourceError`.
 
-        Names are taken as they are: a `%20`, a `?` or a `#` is a part of the key.  Slashes at the end mean nothing.
+        Names are taken literally: `%20`, `?` or `#` is part of the key. Slashes at the end are ignored.
         """
         if not url.startswith(_SCHEME):
             raise SourceError(f"{url} is not an s3:// URL")
         bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
         if "@" in bucket:
-            # It is not quoted: what stands before the @ may be a secret.
+            # It is not repeated: what precedes the @ may be a secret.
             raise SourceError("an s3:// URL has no credentials in it; use the environment, or --profile")
         if not _BUCKET.fullmatch(bucket):
             raise SourceError(f"{url} names no bucket; write for example s3://bucket/path/data.zarr")
@@ -69,7 +69,7 @@ class Location:
         return self.url_of("")
 
     def address(self, endpoint_url: str) -> Address:
-        """Return what names the source for good; the servers of AWS all have the same buckets."""
+        """Return the permanent name of the source; all servers of AWS have the same buckets."""
         is_aws = (urlsplit(endpoint_url).hostname or "").endswith(".amazonaws.com")
         return Address(self.url, "" if is_aws else endpoint_url.rstrip("/"))
 
@@ -79,13 +79,13 @@ class Location:
         return f"s3://{self.bucket}/{full}" if full else f"s3://{self.bucket}"
 
     def object_key(self, key: str) -> str:
-        """Return the full object key of a key of the store; of the source itself, with its slash."""
+        """Return the full object key of a key of the store; for the source itself, with its slash."""
         if not key:
             return f"{self.prefix}/" if self.prefix else ""
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def directory_prefix(self, key: str) -> str:
-        """Return what the object keys below a directory of the store begin with."""
+        """Return the prefix of the object keys below a directory of the store."""
         full = self.object_key(key)
         return full if not full or full.endswith("/") else full + "/"
 
@@ -107,10 +107,10 @@ _BUCKET_KEY: Final = "BucketKeyEnabled"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, as it is counted and named in messages; *key* is "" if it concerns the bucket.
+    """A request, as it is counted and named in messages; *key* is "" if it is about the bucket.
 
-    *is_conditional*: it fails if the object is not as expected.  Not *is_repeatable*: it must not be sent again once it
-    may have been carried out.
+    *is_conditional*: it fails if the object is not as expected. Unless it *is_repeatable*, it must not be sent again
+    once it may have been carried out.
     """
 
     operation: str
@@ -124,12 +124,12 @@ class Request:
         """What the request is about, printable and short."""
         if not self.key:
             return f"the bucket {self.bucket}"
-        key = self.key if len(self.key) <= _SHOWN else f"…{self.key[-_SHOWN:]}"  # the end of a key tells most
+        key = self.key if len(self.key) <= _SHOWN else f"…{self.key[-_SHOWN:]}"  # the end of a key says most
         return printable(f"s3://{self.bucket}/{key}")
 
 
 class ObjectStat(NamedTuple):
-    """One version of an object; *etag* is in the quotes of S3."""
+    """One version of an object; *etag* includes the quotes of S3."""
 
     size: int
     etag: str
@@ -153,7 +153,7 @@ class Properties:
         headers = {name: str(reply[name]) for name in _HEADERS if reply.get(name)}
         if reply.get(_BUCKET_KEY):
             headers[_BUCKET_KEY] = "true"
-        if "Expires" in reply:  # else it is no date, and could not be sent
+        if "Expires" in reply:  # else it is no date, and cannot be sent
             headers["Expires"] = str(reply["ExpiresString"])
         return cls(headers, dict(reply.get("Metadata", {})))
 
@@ -166,19 +166,19 @@ class Properties:
 
 
 class Range(NamedTuple):
-    """*nbytes* bytes from *offset*; a negative offset counts from the end, and then they are that many."""
+    """*nbytes* bytes from *offset*; a negative offset counts from the end, and *nbytes* is its size."""
 
     offset: int
     nbytes: int
 
     def within(self, size: int) -> "Range":
-        """Return the part of the range that an object of *size* bytes has, counted from the start."""
+        """Return the part of the range within an object of *size* bytes, counted from the start."""
         offset = max(0, size + self.offset) if self.offset < 0 else min(self.offset, size)
         return Range(offset, min(self.nbytes, size - offset))
 
 
 class Fetched(NamedTuple):
-    """Bytes of the version *stat* of an object, from *offset* on; with *properties* if they were asked for."""
+    """Bytes of the version *stat* of an object, from *offset* on; with *properties* if they were requested."""
 
     stat: ObjectStat
     offset: int
@@ -210,9 +210,9 @@ class Condition:
 
 @dataclass(slots=True)
 class Counts:
-    """Running counts; *requests* by S3 operation ("GetObject", ...), each attempt counted.
+    """Running counts; *requests* by S3 operation ("GetObject", ...), counting each attempt.
 
-    *conflicts* are conditions that did not hold, *retries* the attempts beyond each first.
+    *conflicts* are conditions that did not hold, *retries* the attempts after the first ones.
     """
 
     requests: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,6 @@
 """The two client libraries, set up alike: obstore, which reads fast, and boto3, which can do everything else.
 
-Credentials, region, endpoint and timeouts are found here.  Each call sends one request, once.
+Credentials, region, endpoint and timeouts are determined here. Each call sends one request, once.
 """
 
 import os
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_REGION: Final = "us-east-1"
 _CREDENTIALS_LAST: Final = timedelta(minutes=9)
-"""For how long obstore keeps what it was given: botocore renews credentials with at least 10 minutes left."""
+"""How long obstore uses the same credentials: botocore renews them at least 10 minutes before they expire."""
 
 _RENEWAL_SECONDS: Final = 10.0
 _RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials have expired; looking for new ones")
@@ -59,7 +59,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _IP_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
 
 _WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
-"""Operations for which the server moves bytes by itself, while it says nothing."""
+"""Operations for which the server moves bytes by itself, without sending anything meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Timeouts:
 
 @dataclass(slots=True)
 class _Libraries:
-    """Both, with credentials that were found at one time."""
+    """Both libraries, with the same credentials."""
 
     session: boto3.session.Session
     credentials: Credentials | None
@@ -86,11 +86,11 @@ class _Libraries:
 class Session:
     """Both libraries for one bucket; safe to use from several threads.
 
-    *endpoint_url* and *region* are the ones that are used, whoever named them.
+    *endpoint_url* and *region* are those in use, wherever they come from.
     """
 
     def __init__(self, bucket: str, options: S3Options, timeouts: Timeouts) -> None:
-        """Raise `SourceError` for a profile, credentials or an endpoint that are missing or make no sense."""
+        """Raise `SourceError` for a profile, credentials or an endpoint that are missing or invalid."""
         self._bucket = bucket
         self._options = options
         self._timeouts = timeouts
@@ -104,7 +104,7 @@ class Session:
         self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url, self._is_virtual)
 
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
-        """Send a request of boto3 for the bucket, once, and return the reply; raises `FailedRequest`."""
+        """Send a request of boto3 for the bucket, once; return the reply. Raises `FailedRequest`."""
         if self._options.request_payer and operation != "HeadBucket":
             arguments["RequestPayer"] = "requester"
         with self._sending() as libraries:
@@ -113,8 +113,8 @@ class Session:
         return reply
 
     def get(self, key: str, part: Range | None, etag: str | None, *, with_properties: bool) -> Fetched:
-        """Get an object, or a range of it, once; raises `FailedRequest`, also for another range or ETag."""
-        if with_properties or not _is_plain(key):  # obstore does not give all properties
+        """Get an object or a range of it, once; raises `FailedRequest`, also if range or ETag differ."""
+        if with_properties or not _is_plain(key):  # obstore does not return all properties
             fetched = self._get_by_boto3(key, part, etag)
         else:
             fetched = self._get_by_obstore(key, part, etag)
@@ -135,9 +135,9 @@ class Session:
         if etag is not None:
             options["if_match"] = etag
         with self._sending() as libraries:
-            if libraries.credentials is not None:  # what goes wrong is clearer here than through obstore
+            if libraries.credentials is not None:  # errors are clearer here than through obstore
                 libraries.credentials.get_frozen_credentials()
-            with self._lock:  # made when it is first needed: one that came through a fork would hang
+            with self._lock:  # created on first use: after a fork it would hang
                 store = libraries.store = libraries.store or self._make_store(libraries.session)
             result = obstore.get(store, key, options=options)
             data = memoryview(result.bytes())
@@ -176,7 +176,7 @@ class Session:
     def _renew(self, used: "_Libraries") -> bool:
         """Replace *used*, whose credentials have expired: another program may have renewed them on disk.
 
-        Returns whether there are others now; not more often than every few seconds, for they may have expired too.
+        Returns whether there are others now; tried only every few seconds, because the new ones may have expired too.
         """
         with self._lock:
             if self._libraries is used and time.monotonic() >= self._renewed + _RENEWAL_SECONDS:
@@ -203,7 +203,7 @@ class Session:
         anonymous = self._options.anonymous
         return ObjectStore(
             self._bucket,
-            # All that the environment could set otherwise is given.
+            # Everything that the environment could set is given explicitly.
             endpoint=_with_bucket(self.endpoint_url, self._bucket) if self._is_virtual else self.endpoint_url,
             region=self.region,
             skip_signature=anonymous,
@@ -233,7 +233,7 @@ class Session:
             raise SourceError(f"{self.region!r} is not a valid name of an AWS region") from None
         except ValueError:
             raise SourceError(_NO_ENDPOINT) from None
-        # A client follows a bucket to its region by itself otherwise, as obstore does not.
+        # Otherwise boto3 follows a bucket to its region by itself, which obstore does not.
         client.meta.events.register("before-parameter-build.s3", _stay_in_region)
         return client
 
@@ -250,19 +250,19 @@ def etag_of(reply: Mapping[str, Any]) -> str:
 
 
 def _quoted(etag: str | None) -> str:
-    """Return an ETag in the quotes that some servers leave out."""
+    """Return an ETag with the quotes that some servers omit."""
     if not etag:
         raise StoreError("the server gives no ETag, by which versions of an object are told apart")
     return etag if etag.endswith('"') else f'"{etag}"'
 
 
 def _ns(time: datetime) -> int:
-    """Return a time in ns, in whole seconds: listings have parts of seconds, HTTP headers have not."""
+    """Return a time in ns, in whole seconds: listings have fractions of seconds, HTTP headers do not."""
     return int(time.timestamp()) * 10**9
 
 
 def _is_plain(key: str) -> bool:
-    """Whether obstore names exactly this key: it refuses some, and drops slashes at both ends."""
+    """Whether obstore uses exactly this key: it rejects some, and strips slashes at both ends."""
     return _CONTROL.search(key) is None and not any(part in ("", ".", "..") for part in key.split("/"))
 
 
@@ -271,9 +271,10 @@ def _stay_in_region(context: dict[str, Any], **_: object) -> None:
 
 
 def _checked(endpoint_url: str, is_virtual: bool) -> str:
-    """Return *endpoint_url*, wherever it is from, if it names a server; it is not quoted, for it may hold a secret.
+    """Return *endpoint_url*, wherever it comes from, if it names a server.
 
-    If it *is_virtual*, a bucket must fit before the name.
+    It is not repeated in messages, because it may contain a secret. If it *is_virtual*, a bucket must fit in front of
+    the name.
     """
     parts = urlsplit(endpoint_url)
     if "@" in parts.netloc:
@@ -303,7 +304,7 @@ def _session(options: S3Options) -> boto3.session.Session:
 
 
 def _is_virtual(session: boto3.session.Session) -> bool:
-    """Whether the profile wants the bucket in the name of the server: `s3 = addressing_style = virtual`."""
+    """Whether the profile wants the bucket in the host name: `s3 = addressing_style = virtual`."""
     settings = session._session.get_scoped_config().get("s3")
     style = settings.get("addressing_style") if isinstance(settings, dict) else None
     if style not in (None, "auto", "path", "virtual"):
@@ -312,13 +313,13 @@ def _is_virtual(session: boto3.session.Session) -> bool:
 
 
 def _with_bucket(endpoint_url: str, bucket: str) -> str:
-    """Return the URL of a server with the bucket in its name."""
+    """Return the URL of a server with the bucket in its host name."""
     parts = urlsplit(endpoint_url)
     return parts._replace(netloc=f"{bucket}.{parts.netloc}").geturl()
 
 
 def _certificates(session: boto3.session.Session) -> bytes | None:
-    """Return the certificates that boto3 trusts, if they are not its own."""
+    """Return the certificates that boto3 is told to trust, None for its own."""
     path = session._session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     if not path:
         return None

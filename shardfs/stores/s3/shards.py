@@ -1,10 +1,10 @@
 """One change of one object, on the condition that nobody else was faster.
 
-Small objects are put as a whole.  Of others S3 copies what is kept, in a multipart upload that becomes the object when
-it is complete; if it fails, it is aborted, and the object is what it was.
+Small objects are put as a whole. For others, S3 copies what is kept, in a multipart upload that becomes the object when
+it is complete; if it fails, it is aborted, and the object is as it was.
 
-Each change appends a *commit id* to a list in the object's user metadata.  After a reply that was lost, who finds it
-there knows that the change was made, even if another host has changed the object since.
+Each change appends a *commit id* to a list in the object's user metadata. If a reply is lost, the id tells that the
+change was made, even if another host has changed the object since.
 """
 
 import re
@@ -38,11 +38,11 @@ from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
 
 COMMIT_IDS: Final = "shardfs-transactions"
-"""The name in an object's user metadata of the ids of the changes that made it, the latest last."""
+"""The name, in an object's user metadata, of the ids of the changes that made it, the latest last."""
 
 _MAX_IDS: Final = 16
 _MAX_METADATA: Final = 2048
-"""How many bytes of user metadata S3 takes, names and values together."""
+"""How many bytes of user metadata S3 accepts, names and values together."""
 
 _ID: Final = re.compile(r"[0-9a-f]{16}")
 _BACKOFF: Final = Backoff(attempts=4, first=0.2)
@@ -59,7 +59,7 @@ def commit_ids(properties: Properties) -> Sequence[str]:
 
 
 def with_commit_id(properties: Properties, commit_id: str) -> Properties:
-    """Return *properties* with *commit_id* added, and as many of the former ones as there is room for."""
+    """Return *properties* with *commit_id* added, and as many of the earlier ones as there is room for."""
     others = {name: value for name, value in properties.metadata.items() if name != COMMIT_IDS}
     used = sum(len(name.encode()) + len(value.encode()) for name, value in others.items())
     room = (_MAX_METADATA - used - len(COMMIT_IDS) + 1) // (len(commit_id) + 1)
@@ -77,7 +77,7 @@ _Found = tuple[ObjectStat, Properties] | None
 class Writing:
     """What all changes of a source share.
 
-    *scratch* is a directory of this machine for old bytes that are on their way into a new version.
+    *scratch* is a local directory for old bytes on their way into a new version.
     """
 
     objects: Objects
@@ -87,7 +87,7 @@ class Writing:
 
 
 class _New(NamedTuple):
-    """A new version: the *parts* that it is made of, the *kept_nbytes* old bytes that it begins with."""
+    """A new version: its *parts*, and how many old bytes it begins with (*kept_nbytes*)."""
 
     parts: Sequence[Part]
     nbytes: int
@@ -97,9 +97,9 @@ class _New(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class S3Edit:
-    """A change of the object *key*, which is found as *snapshot*: nobody is kept from changing it meanwhile.
+    """A change of the object *key*, found as *snapshot*; nobody is kept from changing it meanwhile.
 
-    If it fails for another reason than a conflict, its *commit_id* tells later whether it was made.
+    If it fails for a reason other than a conflict, its *commit_id* tells later whether it was made.
     """
 
     writing: Writing
@@ -111,10 +111,10 @@ class S3Edit:
     commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
 
     async def splice(self, splice: Splice, properties: Properties | None = None) -> Stat:
-        """Store the new version: as a whole if nothing of it can be copied, else in parts.
+        """Store the new version: as a whole if nothing can be copied, else in parts.
 
-        It has *properties*, or if that is None those of the old one.
-        The state that is returned is not the present one if another host has changed the object again meanwhile.
+        It gets *properties*, or with None those of the old version. If another host has changed the object again
+        meanwhile, the returned state is not the present one.
         """
         with self._begun():
             parts = plan_parts(splice, self.snapshot.size if self.snapshot is not None else 0)
@@ -127,7 +127,7 @@ class S3Edit:
                     return await self._upload(new, self.snapshot, self._object_key)
 
     async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
-        """Make the object what *source* is, a version of *source_key*, which S3 copies."""
+        """Make the object a copy of *source*, a version of *source_key*; S3 copies it."""
         with self._begun():
             properties = await self._objects.heads.properties(source_key, source.object.etag)
             starts = range(0, source.size, S3_LIMITS.max_part)
@@ -137,11 +137,11 @@ class S3Edit:
 
     @property
     def can_delete(self) -> bool:
-        """Whether a change of another host cannot be lost by a delete."""
+        """Whether deleting it cannot lose a change by another host."""
         return self.writing.conditions.delete or self.writing.single_writer
 
     async def delete(self) -> None:
-        """Remove the object; `UnsupportedError` where another host's change of it might be lost by that."""
+        """Remove the object; raises `UnsupportedError` if that could lose a change by another host."""
         with self._begun():
             if self.snapshot is None:
                 raise NotFoundError(f"{self._url} does not exist")
@@ -178,7 +178,7 @@ class S3Edit:
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Make the change; what is known of the key is forgotten if it fails."""
+        """Make the change; if it fails, forget what is known about the key."""
         try:
             yield
         except ShardfsError:
@@ -206,7 +206,7 @@ class S3Edit:
             return await self._make(new, attempt)
 
     async def _upload(self, new: _New, source: S3Snapshot | None, source_key: str) -> Stat:
-        """Make the new version of parts, of which S3 copies some from *source*."""
+        """Make the new version from parts, some of which S3 copies from *source*."""
         upload_id = await self._client.create_upload(self._object_key, new.properties)
         try:
             etags = await self._make_parts(upload_id, new.parts, source, source_key)
@@ -221,7 +221,7 @@ class S3Edit:
             raise
 
     async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
-        """Make the new version by *attempt*, which returns its ETag, and tell the readers."""
+        """Make the new version by *attempt*, which returns its ETag, and inform the readers."""
         with self._objects.changing(self.key):
             reply = await self._once(
                 attempt, lambda found: found is not None and self.commit_id in commit_ids(found[1])
@@ -231,7 +231,7 @@ class S3Edit:
                 made = ObjectStat(new.nbytes, reply, time.time_ns())
             elif reply is not None and commit_ids(reply[1])[-1] == self.commit_id:
                 made = reply[0]
-            else:  # another change has followed already
+            else:  # another change has already followed
                 self._objects.heads.forget(self.key)
                 return file_stat(self.key, ObjectStat(new.nbytes, self.commit_id, time.time_ns()))
             old = self.snapshot.object if self.snapshot is not None else None
@@ -239,11 +239,11 @@ class S3Edit:
             return file_stat(self.key, made)
 
     async def _once(self, attempt: Callable[[], Awaitable[T]], is_made: Callable[[_Found], bool]) -> T | _Found:
-        """Make a conditional change, once: *attempt* sends it; returns what that returns.
+        """Make a conditional change, once, by *attempt*; returns its result.
 
-        Where no reply came, *is_made* tells from what is found then whether it was made.  If it was, that is returned;
-        if not, it is sent again.  Raises `ConflictError` if another change was first, and `StoreError` if it cannot be
-        told whether the change was made.
+        If there is no reply, *is_made* decides by what is found then. If it was made, the result of *is_made* is
+        returned; if not, the request is sent again. Raises `ConflictError` if another change was first, and
+        `StoreError` if it is unknown whether the change was made.
         """
         for count in range(_BACKOFF.attempts):
             if count:
@@ -256,7 +256,7 @@ class S3Edit:
             except ConflictError as error:
                 if not count:
                     raise
-                reason = refusal = error  # maybe by what an earlier attempt did
+                reason = refusal = error  # perhaps because of an earlier attempt
             try:
                 found: _Found = await self._client.head(self._object_key)
             except NotFoundError:
@@ -274,7 +274,7 @@ class S3Edit:
     async def _make_parts(
         self, upload_id: str, parts: Sequence[Part], source: S3Snapshot | None, source_key: str
     ) -> Sequence[str]:
-        """Make the parts, several at a time, and return their ETags; the first that fails ends all."""
+        """Make the parts, several at a time; return their ETags. The first failure ends all."""
         etags = [""] * len(parts)
         condition = Condition(source.object.etag) if source is not None and self.writing.conditions.copy else None
 
@@ -299,13 +299,13 @@ class S3Edit:
 
     @asynccontextmanager
     async def _body(self, part: Sent) -> AsyncIterator[Content]:
-        """Have what is sent for *part*, with the old bytes in it.
+        """Provide the body of *part*, including the old bytes in it.
 
-        These are fetched before the request begins: that the version is gone is then known before anything is sent, and
-        a body that has to be sent again costs nothing more.  Many of them are held in an unnamed file.
+        These are fetched before the request begins: so it is known early if the version is gone, and sending a body
+        again costs no more. If they are many, they are held in a nameless file.
         """
         scratch = self.writing.scratch
-        # What could not be written is written once more when the file is closed.
+        # What could not be written is written again when the file is closed.
         with changing(scratch), tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=scratch) as file:
 
             def read_fetched(offset: int, nbytes: int) -> Buffer:
@@ -333,7 +333,7 @@ class S3Edit:
             yield JoinedContent(contents)
 
     async def _condition(self, honoured: bool) -> Condition | None:
-        """Return the condition to send; where it would be ignored, look whether it holds, as well as that can be."""
+        """Return the condition to send; if it would be ignored, check it as well as possible."""
         if honoured:
             return Condition(self._etag)
         try:

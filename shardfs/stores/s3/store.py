@@ -1,8 +1,8 @@
 """An S3 source as a store.
 
-Each name lives in one of three places.  Names that shardfs keeps for itself are in a directory of this machine, the
-*side*.  Files that are open to be written are there too, in their spools (`files`).  All else is objects, each of which
-is replaced on the condition that it is the one that was found, or shown to programs.
+Each name is in one of three places. Names that shardfs reserves are in a local directory, the *side*. Files that are
+open for writing are there too, as spools (`files`). Everything else is objects, each of which is only replaced if it is
+the one that was found, or shown to programs.
 """
 
 import logging
@@ -65,10 +65,10 @@ from shardfs.stores.s3.uploads import NewS3Objects
 log = logging.getLogger(__name__)
 
 TTL: Final = 60.0
-"""For how many seconds what was seen is trusted by default; to look again takes a request."""
+"""Default TTL in seconds; asking again takes a request."""
 
 COPIED_NBYTES: Final = 8 * 2**20
-"""From this size on an object that is renamed is copied by S3, in three requests, and not sent from here, in two."""
+"""From this size on, an object is renamed by an S3 copy, in three requests, instead of being sent again, in two."""
 
 _OWN: Final = ".shardfs"
 _MAX_KEY_NBYTES: Final = 1024
@@ -79,7 +79,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
 
 def _routed(method: _Method) -> _Method:
-    """Have the side do what concerns a name that shardfs keeps for itself."""
+    """Let the side handle what is about a reserved name."""
 
     @wraps(method)
     async def routed(self: "S3Store", key: str, *args: object, **options: object) -> object:
@@ -91,7 +91,7 @@ def _routed(method: _Method) -> _Method:
 
 
 def _changing(method: _Method) -> _Method:
-    """Do the same for what changes something; raises `ReadOnlyError` before `start_writing`."""
+    """Do the same for changes; raises `ReadOnlyError` before `start_writing`."""
     routed = _routed(method)
 
     @wraps(method)
@@ -105,9 +105,9 @@ def _changing(method: _Method) -> _Method:
 class S3Store(NewS3Objects):
     """The objects below *location*; nothing can be changed before `start_writing`.
 
-    A key that is an object and has others below it is a directory.  A directory in which nothing is stored is known to
-    this process only.  Objects have neither modes nor owners nor times that can be set.  S3 has no links and no
-    attributes: what else programs ask for is refused in the way that they know from other file systems.
+    A key that is an object and has keys below it is a directory. A directory without anything stored in it is known to
+    this process only. Objects have no modes, owners or times that can be set, and S3 has no links and no attributes:
+    such requests are refused as other file systems do.
     """
 
     root = None
@@ -147,7 +147,7 @@ class S3Store(NewS3Objects):
         return self.heads.serial
 
     def statistics(self) -> Mapping[str, object]:
-        """Return what was counted, as plain values."""
+        """Return the counts as plain values."""
         return self._counts.as_dict()
 
     def url_of(self, key: str) -> str:
@@ -155,20 +155,20 @@ class S3Store(NewS3Objects):
         return self.location.url_of(key)
 
     async def check(self) -> Sequence[Entry] | None:
-        """Return the names at the top, if they are not very many, and raise as `probe.check` does."""
+        """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
         entries, self.heads.can_list = await check(self._client, self.location)
         return entries
 
     async def capacity(self) -> Capacity:
-        """Return more room than anybody asks for: a bucket has no limit."""
+        """Return more space than anybody asks for: a bucket has no limit."""
         return Capacity(_BLOCK, _PLENTY, _PLENTY, _PLENTY, _PLENTY, _PLENTY, 1024)
 
     def forget(self, key: str) -> None:
-        """Ask again for *key* when it is wanted next; may be called in any thread."""
+        """Ask again for *key* at the next request; may be called in any thread."""
         self.heads.forget(key)
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Note that programs were given the content of an object, or were told that there is none."""
+        """Note that programs were shown the content of an object, or that there is none."""
         if self.files is None or _is_on_side(key) or self.files.here(key) is not None:
             return
         if since is not None or self.heads.shown(key) is None:
@@ -197,7 +197,7 @@ class S3Store(NewS3Objects):
 
     @_routed
     async def is_absent(self, key: str) -> bool:
-        """Whether *key* stands for nothing; False if that cannot be told."""
+        """Whether *key* stands for nothing; False if that is unknown."""
         known = Head(None, True) if self._is_here(key) else self.heads.find(key)
         if known is None:
             try:
@@ -233,7 +233,7 @@ class S3Store(NewS3Objects):
 
     @_routed
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
-        """Return the states of several names in one directory."""
+        """Return the status of several names in one directory."""
         here = {name: await self.stat(join_key(key, name)) for name in names if self._is_here(join_key(key, name))}
         listed = {} if len(here) == len(names) else (await self.heads.list(key)).names
         stats: list[Stat | None] = []
@@ -249,12 +249,12 @@ class S3Store(NewS3Objects):
 
     @_routed
     async def read_link(self, key: str) -> bytes:
-        """Return the target of a symbolic link, which only the side has."""
+        """Return the target of a symbolic link; only the side has any."""
         raise RefusedError(f"{key} is not a symbolic link")
 
     @_routed
     async def attribute(self, key: str, name: bytes) -> bytes:
-        """Return an extended attribute, which only names on the side have."""
+        """Return an extended attribute; only names on the side have any."""
         raise NoAttributeError(f"{key} has no attribute {name!r}")
 
     @_routed
@@ -263,12 +263,12 @@ class S3Store(NewS3Objects):
         return []
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Find out whether it is safe, and say what earlier mounts with the same *directory* have kept."""
+        """Find out whether writing is safe, and log what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
         await side.make_directories(SPOOLS)
         before = self._counts.conflicts
         conditions = await probe(self._client, self.location)
-        self._counts.conflicts = before  # those were provoked
+        self._counts.conflicts = before  # the conflicts of the probe do not count
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
@@ -277,27 +277,27 @@ class S3Store(NewS3Objects):
         self.files.resume()
 
     async def flush(self) -> None:
-        """Store what was written to files that are open; raises `StoreError` if one cannot be stored."""
+        """Store what was written to open files; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
         for spool in self._open_spools():
             try:
                 await self._writable().flush(spool, also_empty=True)
             except ShardfsError as error:
                 failures.append(f"{spool.key} is not stored: {error}")
-                if isinstance(error, UnreachableError):  # nor can the others be
+                if isinstance(error, UnreachableError):  # the others cannot be stored either
                     break
         if failures:
             raise StoreError("; ".join(failures))
 
     @_changing
     async def check_writable(self, key: str) -> None:
-        """Return: what keeps an object from being changed, a request would tell."""
+        """Do nothing: only a request would tell."""
 
     @asynccontextmanager
     async def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AsyncIterator[ShardWriter]:
-        """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
+        """Begin a change of an object, which nobody else is kept from changing; it has no mode and no owner."""
         files = self._writable()
         if _is_on_side(key):
             async with files.side.edit(key, waited=waited, **rights) as edit:
@@ -322,7 +322,7 @@ class S3Store(NewS3Objects):
         expected: Expected | None = None,
         **rights: Unpack[NewRights],
     ) -> Stat:
-        """Store an object at once, with the properties of what it replaces; what is refused is kept."""
+        """Store an object at once, with the properties of the one it replaces; refused content is kept."""
         files = self._writable()
         files.require_room()
         found: Stat | None = None
@@ -354,7 +354,7 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
-        """Open a file that passes through, and make it if there is none; it is stored when it is closed."""
+        """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()
         try:
             status = await self.stat(key)
@@ -372,7 +372,7 @@ class S3Store(NewS3Objects):
 
     @_routed
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
-        """Open a file that passes through; an object that is read keeps its version, or cannot be read any more."""
+        """Open a passthrough file; an object that is read keeps its version, or cannot be read any more."""
         files = self._writable() if writable else self.files
         spool = files.spools.get(key) if files is not None else None
         if spool is None:
@@ -387,7 +387,7 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def unlink(self, key: str) -> None:
-        """Delete an object, and what is written in its place; its directory stays."""
+        """Delete an object, and what is being written to it; its directory stays."""
         files = self._writable()
         async with files.alone(key):
             _require_file(key, await self.stat(key))
@@ -397,7 +397,7 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
-        """Make a directory, which this process alone knows until something is in it."""
+        """Create a directory, known only to this process until something is stored in it."""
         try:
             await self.stat(key)
         except NotFoundError:
@@ -408,7 +408,7 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def rmdir(self, key: str) -> None:
-        """Remove an empty directory, with the object that stands for it, if there is one."""
+        """Remove an empty directory, and the object that stands for it, if there is one."""
         if not key:
             raise RefusedError("the source cannot be removed")
         if (await self.stat(key)).kind is not Kind.DIRECTORY:
@@ -423,7 +423,7 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def make_directories(self, key: str) -> None:
-        """Make the directory *key* and all above it that are missing."""
+        """Create the directory *key* and the missing ones above it."""
         try:
             status = await self.stat(key)
         except NotFoundError:
@@ -435,7 +435,7 @@ class S3Store(NewS3Objects):
                 raise NotADirectoryHereError(f"{key} is not a directory")
 
     async def link(self, key: str, to: str) -> None:
-        """Give a file of the side a second name there; objects have one."""
+        """Give a file on the side a second name there; objects have one."""
         side = self._writable().side
         if not _is_on_side(key) or not _is_on_side(to):
             raise NotPermittedError(f"{to}: objects in S3 have no second name")
@@ -443,12 +443,12 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def symlink(self, key: str, target: bytes) -> None:
-        """Make a symbolic link on the side; objects are none."""
+        """Create a symbolic link on the side; objects cannot be links."""
         raise NotPermittedError(f"{key}: S3 has no symbolic links")
 
     @_changing
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
-        """Set the time of a file that is being written; all else is accepted, and has no effect on objects."""
+        """Set the time of a file that is being written; everything else is accepted and has no effect."""
         spool = self._writable().here(key)
         mtime_ns = changes.get("mtime_ns")
         if spool is not None and mtime_ns is not None:
@@ -467,13 +467,13 @@ class S3Store(NewS3Objects):
 
     @_changing
     async def sync_directory(self, key: str) -> None:
-        """Make names on the side durable; S3 has what it has."""
+        """Make names on the side durable; what S3 accepted is durable."""
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move what *key* stands for to *to*; `CrossDeviceError` for a directory, of which S3 has none.
+        """Move what *key* stands for to *to*; raises `CrossDeviceError` for a directory, which S3 does not have.
 
-        S3 moves nothing.  What a file holds is stored under its new name, in place of what programs were shown of that,
-        and the old one is deleted.  Programs move the files of a directory one by one then.
+        S3 cannot move. The content of a file is stored under its new name, replacing what programs were shown there,
+        and then the old name is deleted. Programs move the files of a directory one by one.
         """
         files = self._writable()
         async with self._renaming:
@@ -498,7 +498,7 @@ class S3Store(NewS3Objects):
                 ) from None
 
     async def _check_target(self, to: str, *, exclusive: bool) -> Stat | None:
-        """Return what *to* stands for; raises what keeps a file from taking that name."""
+        """Return what *to* stands for; raises the error that prevents a file from taking that name."""
         await self._require_directory(to)
         try:
             target = await self.stat(to)
@@ -510,7 +510,7 @@ class S3Store(NewS3Objects):
         return target
 
     async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
-        """Move a file that passes through, or one of the side, to *to* in the bucket, which was *found*."""
+        """Move a passthrough file, or one on the side, to *to* in the bucket, which was *found*."""
         async with files.alone(key), files.alone(to):
             expected = None if exclusive else files.expected(to, found)
             if _is_on_side(key):
@@ -541,7 +541,7 @@ class S3Store(NewS3Objects):
         self._moved_away(key)
 
     async def _move_out(self, files: Files, key: str, to: str, *, exclusive: bool) -> None:
-        """Make a file that passes through one of the side."""
+        """Move a passthrough file to the side."""
         async with files.alone(key):
             spool = files.here(key)
             if spool is not None:
@@ -556,7 +556,7 @@ class S3Store(NewS3Objects):
         self._moved_away(key)
 
     async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:
-        """Delete the version *source* of an object that has another name now, and no other."""
+        """Delete the version *source* of an object that has another name now, and no other version."""
         if source is None:
             return
         edit = files.change(key, source)
@@ -569,7 +569,7 @@ class S3Store(NewS3Objects):
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 
     async def _delete(self, key: str) -> None:
-        """Delete what *key* is in the bucket, if it is anything."""
+        """Delete the object *key*, if there is one."""
         known = self.heads.find(key)
         if known is not None and known.stat is None:
             return
@@ -577,7 +577,7 @@ class S3Store(NewS3Objects):
         self.heads.changed(key, None)
 
     def _moved_away(self, key: str) -> None:
-        """Note that this mount took *key* away; the directory in which it was stays."""
+        """Note that this mount removed *key*; its directory stays."""
         self.heads.note_shown(key, None)
         self.heads.directories.add_with_parents(split(key)[0])
 
@@ -605,13 +605,13 @@ class S3Store(NewS3Objects):
         return key in self.heads.directories
 
     def _writable(self) -> Files:
-        """Return the files; raises `ReadOnlyError` where nothing is changed."""
+        """Return the files; raises `ReadOnlyError` if nothing may be changed."""
         if self.files is None:
             raise ReadOnlyError(f"{self.url} is not open for writing")
         return self.files
 
     def _check_key(self, key: str) -> None:
-        """Raise `NameTooLongError`, or `RefusedError` for what is not UTF-8, if no object can have the name *key*."""
+        """Raise `NameTooLongError`, or `RefusedError` if it is not UTF-8, if *key* cannot be that of an object."""
         try:
             nbytes = len(self.location.object_key(key).encode())
         except UnicodeEncodeError:
@@ -620,7 +620,7 @@ class S3Store(NewS3Objects):
             raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {_MAX_KEY_NBYTES} bytes at most")
 
     async def _require_directory(self, key: str) -> None:
-        """Raise `NotFoundError`, or `NotADirectoryHereError`, if nothing can be made under *key*."""
+        """Raise `NotFoundError` or `NotADirectoryHereError` if nothing can be created under *key*."""
         self._check_key(key)
         parent = split(key)[0]
         if (await self.stat(parent)).kind is not Kind.DIRECTORY:
@@ -628,7 +628,7 @@ class S3Store(NewS3Objects):
 
 
 def _is_on_side(key: str) -> bool:
-    """Whether *key* is of a name that shardfs keeps for itself, which lives on this machine."""
+    """Whether *key* has a reserved name, and so is on this machine."""
     return is_reserved(key.partition("/")[0])
 
 

@@ -1,4 +1,4 @@
-"""New objects that are written from first byte to last, for bulk work: put at once if they are small, else in parts."""
+"""New objects that are written from first byte to last, for bulk work: small ones by one PUT, others in parts."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ _AT_ONCE: Final = 4
 
 
 class NewS3Object:
-    """An object that becomes *key*: what was written is sent in parts of *part_nbytes*, beside what is written next.
+    """An object that becomes *key*: parts of *part_nbytes* are sent while the next ones are written.
 
     With a head, the first part waits for that.
     """
@@ -42,7 +42,7 @@ class NewS3Object:
         self._error: ShardfsError | None = None
 
     async def write(self, data: Sequence[Buffer]) -> None:
-        """Send what makes a part; one after the other waits until there is room for it."""
+        """Append *data*, and send complete parts; waits for room for each."""
         for piece in data:
             view = memoryview(piece).cast("B")
             self._nbytes += view.nbytes
@@ -65,7 +65,7 @@ class NewS3Object:
                 await self._start(1, self._first)
             if self._pending:
                 await self._send()
-            for _ in range(_AT_ONCE):  # nobody else is sending then
+            for _ in range(_AT_ONCE):  # nothing else is being sent then
                 await self._room.acquire()
             if self._error is not None:
                 raise self._error
@@ -75,7 +75,7 @@ class NewS3Object:
         return file_stat(self._key, self.stat)
 
     async def abort(self) -> None:
-        """Give the upload up, if one was begun and is not complete."""
+        """Abort the upload, if one was begun and is not complete."""
         if self._upload_id is not None:
             await self._client.give_up(self._key, self._upload_id)
 
@@ -101,14 +101,14 @@ class NewS3Object:
         try:
             body = MemoryContent(memoryview(part))
             self._etags[number - 1] = await self._client.upload_part(self._key, self._upload_id, number, body)
-        except ShardfsError as error:  # it is raised where the next part is, in the task that writes
+        except ShardfsError as error:  # it is raised in the task that writes, at the next part
             self._error = error
         finally:
             self._room.release()
 
 
 class NewS3Objects:
-    """What a store does for bulk work: no condition is made, and nothing is remembered of uploads."""
+    """The part of a store for bulk work: no conditions, and no memory of uploads."""
 
     location: Location
     heads: Heads
@@ -116,7 +116,7 @@ class NewS3Objects:
 
     @asynccontextmanager
     async def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AsyncIterator[NewS3Object]:
-        """Begin an object that becomes *key*; what was sent of it is given up unless it is finished in the block."""
+        """Begin an object that becomes *key*; unless it is finished in the block, it is aborted."""
         full = self.location.object_key(key)
         part_nbytes = max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts), head_nbytes)
         new: NewS3Object | None = None
@@ -126,7 +126,7 @@ class NewS3Objects:
                 new = NewS3Object(self._client, full, part_nbytes, head_nbytes, nursery)
                 try:
                     yield new
-                except Exception as raised:  # which the nursery would wrap
+                except Exception as raised:  # else the nursery would wrap it
                     error = raised
                     nursery.cancel_scope.cancel()
         finally:
@@ -138,18 +138,18 @@ class NewS3Objects:
             raise error
 
     async def discard(self, key: str) -> None:
-        """Remove an object; there may be none."""
+        """Remove an object, if there is one."""
         await self._client.delete(self.location.object_key(key))
         self.heads.changed(key, None)
 
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
-        """Give up all uploads of *keys*."""
+        """Abort all uploads of *keys*."""
         for key in map(self.location.object_key, keys):
             for upload in await self._client.list_uploads(key):
                 await self._client.abort_upload(key, upload.upload_id)
 
     async def settle(self) -> None:
-        """Return: S3 has what it has."""
+        """Do nothing: what S3 accepted is durable."""
 
 
 def _properties(key: str) -> Properties:
