@@ -1,10 +1,10 @@
 """shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
 
 `shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
-`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them.  `MountOptions` and
+`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them. `MountOptions` and
 `StoreOptions` say how to mount, and how to reach a remote source.
 The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
-`stores`, which do not know each other.  Nothing imports upward; `errors` is for all.
+`stores`, which do not know each other. Nothing imports upward; `errors` is for all.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -40,7 +40,7 @@ def mount(
 ) -> Iterator[Path]:
     """Mount *source* for the length of a `with` block, and yield the mounted directory.
 
-    Without *mountpoint* that is a temporary directory.  The mount is read-only unless *options* say otherwise.  Raises
+    Without *mountpoint* that is a temporary directory. The mount is read-only unless *options* say otherwise. Raises
     the errors of `shardfs.errors`.
     """
     url, root = resolve(os.fspath(source))
@@ -95,10 +95,10 @@ def pack(
     """Pack the chunks of *source* into shards of a Zarr v3 dataset at *destination*, as `shardfs pack` does.
 
     *shards* is the number of chunks per shard along each axis, for arrays with that many axes; for others *shard_size*
-    is the size of shards in bytes, before compression.  An *executor*, such as that of a Dask client, does the work
-    instead of *jobs* local processes.  *progress* is called in this thread with the report so far.
+    is the size of shards in bytes, before compression. An *executor*, such as that of a Dask client, does the work
+    instead of *jobs* local processes. *progress* is called in this thread with the report so far.
 
-    Returns the report, whose `problems` name what is missing from the destination.  Raises the errors of
+    Returns the report, whose `problems` name what is missing from the destination. Raises the errors of
     `shardfs.errors`.
     """
     if index_location not in ("end", "start"):

@@ -1,6 +1,6 @@
 """`shardfs pack` of a whole dataset, beside `cp -r` of the same files, and beside zarr-python and dask, which decode.
 
-The files lie in the page cache; what is written is made durable within the time.  What was packed is compared with what
+The files lie in the page cache; what is written is made durable within the time. What was packed is compared with what
 it was made of.
 """
 

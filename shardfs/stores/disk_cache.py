@@ -1,17 +1,17 @@
 """Ranges of remote objects on the local disk, for this mount, later ones, and several at a time.
 
-Mounts share a directory without speaking to each other.  An entry is a file that appears complete, is never changed,
-and may be gone at any moment; its times tell when it was last used, as well as the file system knows.  Entries lie in
+Mounts share a directory without speaking to each other. An entry is a file that appears complete, is never changed,
+and may be gone at any moment; its times tell when it was last used, as well as the file system knows. Entries lie in
 *drawers*, directories of which a process knows what it saw when it listed them: again after a miss, each second at
 most.
 
-Nothing is made durable: what a power cut left of an entry is found out by its checksums.  A file is, with numbers in
+Nothing is made durable: what a power cut left of an entry is found out by its checksums. A file is, with numbers in
 little endian:
 
     magic 8 | format uint32 | id of the version 32 | offset uint64 | nbytes uint64
     | crc32c uint32 of each block | the bytes
 
-Blocks are 64 KiB, but for the last, so that a small read of a large entry checks only what it touches.  What a file is
+Blocks are 64 KiB, but for the last, so that a small read of a large entry checks only what it touches. What a file is
 called is in hexadecimal, numbers in big endian:
 
     beginning of the id 16 | offset uint64 | nbytes uint64

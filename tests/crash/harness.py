@@ -1,6 +1,6 @@
 """A writing source without FUSE, on a disk that may die: opened, written to, flushed, killed, opened again.
 
-Of all crash tests this is the only module that names what is inside.  What is there afterwards is read natively.
+Of all crash tests this is the only module that names what is inside. What is there afterwards is read natively.
 """
 
 from __future__ import annotations

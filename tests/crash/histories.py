@@ -89,7 +89,7 @@ class Operation:
 class Ledger:
     """Which contents each chunk may have, by seed, None being no chunk; and the same of shapes and attributes.
 
-    `[-1]` is the latest that was published; those before may come back in a power cut.  *started* are of an operation
+    `[-1]` is the latest that was published; those before may come back in a power cut. *started* are of an operation
     that did not return.
     """
 

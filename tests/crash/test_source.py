@@ -1,8 +1,8 @@
 """What is left of a dataset that was being written, wherever the process or the machine stopped.
 
-Every call that changes the disk is one where it stops, those of a recovery too.  After a kill all is there that was
+Every call that changes the disk is one where it stops, those of a recovery too. After a kill all is there that was
 published; after a power cut all that was published before a sync that returned; what came later is there or not, but
-whole.  Everything is in shards then that any reader understands, and nothing is left behind.  The same is promised of
+whole. Everything is in shards then that any reader understands, and nothing is left behind. The same is promised of
 the chunk files of unsharded arrays.
 """
 

@@ -1,6 +1,6 @@
 """A writing mount and a plain directory, driven by the same random operations, do the same.
 
-`tests/support/write_model.py` says where they differ by design.  With `SHARDFS_LONG=1` the run is a long one.
+`tests/support/write_model.py` says where they differ by design. With `SHARDFS_LONG=1` the run is a long one.
 """
 
 import json

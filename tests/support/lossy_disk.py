@@ -1,18 +1,18 @@
 """A disk that fails, that dies, and that shows what a power cut leaves of what was not synced.
 
-A `LossyDisk` works on a real directory and remembers every call.  What a power cut at any call may leave is rebuilt
+A `LossyDisk` works on a real directory and remembers every call. What a power cut at any call may leave is rebuilt
 from them, by this model:
 
 - A file has the content of its last sync; of what was written or truncated since, each page of 4 KiB may be on the disk
   or not, in any of its versions, and the size may be any that the file had meanwhile, or one that a write passed
-  through.  Pages of a larger size that were not written are zeros.
+  through. Pages of a larger size that were not written are zeros.
 - A failed sync leaves the pages that it was to write as uncertain as they were, even if a later sync succeeds: the
   kernel forgets that they are dirty.
 - A change of names (creation, link, rename, removal) is certain once all its directories were synced after it; before,
-  it happened or not, as a whole, whatever happened to others.  The sync of a file says nothing of its name, unless
+  it happened or not, as a whole, whatever happened to others. The sync of a file says nothing of its name, unless
   `sync_keeps_name`.
-- A file has the sticky bit if it was found or made with it.  Other modes, owners, times and extended attributes are not
-  followed; a pipe, and what is like it, becomes an empty file.  Where inodes are kept, a file has the time of its last
+- A file has the sticky bit if it was found or made with it. Other modes, owners, times and extended attributes are not
+  followed; a pipe, and what is like it, becomes an empty file. Where inodes are kept, a file has the time of its last
   content if it has that content.
 """
 
@@ -268,7 +268,7 @@ class LossyDisk(Syscalls):
     def after_kill(self, directory: Path, calls: int, written: int = 0) -> None:
         """Build in *directory*, which does not exist, what is there if the process is killed after so many *calls*.
 
-        Of the next call, if it is a write, the first *written* bytes are written.  The files are the very files of the
+        Of the next call, if it is a write, the first *written* bytes are written. The files are the very files of the
         root, whose contents are lost; it may be done for one number of calls after the other.
         """
         effects = [effect for number, effect in self._effects if number < calls]

@@ -177,7 +177,7 @@ class Mounter:
     ) -> Mount:
         """Mount *source* at the directory *path*, or a new one; returns when the mount answers.
 
-        *env* is added to the daemon's environment.  *state* is its state directory: mounts that share one, as they do
+        *env* is added to the daemon's environment. *state* is its state directory: mounts that share one, as they do
         if none is given, are on the same host, and others may stand for other hosts.
 
         *expect* is for `Mount.expect`. With *bound_by_modes* the daemon may not read what its modes forbid, even if

@@ -1,7 +1,7 @@
 """Processes of shardfs that need not import it: they are forked from one that has, which saves most of their time.
 
-So are the daemons that they start.  They differ from fresh ones in nothing else that a test sees, but their command
-lines; `SHARDFS_LONG` makes all of them fresh.  So are those with variables that are read before shardfs is, and those
+So are the daemons that they start. They differ from fresh ones in nothing else that a test sees, but their command
+lines; `SHARDFS_LONG` makes all of them fresh. So are those with variables that are read before shardfs is, and those
 that other programs start.
 """
 

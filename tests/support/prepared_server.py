@@ -1,8 +1,8 @@
 """A process that has imported shardfs, and forks one that runs it for each command line that it is sent.
 
 It is a script, started by `tests.support.prepared`, with its end of a socket as standard input, and the number of
-another, to which `inside/shardfs` connects.  A message has what subprocess.Popen takes; its descriptors are the three
-standard ones and a pipe for the status.  The answer is the process id, with a pidfd.
+another, to which `inside/shardfs` connects. A message has what subprocess.Popen takes; its descriptors are the three
+standard ones and a pipe for the status. The answer is the process id, with a pidfd.
 """
 
 import atexit

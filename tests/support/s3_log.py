@@ -56,7 +56,7 @@ class Request:
     """A request that came, and what became of it.
 
     *headers* are those of interest, by their names in lower case; *status* is None where no reply was given, and
-    *bytes_in* and *bytes_out* are those of the bodies that came and were sent.  *started* and *finished* are in ns of
+    *bytes_in* and *bytes_out* are those of the bodies that came and were sent. *started* and *finished* are in ns of
     `time.perf_counter_ns`: when all of it was there, and when the reply began or was given up, else None.
     """
 

@@ -47,7 +47,7 @@ _Result = TypeVar("_Result")
 class S3Proxy:
     """A proxy before the server at *target*, an HTTP URL, in a thread of its own for the length of a `with` block.
 
-    *latency* is in seconds, for each request, and may be set at any time.  With *tls* it is one of https.
+    *latency* is in seconds, for each request, and may be set at any time. With *tls* it is one of https.
     """
 
     def __init__(self, target: str, *, port: int = 0, latency: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
@@ -87,7 +87,7 @@ class S3Proxy:
     def fail(self, match: Match, fault: Fault, *, key: str = "", times: int | None = 1, after: int = 0) -> Rule:
         """Let requests meet a fault: the first *times* ones, or all if None, of those *after* so many others.
 
-        Meant are requests that *match*, with *key* in their keys.  A request meets the first fault that is meant for
+        Meant are requests that *match*, with *key* in their keys. A request meets the first fault that is meant for
         it, and every `Ignore` before that.
         """
         rule = Rule(match, fault, key, times, after)

@@ -1,7 +1,7 @@
 """S3 servers for tests: real ones, over HTTP, in processes of their own; their data is in memory.
 
 `ministack` honours the conditions of GET, PUT, DELETE, UploadPartCopy and CompleteMultipartUpload, but takes parts of
-any size.  `moto_server` demands parts of 5 MiB, but ignores the ETags of UploadPartCopy and CompleteMultipartUpload: it
+any size. `moto_server` demands parts of 5 MiB, but ignores the ETags of UploadPartCopy and CompleteMultipartUpload: it
 stands for the endpoints that several hosts must not write to.
 """
 

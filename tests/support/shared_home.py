@@ -1,7 +1,7 @@
 """A directory that hosts share as over NFS without its lock service: none sees the locks of another, or there are none.
 
-Run as a program it passes a directory through at a mount point.  The kernel keeps locks to each such mount, so that two
-of them are two hosts' views of one file server.  It may be slow to find names `slow-to-find…`, and to read
+Run as a program it passes a directory through at a mount point. The kernel keeps locks to each such mount, so that two
+of them are two hosts' views of one file server. It may be slow to find names `slow-to-find…`, and to read
 files `slow-to-read…`.
 """
 

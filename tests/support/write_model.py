@@ -4,13 +4,13 @@ Every operation is done by the operating system in a directory, but for what dif
 
 - What is written to a chunk or a document is published as a whole, when a descriptor is closed or synced, when its
   name is cut, and when it is renamed; who opens it with `O_TRUNC` begins a `Draft`, which those share who open it
-  otherwise; a reader keeps the version that it opened.  A published version is a file of its own, put in place by
+  otherwise; a reader keeps the version that it opened. A published version is a file of its own, put in place by
   rename.
 - A name that is made is taken, and has nothing to read until it is published.
 - Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
   to readers.
 - A chunk or a document has one name only: a link to it is `EPERM`, a link that becomes one is a copy.
-- What becomes a document must be one, or is `EINVAL`; then nothing is changed.  So is what becomes a chunk and has not
+- What becomes a document must be one, or is `EINVAL`; then nothing is changed. So is what becomes a chunk and has not
   the size of one, where chunks are decoded.
 """
 

@@ -1,10 +1,10 @@
 """Records of the write-ahead log, and how they lie in its files.
 
-The log is a directory of *segments*.  The name of a segment is `1`, its number in 8 digits, 9 random digits, and
-`.journal`; numbers only grow.  What it is called tells the *salt* with which all its records begin, so that no payload
+The log is a directory of *segments*. The name of a segment is `1`, its number in 8 digits, 9 random digits, and
+`.journal`; numbers only grow. What it is called tells the *salt* with which all its records begin, so that no payload
 of the user can be taken for records.
 
-A segment begins with 24 bytes, which all versions of the format share.  Integers are little endian.
+A segment begins with 24 bytes, which all versions of the format share. Integers are little endian.
 
     magic 8 | version uint32 | crc32c of the other fields uint32 | 8 bytes, here zero
 
@@ -13,12 +13,12 @@ Records follow, each right behind the other:
     salt 8 | crc32c uint32 | crc32c of the payload uint32 | sequence uint64 | length of the payload uint64
     | length of the meta bytes uint32 | kind uint8 | 3 zero bytes | meta bytes | payload
 
-The first checksum covers everything of the record but itself and the payload.  Sequences ascend through all segments
-and are never used again, not even after a failed append.  Meta bytes are the fields of a record, but for its sequence
+The first checksum covers everything of the record but itself and the payload. Sequences ascend through all segments
+and are never used again, not even after a failed append. Meta bytes are the fields of a record, but for its sequence
 and payload, in the order in which its class has them and as `FIELDS` says.
 
 The payload of a Put is the encoded inner chunk, that of an UndoRecord and of a Checkpoint ranges of sequences, each its
-first and the one behind its last (uint64).  Others have none.
+first and the one behind its last (uint64). Others have none.
 
 What is read is input like any other: paths, keys and numbers may be of another's making.
 """

@@ -1,6 +1,6 @@
 """What a process that a test starts is to find, and what no option and no server can give it.
 
-Variables of the environment say what.  Python imports this when it starts, and `prepared_server` calls `meet`.
+Variables of the environment say what. Python imports this when it starts, and `prepared_server` calls `meet`.
 """
 
 import ctypes
