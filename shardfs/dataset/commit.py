@@ -254,13 +254,16 @@ class GroupCommit:
         first = next((record for record in records if isinstance(record, Put)), None)
         # A journal may come with a dataset, so its contents must not decide whose files we create.
         owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
-        edit = await edits.enter_async_context(self._edit(queue, **owner))
-        queue.locked_since = None
-        if edit.snapshot is None and first is None:
-            await self._forget(queue, records)
-            return None
-        contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
-        return await self._plan(queue, contents, records, edit)
+        async with AsyncExitStack() as own:
+            edit = await own.enter_async_context(self._edit(queue, **owner))
+            queue.locked_since = None
+            if edit.snapshot is not None or first is not None:
+                contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
+                commit = await self._plan(queue, contents, records, edit)
+                await edits.enter_async_context(own.pop_all())
+                return commit
+        await self._forget(queue, records)  # without the lock: no record would tell who left it
+        return None
 
     async def _fitting(self, queue: ShardQueue) -> Sequence[Change]:
         """Return the changes of a shard that still fit their array; the others go into the conflict log."""

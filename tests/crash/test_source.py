@@ -22,7 +22,13 @@ op = Operation
 SHORT = {
     "append": [op("put", "{}", (1,), 10), op("sync"), op("put", "{}", (2, 5), 20), op("commit")],
     "overwrite a whole shard": [op("put", "{}", (0, 1, 2, 3), 10), op("commit")],
-    "erase all of a shard": [op("erase", "{}", (0, 1, 2)), op("commit"), op("put", "{}", (1,), 10), op("commit")],
+    "erase all of a shard": [
+        op("put", "{}", (5,), 20),
+        op("erase", "{}", (0, 1, 2, 5)),
+        op("commit"),
+        op("put", "{}", (1,), 10),
+        op("commit"),
+    ],
     "replace what is pending": [
         op("put", "{}", (1,), 10),
         op("sync"),
