@@ -79,6 +79,23 @@ def test_an_old_version_does_not_come_back_when_the_newer_one_is_gone(template: 
     cut_often(crashes_of("old and new apart", template, tmp_path), COMMIT)
 
 
+def test_a_recovery_forgets_what_was_replaced_only_when_what_replaced_it_is_durable(
+    template: Path, tmp_path: Path
+) -> None:
+    crashes = Crashes(tmp_path, template, [put(0, seed=10), SYNC, put(0, seed=20)], random.Random(0))
+    written = crashes.whole()[1].past[-1][0]
+    stop, is_killed = 0, True
+    while is_killed:
+        root, machine, book = crashes.begin()
+        assert crashes.live(root, machine, book, written)
+        is_killed = crashes.recover(root, machine, stop)
+        for seed in range(8):
+            after = crashes.after()
+            machine.after_power_cut(after, random.Random(seed).randrange, len(machine.calls) - is_killed)
+            crashes.check(after, book, power_cut=True)
+        stop += 1
+
+
 def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG else 1) -> None:
     """Cut the power in many ways at every call from the first operation *since* on."""
     machine, book = crashes.whole()

@@ -331,6 +331,17 @@ async def test_of_an_index_without_checksum_only_one_of_another_program_is_left_
     assert await stored(arrays, "unchecked", range(4)) == expected
 
 
+@in_leaps
+async def test_a_shard_that_is_larger_than_the_commit_would_have_made_it_is_not_cut(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await tear(arrays, "end", monkeypatch, lambda _: bytes(10**6))
+    process = await Process.start(arrays, QuickDisk())
+    assert (arrays / "end/c/0").read_bytes() == before + bytes(10**6)
+    assert process.writing.conflicts.live == 1, "the change that was to be committed is kept"
+    await process.finish()
+
+
 @pytest.mark.parametrize("path", ["end", "start", "unchecked"])
 @in_leaps
 async def test_a_complete_commit_is_known_though_its_records_were_not_released(

@@ -301,6 +301,19 @@ def test_a_failed_write_fails_one_append_and_no_more(
     assert contents.damage == []
 
 
+def test_the_number_of_an_append_that_failed_after_it_was_written_is_not_used_again(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    disk.faults[len(disk.calls) + 2] = full(10_000, errno.EIO)  # behind the creation of a segment and its header
+    disk.faults[len(disk.calls) + 3] = full(number=errno.EIO)  # and it cannot be cut off
+    with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
+        put(log, b"failed")
+    records = [put(log, b"second"), put(log, b"third")]
+    contents = contents_of(tmp_path)
+    assert [plain(record) for record in contents.records][-2:] == [plain(record) for record in records]
+    assert contents.damage == []
+
+
 def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:
     log = opened(tmp_path)
     record = put(log)

@@ -127,3 +127,18 @@ def test_a_shard_that_is_rewritten_is_read_as_it_is_by_who_opens_next_or_has_not
         assert bytes(await (await open_file(fs, "a.npy")).read(0, 1000)) == expected
 
     main()
+
+
+@in_trio
+async def test_a_chunk_that_is_not_cached_any_more_is_read_anew_from_a_shard_that_was_rewritten(tmp_path: Path) -> None:
+    document = array((4, 6, 1), (4, 3, 1), sharding((2, 3, 1), LITTLE, GZIP))
+    old = np.arange(24, dtype="<i4").reshape(4, 6, 1)
+    store(tmp_path / "a", document, old)
+    store(tmp_path / "nine", document, np.full((4, 6, 1), 9, "<i4"))
+    _, fs = await open_npy(tmp_path, max_nbytes=0)
+    handle = await open_file(fs, "a.npy")
+    assert bytes(await handle.read(0, 1000)) == saved(old)
+    shutil.copyfile(tmp_path / "nine/c/0/1/0", tmp_path / "a/c/0/1/0")
+    found = np.load(io.BytesIO(bytes(await handle.read(0, 1000))))
+    assert (found[:, :3] == old[:, :3]).all()
+    assert (found[:2, 3:] == 9).all()

@@ -81,6 +81,15 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
     assert content_of(root.parent / "cut" / key) == b"new"
 
 
+@in_trio
+async def test_a_large_new_object_is_durable_before_it_has_its_name(root: Path) -> None:
+    disk = LossyDisk(root)
+    async with LocalStore(str(root), disk).new_object("new", 8 * 2**20) as new:
+        await new.write([bytes(8 * 2**20)])
+        await new.finish()
+    assert disk.names[-3:] == ["sync", "rename", "sync_directory"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 @in_trio
 async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, root: Path) -> None:
