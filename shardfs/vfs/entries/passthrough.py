@@ -181,6 +181,7 @@ class Passthrough(Entry):
             await store.unlink(copy)
             raise
         self.fs.inodes.removed(self.path)
+        self.fs.let_go(self.path)
 
     async def remove(self) -> None:
         """Remove the name."""
