@@ -179,9 +179,10 @@ class WriteBuffer:
     *base* is the version to be changed, as long as nothing was written; None if the buffer begins empty. *is_new*: the
     file was created, and never published; its first version gets the number *ino*. *is_exclusive*: it is published only
     if nothing else was meanwhile. *is_detached*: the name stands for another file now, and nothing is published any
-    more. *is_cut*: it began empty, and is published as it was written, never on top of what others wrote. *version* is
-    the number of the version that was published last. *mtime_ns* is the time of that version, or the time for the next
-    one, None being the time when it is published.
+    more. *is_cut*: it began empty, and is published as it was written, never on top of what others wrote; once others
+    have published, it *is_superseded*, and who opens the file does not share it. *version* is the number of the version
+    that was published last. *mtime_ns* is the time of that version, or the time for the next one, None being the time
+    when it is published.
     """
 
     buffers: "WriteBuffers"
@@ -196,6 +197,7 @@ class WriteBuffer:
     content: BufferBytes
     ttl: float
     is_detached: bool = False
+    is_superseded: bool = False
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
@@ -266,6 +268,7 @@ class WriteBuffer:
                 await self.entry.publish(self)
                 self.buffers.was_published(self)
                 self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
+                self.is_superseded = False
 
     def check(self) -> None:
         """Raise `StaleError` if writing is useless, because nothing will be published any more."""
@@ -416,8 +419,8 @@ class WriteBuffers:
 
     def get(self, entry: Published) -> WriteBuffer | None:
         """Return the buffer shared by all who open a file without truncation."""
-        buffers = self._by_path.get(entry.path)
-        return buffers[-1] if buffers else None
+        buffers = self._by_path.get(entry.path, ())
+        return next((buffer for buffer in reversed(buffers) if not buffer.is_superseded), None)
 
     def all_of(self, entry: Published) -> list[WriteBuffer]:
         """Return all buffers of one name, oldest first."""
@@ -469,7 +472,9 @@ class WriteBuffers:
         for other in self.all_of(buffer.entry):
             if other is not buffer:
                 other.is_exclusive = False  # this one was created after it
-                if other.state is State.CLEAN and not other.is_cut:
+                if other.state is State.CLEAN and other.is_cut:
+                    other.is_superseded = True
+                elif other.state is State.CLEAN:
                     other.state = State.OUTDATED
 
     def end(self, buffer: WriteBuffer) -> None:
@@ -487,8 +492,8 @@ class WriteBuffers:
 
         Its holder must not wait for the locks of nodes.
         """
-        buffer = self.get(entry)
-        return nullcontext() if buffer is None else buffer.lock
+        buffers = self._by_path.get(entry.path)
+        return buffers[0].lock if buffers else nullcontext()
 
     def detach(self, entry: Published) -> None:
         """Take the name from open files: something else has it from now on."""

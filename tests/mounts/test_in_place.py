@@ -106,6 +106,33 @@ def test_who_has_a_file_open_and_wrote_nothing_begins_with_what_was_published(ro
     assert (root / KEY).read_bytes() == b"Again"
 
 
+def test_who_does_not_cut_a_file_begins_with_what_was_published_last(root: Path) -> None:
+    """Not with what another program wrote before, and still has open."""
+    cut = os.open(root / KEY, CUT)
+    os.write(cut, b"older")
+    os.fsync(cut)
+    (root / KEY).write_bytes(b"published")
+    with (root / KEY).open("r+b", buffering=0) as file:
+        assert os.pread(file.fileno(), 100, 0) == b"published"
+        file.write(b"P")
+    assert (root / KEY).read_bytes() == b"Published"
+    os.truncate(root / KEY, 3)
+    assert (root / KEY).read_bytes() == b"Pub"
+    os.write(cut, b" and newer")
+    os.close(cut)
+    assert (root / KEY).read_bytes() == b"older and newer"
+
+
+@pytest.mark.parametrize("name", [KEY, "zarr.json"])
+def test_who_writes_a_plain_file_that_was_replaced_does_not_write_what_replaced_it(root: Path, name: str) -> None:
+    old, plain = (root / name).read_bytes(), root / "plain"
+    with plain.open("wb", buffering=0) as file:
+        os.rename(root / name, plain)
+        os.rename(plain, root / name)
+        file.write(b"nowhere")
+    assert (root / name).read_bytes() == old
+
+
 def test_a_rename_and_a_removal_take_all_writers_along(root: Path) -> None:
     fds = [os.open(root / KEY, CUT) for _ in range(2)]
     for fd, data in zip(fds, (b"first", b"second"), strict=True):

@@ -155,6 +155,8 @@ class Draft:
     is_cut: bool = False
     """Whether it began empty."""
     is_outdated: bool = False
+    is_superseded: bool = False
+    """Whether it began empty, was published, and others published since: who opens the name does not share it."""
     is_moved: bool = False
     """Whether its name became that of a plain file."""
     users: int = 0
@@ -218,8 +220,9 @@ class Model:
             raise RefusedError(errno.EINVAL)
         if flags & os.O_EXCL and flags & os.O_CREAT and (exists or drafts):
             raise RefusedError(errno.EEXIST)
-        if drafts and not flags & os.O_TRUNC:
-            draft = drafts[-1]
+        shared = [draft for draft in drafts if not draft.is_superseded]
+        if shared and not flags & os.O_TRUNC:
+            draft = shared[-1]
         else:
             is_cut = bool(flags & os.O_TRUNC) or not exists
             content = b"" if is_cut else self._at(path).read_bytes()
@@ -418,10 +421,10 @@ class Model:
             return
         self._require(draft.path, bytes(draft.content))
         self._replace(draft.path, bytes(draft.content))
-        draft.is_dirty = draft.is_fresh = draft.is_new = False
+        draft.is_dirty = draft.is_fresh = draft.is_new = draft.is_superseded = False
         for other in self.drafts[draft.path]:
-            if other is not draft:
-                other.is_outdated = not (other.is_unpublished or other.is_cut)
+            if other is not draft and not other.is_unpublished:
+                other.is_outdated, other.is_superseded = not other.is_cut, other.is_cut
 
     def _require(self, path: str, content: bytes) -> None:
         """Refuse what cannot become the chunk or document *path*."""
