@@ -1,18 +1,16 @@
 """Ranges of remote objects on the local disk, for this mount, later ones, and several at a time.
 
-Mounts share a directory without speaking to each other. An entry is a file that appears complete, is never changed,
-and may be gone at any moment; its times tell when it was last used, as well as the file system knows. Entries lie in
-*drawers*, directories of which a process knows what it saw when it listed them: again after a miss, each second at
-most.
+Mounts share a directory without a lock between them. An entry is a file that appears complete, is never changed, and
+may be gone at any moment; its times tell when it was last used. Entries are in directories called *drawers*. A process
+remembers the names that it saw in a drawer, and lists it again after a miss, once a second at most.
 
-Nothing is made durable: what a power cut left of an entry is found out by its checksums. A file is, with numbers in
-little endian:
+Nothing is made durable: checksums tell what a power cut has damaged. A file is, with numbers in little endian:
 
     magic 8 | format uint32 | id of the version 32 | offset uint64 | nbytes uint64
     | crc32c uint32 of each block | the bytes
 
-Blocks are 64 KiB, but for the last, so that a small read of a large entry checks only what it touches. What a file is
-called is in hexadecimal, numbers in big endian:
+Blocks are 64 KiB, except for the last, so that a small read of a large entry checks only what it reads. The name of a
+file is in hexadecimal, with numbers in big endian:
 
     beginning of the id 16 | offset uint64 | nbytes uint64
 """
@@ -25,9 +23,8 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
 from threading import Lock
@@ -99,21 +96,19 @@ class Entry(NamedTuple):
         """Return what precedes the checksums in the file, for the version with this id."""
         return _HEADER.pack(_MAGIC, FORMAT, identity, self.span.start, self.span.nbytes)
 
-    def require(self, status: os.stat_result) -> None:
-        """Raise `CorruptionError` if a file with this *status* cannot be the entry."""
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptionError("it is not a file")
-        if status.st_size != _HEADER.size + _CHECKSUM_NBYTES * _nblocks(self.span.nbytes) + self.span.nbytes:
-            raise CorruptionError("its size is not what its name says")
-
     def read(self, fd: int, identity: bytes, wanted: Span) -> memoryview:
         """Return the bytes of *wanted*, which are in the entry, from its file; raises `CorruptionError` for damage."""
+        status, nblocks = os.fstat(fd), _nblocks(self.span.nbytes)
+        data_at = _HEADER.size + _CHECKSUM_NBYTES * nblocks
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptionError("it is not a file")
+        if status.st_size != data_at + self.span.nbytes:
+            raise CorruptionError("its size is not what its name says")
         first, last = (wanted.start - self.span.start) // BLOCK_NBYTES, _nblocks(wanted.stop - self.span.start)
         base, stop = first * BLOCK_NBYTES, min(last * BLOCK_NBYTES, self.span.nbytes)
         head = os.pread(fd, _HEADER.size + last * _CHECKSUM_NBYTES, 0)
         if head[: _HEADER.size] != self.head(identity):
             raise CorruptionError("it is not what its name says")
-        data_at = _HEADER.size + _CHECKSUM_NBYTES * _nblocks(self.span.nbytes)
         data = memoryview(os.pread(fd, stop - base, data_at + base))
         if data.nbytes != stop - base or _checksums(data) != head[_HEADER.size + first * _CHECKSUM_NBYTES :]:
             raise CorruptionError("a checksum does not match")
@@ -171,17 +166,6 @@ def _open_directory(path: str, disk: Syscalls) -> Descriptor:
     return root
 
 
-@dataclass(slots=True)
-class _Drawer:
-    """What is known about a drawer: its entries by version, and when it was *listed*."""
-
-    versions: dict[bytes, Spans] = field(default_factory=dict)
-    listed: float = _NEVER
-
-    def spans(self, version: bytes) -> Spans:
-        return self.versions.setdefault(version, Spans())
-
-
 class DiskCache:
     """Ranges of objects in *directory*, about *max_nbytes* on disk at most.
 
@@ -208,11 +192,15 @@ class DiskCache:
         self._disk = disk
         self._clock = clock
         self._root = _open_directory(directory, disk)
-        self._drawers: dict[str, _Drawer] = {}
+        self._known: dict[bytes, Spans] = {}
+        """The entries of each version, as far as they were seen: other processes may have added and evicted some."""
+        self._listed: dict[str, float] = {}
+        """When a drawer was listed."""
         self._failed = _NEVER
         self._room = 0
         """How many bytes may be added before everything is counted again."""
         self._lock = Lock()
+        """Held while any of this, or of the counts, is used."""
         self._counting = Lock()
         try:
             self._count()
@@ -225,14 +213,16 @@ class DiskCache:
         As many are returned as a single entry has; None if none has the first byte.
         """
         identity = _identity(name, etag)
-        while (entry := self._known(identity[:_VERSION_NBYTES], offset)) is not None:
+        while (entry := self._look_up(identity[:_VERSION_NBYTES], offset)) is not None:
             try:
                 data = self._read(entry, identity, Span(offset, min(offset + nbytes, entry.span.stop)))
             except FileNotFoundError:  # another process has evicted it
-                self._forget(entry)
+                self._drop(entry)
             except CorruptionError as error:
-                if self._forget(entry):  # else another thread was first
-                    self._give_up(entry, str(error))
+                with self._lock:
+                    self._counts.cache_damaged += 1
+                log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, printable(self._path), error)
+                self._drop(entry)
             except OSError as error:
                 log.warning("%s in the cache %s cannot be read: %s", entry.path, printable(self._path), error.strerror)
                 return None
@@ -252,14 +242,14 @@ class DiskCache:
         entry = Entry(identity[:_VERSION_NBYTES], Span(offset, offset + view.nbytes))
         if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES):
             return
-        if abs(now - self._failed) < _PAUSE_SECONDS or self._has(entry):
+        with self._lock:
+            around = self._spans(entry.version).at(offset)
+        if abs(now - self._failed) < _PAUSE_SECONDS or (around is not None and around.stop >= entry.span.stop):
             return
         try:
             if self._failed != _NEVER:  # another directory may have the name now
                 self._root = _open_directory(self._path, self._disk)
-                with self._lock:
-                    self._room = 0
-                    self._drawers.clear()
+                self._count()
             self._add(entry, [entry.head(identity), _checksums(view), view])
             self._failed = _NEVER
         except (OSError, UsageError) as error:
@@ -278,13 +268,13 @@ class DiskCache:
                 self._disk.mkdir(entry.drawer, 0o700, self._root.fd)
             self._disk.rename(temporary, entry.path, self._root.fd, self._root.fd)
         except BaseException:
-            with suppress(OSError):
-                self._disk.unlink(temporary, self._root.fd)
+            self._unlink(temporary)
             raise
         with self._lock:
-            useless = self._drawer(entry).spans(entry.version).add(entry.span)
+            within = self._spans(entry.version).add(entry.span)
             self._room -= nbytes
-        self._remove(entry._replace(span=span) for span in useless)
+        for span in within:
+            self._unlink(entry._replace(span=span).path)
         with self._counting:
             if self._room < 0:
                 self._count()
@@ -292,101 +282,79 @@ class DiskCache:
     def _read(self, entry: Entry, identity: bytes, wanted: Span) -> memoryview:
         try:
             file = Descriptor(os.open(entry.path, READ, dir_fd=self._root.fd))
-            entry.require(os.fstat(file.fd))
-            data = entry.read(file.fd, identity, wanted)
+            return entry.read(file.fd, identity, wanted)
         except OSError as error:
             if error.errno in _DAMAGE:
                 raise CorruptionError(str(error.strerror)) from None
             raise
-        return data
 
-    def _drawer(self, entry: Entry) -> _Drawer:
-        return self._drawers.setdefault(entry.drawer, _Drawer())
+    def _spans(self, version: bytes) -> Spans:
+        return self._known.setdefault(version, Spans())
 
-    def _has(self, entry: Entry) -> bool:
-        with self._lock:
-            around = self._drawer(entry).spans(entry.version).at(entry.span.start)
-        return around is not None and around.stop >= entry.span.stop
-
-    def _forget(self, entry: Entry) -> bool:
-        """Note that an entry is gone; return whether it was known."""
-        with self._lock:
-            return self._drawer(entry).spans(entry.version).discard(entry.span)
-
-    def _known(self, version: bytes, offset: int) -> Entry | None:
+    def _look_up(self, version: bytes, offset: int) -> Entry | None:
         """Return the entry that extends furthest from *offset*, including those of other processes."""
         entry, now = Entry(version, Span(offset, offset)), self._clock()
         with self._lock:
-            drawer = self._drawer(entry)
-            found = drawer.spans(version).at(offset)
-            is_fresh = found is not None or abs(now - drawer.listed) < _LISTING_SECONDS
-            drawer.listed = drawer.listed if is_fresh else now
-        if not is_fresh:
-            self._list(entry.drawer)
-            with self._lock:
-                found = self._drawer(entry).spans(version).at(offset)
-        return None if found is None else Entry(version, found)
+            found = self._spans(version).at(offset)
+            if found is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
+                self._list(entry.drawer)
+                found = self._spans(version).at(offset)
+        return None if found is None else entry._replace(span=found)
 
-    def _list(self, name: str) -> list[tuple[float, int, Entry]]:
-        """Look at a drawer; return when its entries were used, their size on disk, and the entries.
-
-        Files with names of entries that cannot be entries are removed, and so are entries within others.
-        """
-        drawer = _Drawer(listed=self._clock())
-        found: dict[Entry, tuple[float, int, Entry]] = {}
-        useless: list[Entry] = []
+    def _list(self, drawer: str) -> list[Entry]:
+        """Look at the names in a drawer, and return its entries; the caller holds the lock."""
+        entries: list[Entry] = []
         with suppress(OSError):
-            directory = Descriptor(os.open(name, DIRECTORY, dir_fd=self._root.fd))
-            for file in os.scandir(directory.fd):
-                entry = Entry.parse(file.name)
-                if entry is None or entry.drawer != name:
-                    continue
-                try:
-                    status = file.stat(follow_symlinks=False)
-                    entry.require(status)
-                except FileNotFoundError:
-                    continue
-                except CorruptionError as error:
-                    self._give_up(entry, str(error))
-                    continue
-                found[entry] = max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES, entry
-                useless += [Entry(entry.version, span) for span in drawer.spans(entry.version).add(entry.span)]
-        with self._lock:
-            self._drawers[name] = drawer
-        self._remove(useless)
-        return [row for entry, row in found.items() if entry not in useless]
-
-    def _give_up(self, entry: Entry, reason: str) -> None:
-        with self._lock:
-            self._counts.cache_damaged += 1
-        log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, printable(self._path), reason)
-        self._remove([entry])
-
-    def _remove(self, entries: Iterable[Entry]) -> None:
+            directory = Descriptor(os.open(drawer, DIRECTORY, dir_fd=self._root.fd))
+            entries = [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
+        self._listed[drawer] = self._clock()
         for entry in entries:
+            self._known[entry.version] = Spans()
+        for entry in entries:
+            self._known[entry.version].add(entry.span)
+        return entries
+
+    def _drop(self, entry: Entry) -> None:
+        """Forget an entry and remove it; shorter ones that it hid are found by listing its drawer again."""
+        with self._lock:
+            self._spans(entry.version).discard(entry.span)
             with suppress(OSError):  # another process may have been faster
                 self._disk.unlink(entry.path, self._root.fd)
+                self._listed.pop(entry.drawer, None)
+
+    def _unlink(self, path: str) -> None:
+        with suppress(OSError):  # another process may have been faster
+            self._disk.unlink(path, self._root.fd)
 
     def _count(self) -> None:
         """Look at everything in the cache, whoever added it, and evict the least recently used entries."""
         with self._lock:
             self._room = 0  # what is added meanwhile is subtracted again
+            self._known.clear()
         rows: list[tuple[float, int, Entry]] = []
         for name in os.listdir(self._root.fd):
             if _DRAWER.fullmatch(name):
-                rows += self._list(name)
+                with self._lock:
+                    entries = self._list(name)
+                rows += filter(None, map(self._used, entries))
             elif name.startswith(_NEW):
                 with suppress(FileNotFoundError):
                     if time.time() - os.stat(name, dir_fd=self._root.fd).st_mtime > _ABANDONED_SECONDS:
-                        self._disk.unlink(name, self._root.fd)
+                        self._unlink(name)
         total = sum(nbytes for _, nbytes, _ in rows)
         least = total if total <= self._max_nbytes else self._max_nbytes * _KEPT_SHARE
         for _, nbytes, entry in sorted(rows):
             if total <= least:
                 break
-            self._forget(entry)
-            self._remove([entry])
+            self._drop(entry)
             total -= nbytes
         with self._lock:
             # What others add is unknown until the next count, so count before all the room is used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)
+
+    def _used(self, entry: Entry) -> tuple[float, int, Entry] | None:
+        """Return when an entry was last used, and its size on disk; None if it is gone."""
+        with suppress(OSError):
+            status = os.stat(entry.path, dir_fd=self._root.fd, follow_symlinks=False)
+            return max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES, entry
+        return None
