@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -44,7 +43,6 @@ from shardfs.stores.local.syscalls import (
 )
 from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.parallel import Threads
-from shardfs.stores.ttl import within_ttl
 
 _ATTEMPTS: Final = 8
 
@@ -227,8 +225,6 @@ _WAYS_OUT: Final = {
     errno.ENOTCONN: "; a mount there has lost its daemon: see `shardfs mounts`",
 }
 
-_RECENT_SECONDS: Final = 1.0
-_MAX_RECENT: Final = 8
 _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes: some thousand names
 
 
@@ -273,8 +269,6 @@ class LocalReader:
         self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
         self.changes: dict[Hashable, trio.Event] = {}
         """Files that the store is changing in place, by identity, and the end of each change."""
-        self._recent: dict[str, tuple[Descriptor, float]] = {}
-        """Open directories, and when they were opened: for the present request, until names of directories change."""
 
     def url_of(self, key: str) -> str:
         """Return the `file://` URL of *key*; names are not quoted, as fsspec expects."""
@@ -302,7 +296,7 @@ class LocalReader:
         """Return the state of *key*."""
 
         def look() -> Stat:
-            parent, name = self.recent_parent(key)
+            parent, name = self.parent(key)
             return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
 
         return await self._on_names(key, look)
@@ -421,24 +415,6 @@ class LocalReader:
         """Return the open directory that contains *key*, and its name there; blocks."""
         parent, _, name = key.rpartition("/")
         return open_beneath(self.directory, parent, WALK), name or "."
-
-    def forget_directories(self) -> None:
-        """Open directories again: their names have changed."""
-        self._recent.clear()
-
-    def recent_parent(self, key: str) -> tuple[Descriptor, str]:
-        """Do what `parent` does, reusing what the present request has opened."""
-        path, _, name = key.rpartition("/")
-        now = time.monotonic()
-        directory, opened = self._recent.get(path, (None, 0.0))
-        if directory is not None and now - opened < _RECENT_SECONDS and within_ttl(opened, now, 0.0):
-            return directory, name or "."
-        directory, name = self.parent(key)
-        if within_ttl(now, now, 0.0):  # a request is under way
-            if len(self._recent) >= _MAX_RECENT:
-                self._recent.clear()
-            self._recent[path] = directory, now
-        return directory, name
 
     async def _on_names(self, key: str, look: Callable[[], T]) -> T:
         with translated(key):

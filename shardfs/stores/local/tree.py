@@ -196,28 +196,26 @@ class LocalStore(LocalReader):
     async def rmdir(self, key: str) -> None:
         """Remove an empty directory."""
         await self._change(key, lambda parent, name: self.syscalls.rmdir(name, parent.fd))
-        self.forget_directories()
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move what *key* stands for to *to*."""
 
         def move(parent: Descriptor, name: str) -> None:
             _require_name(to)
-            new_parent, new = self.recent_parent(to)
+            new_parent, new = self.parent(to)
             if exclusive:
                 rename_to_absent(self.syscalls, name, new, parent.fd, new_parent.fd)
             else:
                 self.syscalls.rename(name, new, parent.fd, new_parent.fd)
 
         await self._change(key, move)
-        self.forget_directories()
 
     async def link(self, key: str, to: str) -> None:
         """Give a file the second name *to*."""
 
         def link(parent: Descriptor, name: str) -> None:
             _require_name(key)
-            old_parent, old = self.recent_parent(key)
+            old_parent, old = self.parent(key)
             self.syscalls.link(old, name, old_parent.fd, parent.fd)
 
         await self._change(to, link)
@@ -265,7 +263,7 @@ class LocalStore(LocalReader):
         """Call *change* with the directory that contains *key*, and its name there."""
         _require_name(key)
         with changing(key):
-            return await self.threads.on_names(lambda: change(*self.recent_parent(key)))
+            return await self.threads.on_names(lambda: change(*self.parent(key)))
 
     async def _change_itself(self, key: str, change: Callable[[Descriptor], T]) -> T:
         """Call *change* with *key* itself, even if it is a link."""
