@@ -63,7 +63,7 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
         async for coords, reference in _with_missing(chunk_view, _chunks(source, chunk_view.array)):
             yield join_key(node.path, chunk_view.key_encoding.encode(coords)), reference
     else:
-        async for key in walk_files(source.store, node.path):
+        async for key in walk_files(source.store, node.path, opens_links=True):
             if key != join_key(node.path, DOCUMENT):
                 yield key, [source.store.url_of(key)]
     for key, reference in document_references(view, node, ()):

@@ -13,7 +13,17 @@ from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
-from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
+from shardfs.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    CrossDeviceError,
+    ExistsError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    OutsideSourceError,
+)
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
@@ -24,6 +34,8 @@ from shardfs.vfs.filesystem import Filesystem
 log = logging.getLogger(__name__)
 
 _CHUNKS: Final = ".chunks"
+_VERDICTS: Final = (CorruptionError, OutsideSourceError, IsADirectoryHereError, AccessDeniedError, ExistsError)
+"""Errors about one file, such as a dangling link: it stays where it is, and the others are published."""
 _V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/"))
 
 
@@ -60,21 +72,26 @@ class OrphanChunks:
         place = self.place(path)
         await self._store.make_directories(place)
         for name in names:
-            await self._move(join_key(path, name), join_key(place, name))
+            await self._move(join_key(path, name), join_key(place, name), exclusive=False)
             self._fs.follow(join_key(path, name), join_key(place, name))
         # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
         return place
 
-    async def _move(self, key: str, to: str) -> None:
-        """Move a file or a directory, file by file where the store cannot move directories."""
+    async def _move(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move a file or a directory, file by file where the directory is there or the store cannot move directories.
+
+        Raises `ExistsError` if a file is there and the move is *exclusive*.
+        """
         try:
-            await self._store.rename(key, to, exclusive=True)
-        except CrossDeviceError:
+            await self._store.rename(key, to, exclusive=exclusive)
+        except (CrossDeviceError, ExistsError, NotEmptyError):
+            if (await self._store.stat(key)).kind is not Kind.DIRECTORY:
+                raise
             await self._store.make_directories(to)
             for entry in await self._store.list(key):
-                await self._move(join_key(key, entry.name), join_key(to, entry.name))
+                await self._move(join_key(key, entry.name), join_key(to, entry.name), exclusive=exclusive)
             await self._store.rmdir(key)
 
     async def absorb(self, path: str, *, again: bool = False) -> None:
@@ -90,10 +107,13 @@ class OrphanChunks:
         array = (await self._hierarchy.node(path)).any_array
         for key in keys:
             name = key[len(place) + 1 :]
-            if array is not None and _coords_of(array, name) is None:
-                await self._keep_beside(path, key, name)
-            elif self.has(key):
-                await self.absorb_file(key, again=again)
+            try:
+                if array is not None and _coords_of(array, name) is None:
+                    await self._keep_beside(path, key, name)
+                elif self.has(key):
+                    await self.absorb_file(key, again=again)
+            except _VERDICTS as error:
+                log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
         await prune(self._store, place)
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
@@ -178,7 +198,11 @@ class OrphanChunks:
             return
         place = self.place(path)  # its document never arrived
         for entry in await self._store.list(place):
-            await self._move(join_key(place, entry.name), join_key(path, entry.name))
+            key, to = join_key(place, entry.name), join_key(path, entry.name)
+            try:
+                await self._move(key, to, exclusive=True)
+            except ExistsError as error:  # somebody has stored something there since
+                log.error("%s stays in %s: %s", to, key, error)  # noqa: TRY400
         await prune(self._store, place)
 
 

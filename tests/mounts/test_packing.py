@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -222,3 +223,20 @@ def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: st
     assert_native(tmp_path / "source")
     assert_packed(tmp_path / "source", NCHUNKS)
     assert_sound(tmp_path / "source")
+
+
+def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(plain: Path, tmp_path: Path, mount: Mounter) -> None:
+    """What cannot be read stays aside or beside the chunks, also for the mounts that come next."""
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2", expect=(r"stays in .*/9/0/0: .* dangling link",))
+    shutil.copytree(plain / "image", mounted.path / "image", ignore=shutil.ignore_patterns("zarr.json"))
+    chunks = mounted.path / "image/c"
+    (chunks / "9/0").mkdir(parents=True)
+    for link, target in {"0/0/nothing": "nowhere", "0/0/directory": "../0", "9/0/0": "nowhere"}.items():
+        (chunks / link).symlink_to(target)
+    shutil.copyfile(plain / "image/zarr.json", mounted.path / "image/zarr.json")
+    mounted.unmount()
+    again = mount(tmp_path / "source", write=True, expect=tuple(mounted.expected))
+    assert_same(READERS["zarr"](again.path / "image"), VALUES)
+    assert_native(tmp_path / "source/image")
+    assert os.readlink(again.path / "image/c/0/0/nothing") == "nowhere"

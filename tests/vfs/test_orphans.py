@@ -35,6 +35,20 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
 
 
 @in_trio
+async def test_where_something_was_stored_meanwhile_only_what_is_in_its_place_stays_aside(root: Path) -> None:
+    """The document never arrived, and somebody copied the array again, without a mount."""
+    aside = root / StateDirectory(str(root)).staged_key / "new/.chunks/c/0"
+    aside.mkdir(parents=True)
+    (root / "new/c/0").mkdir(parents=True)
+    for number in range(2):
+        (aside / str(number)).write_bytes(b"older")
+    (root / "new/c/0/1").write_bytes(b"newer")
+    await Process.start(root, Syscalls())
+    assert [(root / f"new/c/0/{number}").read_bytes() for number in range(2)] == [b"older", b"newer"]
+    assert [path.name for path in aside.iterdir()] == ["1"]
+
+
+@in_trio
 async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())

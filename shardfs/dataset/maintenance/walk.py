@@ -100,14 +100,17 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         ]
 
 
-async def walk_files(store: Store, path: str) -> AsyncIterator[str]:
-    """Yield the key of every stored file below the directory *path*; a link to a file counts as a file."""
+async def walk_files(store: Store, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:
+    """Yield the key of every stored file below the directory *path*; a link counts as a file.
+
+    With *opens_links*, raises the error that prevents reading what a link leads to.
+    """
     pending = [path]
     while pending:
         path = pending.pop()
         for entry in sorted(await store.list(path), key=lambda entry: entry.name):
             key = join_key(path, entry.name)
-            if entry.kind is Kind.SYMLINK:
+            if entry.kind is Kind.SYMLINK and opens_links:
                 try:
                     await store.open(key)
                 except IsADirectoryHereError:
