@@ -94,7 +94,7 @@ class ArrayLayout:
 
     *directories* is None if the directories of chunks exist throughout the grid. In an array that is being created
     through the mount, it holds those that were created, as next coordinates by prefix: its writer creates every
-    directory itself, and `cp -r` fails if one exists.
+    directory itself, and `cp -r` fails if one exists. See `Array.has_directory`.
     """
 
     path: str

@@ -48,6 +48,9 @@ async def _list_directories(tree: "ChunkTree", prefix: Coords, start: int) -> As
 async def _directories_in(tree: "ChunkTree", prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
     made = tree.array.layout.directories
     if made is not None:
+        async for covered in tree.array.covered(prefix):
+            for index in covered:
+                await tree.array.has_directory((*prefix, index))  # others may have stored chunks in it
         yield sorted(made.get(prefix, ()))
     elif tree.chunk_view.listed_missing is not None:
         yield range(tree.array.grid.grid_shape[len(prefix)])

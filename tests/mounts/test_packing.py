@@ -240,3 +240,20 @@ def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(plain: Path, tmp_pa
     assert_same(READERS["zarr"](again.path / "image"), VALUES)
     assert_native(tmp_path / "source/image")
     assert os.readlink(again.path / "image/c/0/0/nothing") == "nowhere"
+
+
+def test_what_others_store_in_a_new_array_is_shown(mount: Mounter, tmp_path: Path) -> None:
+    """Only directories of chunks that were made exist in a new array, and those that others have stored chunks in."""
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2", metadata_ttl=0.0)
+    made = zarr.create_array(str(mounted.path / "a"), shape=SHAPE, dtype="u2", **PLAIN)
+    made[:2, :2] = VALUES[:2, :2]
+    flush(mounted)
+    native = zarr.open_array(str(tmp_path / "source/a"), mode="r+")
+    native[2:, 2:] = VALUES[2:, 2:]
+    chunks = mounted.path / "a/c"
+    directories = {str(path.relative_to(chunks)) for path in chunks.rglob("*") if path.is_dir()}
+    assert directories == {"0", "1", "2", "3", "0/0", "1/1", "2/1", "3/1"}
+    assert_same(zarr.open_array(str(mounted.path / "a"), mode="r")[:], native[:])
+    shutil.rmtree(mounted.path / "a")
+    assert os.listdir(mounted.path) == []

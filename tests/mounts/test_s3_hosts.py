@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from tests.support.corpus import array, sharding
 from tests.support.hosts import PREFIX, Host
@@ -101,6 +102,24 @@ def test_mounts_that_write_different_chunks_of_the_same_shards_lose_nothing(
     for host in hosts:
         assert host.recover() == []
     assert not hosts[0].bucket.uploads()
+
+
+def test_a_host_that_creates_an_array_reads_what_another_writes(
+    s3_bucket: Bucket, mount: Mounter, tmp_path: Path
+) -> None:
+    s3_bucket.put(f"{PREFIX}/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    hosts = [
+        mount(s3_bucket.url(PREFIX), write=True, shards="2", metadata_ttl=0.0, state=tmp_path / str(number), env=env)
+        for number, env in enumerate([s3_bucket.environment] * 2)
+    ]
+    made = zarr.create_array(str(hosts[0].path / "a"), shape=(8, 8), chunks=(2, 2), dtype="i4", compressors=None)
+    made[:2] = 1
+    flush(hosts[0].path)
+    zarr.open_array(str(hosts[1].path / "a"), mode="r+")[2:6] = 2
+    flush(hosts[1].path)
+    expected = np.repeat(np.array([1, 2, 2, 0], "i4"), 2)[:, None] * np.ones((1, 8), "i4")
+    for mounted in hosts:
+        assert_same(zarr.open_array(str(mounted.path / "a"), mode="r")[:], expected)
 
 
 def test_of_two_that_write_the_same_chunk_one_wins_whole(hosts: list[Host], tmp_path: Path) -> None:

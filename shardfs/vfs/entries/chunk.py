@@ -137,7 +137,7 @@ class ChunkTree:
         coords = self._coords_of(position, name)
         depth = len(coords)
         if depth < self._ndim and (not depth or coords[-1] < self.array.grid.grid_shape[depth - 1]):
-            if not self.array.layout.has_directory(coords):
+            if not await self.array.has_directory(coords):
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
         if not self.array.grid.contains(coords):
@@ -172,12 +172,12 @@ class ChunkTree:
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the names of chunks, or of directories of chunks, in the directory of the array, after *cookie*."""
-        layout = self.array.layout
+        array = self.array
         if not self.root:
             async for batch in list_chunks(self, (), cookie):
                 yield batch
         elif (cookie == 0 or cookie >= OTHERS) and (
-            await self.array.has_shards() if layout.directories is None else layout.has_directory(())
+            await array.has_shards() if array.layout.directories is None else await array.has_directory(())
         ):
             attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
