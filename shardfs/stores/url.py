@@ -145,8 +145,6 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         raise SourceError(
             f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {how_to_install('s3')}"
         ) from None
-    counts = Counts()
-    client = S3Client(location.bucket, options, counts)
-    cache = DiskCache(options.cache, options.cache_nbytes, counts) if options.cache is not None else None
-    ttl = TTL if ttl is None else ttl
-    return S3Store(client, location, counts, ttl=ttl, cache=cache, max_connections=options.max_connections)
+    client = S3Client(location, options, Counts())
+    cache = DiskCache(options.cache, options.cache_nbytes, client.counts) if options.cache is not None else None
+    return S3Store(client, ttl=TTL if ttl is None else ttl, cache=cache)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import Content
-from shardfs.stores.s3.requests import Condition, Fetched, ListPage, ObjectStat, Properties, Range, Upload
+from shardfs.stores.s3.requests import (
+    Condition,
+    Counts,
+    Fetched,
+    ListPage,
+    Location,
+    ObjectStat,
+    Properties,
+    Range,
+    Upload,
+)
 
 if TYPE_CHECKING:
     from shardfs.stores.s3.client import S3Client
@@ -68,8 +78,12 @@ class FakeS3:
 
     @property
     def client(self) -> S3Client:
-        """The bucket, for whoever is typed to take a client."""
-        return cast("S3Client", self)
+        """A client of the whole bucket."""
+        return self.client_at("")
+
+    def client_at(self, prefix: str) -> S3Client:
+        """A client of the source below *prefix*."""
+        return cast("S3Client", _Client(self, Location("bucket", prefix)))
 
     def store(self, key: str, data: bytes, properties: Properties | None = None) -> ObjectStat:
         """Change the bucket behind everybody's back."""
@@ -240,6 +254,34 @@ class FakeS3:
     def _part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
         self._upload(key, upload_id).parts[number] = bytes(data)
         return _etag(data)
+
+
+class _Client:
+    """The bucket for one source, whose keys are those below its prefix."""
+
+    max_connections = 64
+
+    def __init__(self, fake: FakeS3, location: Location) -> None:
+        self.location = location
+        self.counts = Counts()
+        self.endpoint_url = fake.endpoint_url
+        self.address = location.address(self.endpoint_url)
+        self._fake = fake
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method of the bucket that takes a key of the source."""
+
+        def method(key: str, *args: Any, **options: Any) -> Any:
+            if options.get("source") is not None:
+                options["source"] = self.location.full(options["source"])
+            return getattr(self._fake, name)(self.location.full(key), *args, **options)
+
+        return method
+
+    async def list_page(self, prefix: str, **options: Any) -> ListPage:
+        page, start = await self._fake.list_page(self.location.full(prefix), **options), len(self.location.full(""))
+        objects = [(key[start:], stat) for key, stat in page.objects]
+        return ListPage(objects, [name[start:] for name in page.prefixes], page.token)
 
 
 async def _whole(body: Content) -> bytes:

@@ -6,7 +6,6 @@ from typing import Any
 
 import trio
 
-from shardfs.stores.s3.requests import Counts, Location
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3
 
@@ -24,7 +23,7 @@ def _clock() -> float:
 def store_of(fake: FakeS3, **options: Any) -> S3Store:
     """Open the source below `PREFIX`, on trio's clock."""
     options = {"ttl": TTL, "clock": _clock} | options
-    return S3Store(fake.client, Location("bucket", PREFIX), Counts(), **options)
+    return S3Store(fake.client_at(PREFIX), **options)
 
 
 async def writing(fake: FakeS3, directory: Path, **options: Any) -> S3Store:

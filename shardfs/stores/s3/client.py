@@ -1,4 +1,4 @@
-"""Requests to one bucket: one method per S3 operation, on full object keys.
+"""Requests to one source in a bucket: one method per S3 operation.
 
 Requests that can safely be repeated are, with back-off. A conditional change is sent once: its outcome may then be
 unknown.
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -35,6 +36,7 @@ from shardfs.stores.s3.requests import (
     Counts,
     Fetched,
     ListPage,
+    Location,
     ObjectStat,
     Properties,
     Range,
@@ -83,7 +85,10 @@ _BACKOFF: Final = Backoff()
 
 
 class S3Client:
-    """Requests to *bucket*, at most `options.max_connections` at a time, not counting those of `get_blocking`.
+    """Requests to the source at *location*; all keys, in arguments and replies, are relative to it.
+
+    At most `options.max_connections` requests are made at a time, not counting those of `get_blocking`. *counts* counts
+    them.
 
     Every method raises `NotFoundError` (no such key), `AccessDeniedError`, `StoreError` (after retries; it names the
     request, bucket, key and code), and with a condition `ConflictError` if that does not hold (412, 409, or 404 of the
@@ -95,7 +100,7 @@ class S3Client:
 
     def __init__(
         self,
-        bucket: str,
+        location: Location,
         options: S3Options,
         counts: Counts,
         *,
@@ -103,13 +108,21 @@ class S3Client:
         backoff: Backoff = _BACKOFF,
     ) -> None:
         """Raise `SourceError` for what is known at once: an unknown profile, no credentials."""
-        self._bucket = bucket
-        self._session = Session(bucket, options, timeouts)
+        self.location = location
+        self.counts = counts
+        self.max_connections = options.max_connections
+        self._session = Session(location.bucket, options, timeouts)
         self.endpoint_url = self._session.endpoint_url
-        self._counts = counts
+        self.address = location.address(self.endpoint_url)
         self._backoff = backoff
         self._lock = threading.Lock()
-        self._limiter = trio.CapacityLimiter(options.max_connections)
+        self._limiter = trio.CapacityLimiter(self.max_connections)
+
+    def of_bucket(self) -> "S3Client":
+        """Return a client of the whole bucket."""
+        client = copy(self)
+        client.location = Location(self.location.bucket, "")
+        return client
 
     async def get(
         self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
@@ -130,7 +143,7 @@ class S3Client:
 
         def attempt() -> Fetched | Failure:
             try:
-                return self._session.get(key, part, etag, with_properties=with_properties)
+                return self._session.get(request.key, part, etag, with_properties=with_properties)
             except FailedRequest as error:
                 if error.failure.is_doubtful:
                     return error.failure
@@ -161,13 +174,14 @@ class S3Client:
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
     ) -> ListPage:
-        """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them.
+        """Return one page of the keys below the source that begin with *prefix*; without *delimiter*, all of them.
 
         Keys that do not begin with it are dropped: some servers list them if a prefix ends with several slashes.
         """
-        _require_name(prefix)
+        full, start = self.location.full(prefix), len(self.location.full(""))
+        _require_name(full)
         request = self._request("ListObjectsV2")
-        arguments: dict[str, Any] = {"Prefix": prefix, "MaxKeys": limit}
+        arguments: dict[str, Any] = {"Prefix": full, "MaxKeys": limit}
         if delimiter:
             arguments["Delimiter"] = delimiter
         if token is not None:
@@ -176,9 +190,11 @@ class S3Client:
         following = reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
         if reply.get("IsTruncated") and not following:
             raise StoreError(f"{request.target}: the server lists only some of the keys, and not how to get the others")
+        objects = [(entry["Key"], stat_of(entry)) for entry in reply.get("Contents", ())]
+        prefixes = [entry["Prefix"] for entry in reply.get("CommonPrefixes", ())]
         return ListPage(
-            [(key, stat_of(entry)) for entry in reply.get("Contents", ()) if (key := entry["Key"]).startswith(prefix)],
-            [name for entry in reply.get("CommonPrefixes", ()) if (name := entry["Prefix"]).startswith(prefix)],
+            [(key[start:], stat) for key, stat in objects if key.startswith(full)],
+            [name[start:] for name in prefixes if name.startswith(full)],
             following,
         )
 
@@ -226,7 +242,7 @@ class S3Client:
             request,
             UploadId=upload_id,
             PartNumber=number,
-            CopySource={"Bucket": self._bucket, "Key": key if source is None else source},
+            CopySource={"Bucket": request.bucket, "Key": self.location.full(key if source is None else source)},
             CopySourceRange=f"bytes={offset}-{offset + nbytes - 1}",
             **({} if condition is None else {"CopySourceIfMatch": condition.etag}),
         )
@@ -262,35 +278,38 @@ class S3Client:
 
     async def list_uploads(self, key: str) -> Sequence[Upload]:
         """Return the pending multipart uploads of an object, as far as one page contains them."""
-        reply = await self._read(
-            partial(self._call, self._request("ListMultipartUploads"), Prefix=key, EncodingType="url")
-        )
+        request, full = self._request("ListMultipartUploads"), self.location.full(key)
+        reply = await self._read(partial(self._call, request, Prefix=full, EncodingType="url"))
         decode = unquote_plus if reply.get("EncodingType") == "url" else str
         return [
             Upload(entry["UploadId"], entry["Initiated"].timestamp())
             for entry in reply.get("Uploads", ())
-            if decode(entry["Key"]) == key
+            if decode(entry["Key"]) == full
         ]
 
     def _head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
         request = self._request("HeadObject", key, is_conditional=etag is not None)
         try:
-            return self._call(request, Key=key, **({} if etag is None else {"IfMatch": etag}))
+            return self._call(request, Key=request.key, **({} if etag is None else {"IfMatch": etag}))
         except NotFoundError:
             with suppress(AccessDeniedError):  # the bucket exists
                 self._call(self._request("HeadBucket"))  # HEAD returns the same for a missing bucket
             raise
 
     def _request(
-        self, operation: str, key: str = "", *, is_conditional: bool = False, is_repeatable: bool = True
+        self, operation: str, key: str | None = None, *, is_conditional: bool = False, is_repeatable: bool = True
     ) -> Request:
-        _require_name(key)
-        return Request(operation, self._bucket, key, is_conditional, is_repeatable)
+        """Return a request for an object; without *key*, for the bucket."""
+        full = "" if key is None else self.location.full(key)
+        _require_name(full)
+        return Request(operation, self.location.bucket, full, is_conditional, is_repeatable)
 
     def _change(self, operation: str, key: str, condition: Condition | None = None) -> Request:
         if not _is_encodable(key):
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are")
-        return Request(operation, self._bucket, key, condition is not None, condition is None)
+        return Request(
+            operation, self.location.bucket, self.location.full(key), condition is not None, condition is None
+        )
 
     def _call(self, request: Request, **arguments: object) -> Mapping[str, Any]:
         return self._send(request, partial(self._session.call, request.operation, **arguments))
@@ -334,7 +353,7 @@ class S3Client:
         number, nsilent = 1, 0
         while True:
             with self._lock:
-                self._counts.requests[request.operation] += 1
+                self.counts.requests[request.operation] += 1
             try:
                 return attempt()
             except FailedRequest as error:
@@ -348,17 +367,17 @@ class S3Client:
             self._backoff.pause(self._backoff.delay(number))
             number += 1
             with self._lock:
-                self._counts.retries += 1
+                self.counts.retries += 1
         final = failure.error(request, number)
         if isinstance(final, ConflictError):
             with self._lock:
-                self._counts.conflicts += 1
+                self.counts.conflicts += 1
         raise final
 
     def _count(self, *, received: int = 0, sent: int = 0) -> None:
         with self._lock:
-            self._counts.bytes_received += received
-            self._counts.bytes_sent += sent
+            self.counts.bytes_received += received
+            self.counts.bytes_sent += sent
 
 
 class _Body(io.RawIOBase):

@@ -299,7 +299,7 @@ class Files:
         if doubtful is None:
             return None
         try:
-            found, properties = await self._objects.client.head(self._objects.location.object_key(key))
+            found, properties = await self._objects.client.head(key)
         except NotFoundError:
             return None
         return found if doubtful.intersection(commit_ids(properties)[-1:]) else None

@@ -20,7 +20,7 @@ import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, printable
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, Location, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range
 from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Directories(set[str]):
 
 
 class Heads:
-    """What the keys below *location* are, trusted for *ttl* seconds.
+    """What the keys of a source are, trusted for *ttl* seconds.
 
     A reply is ignored if we changed its key while it was under way: *serial* counts our changes. If it
     *keeps_properties*, everything is fetched with its properties, so that a change needs no request for them.
@@ -146,14 +146,12 @@ class Heads:
     def __init__(
         self,
         client: S3Client,
-        location: Location,
         *,
         ttl: float,
         clock: Callable[[], float] = time.monotonic,
         max_names: int = _MAX_NAMES,
     ) -> None:
         self._client = client
-        self._location = location
         self._ttl = ttl
         self._clock = clock
         self._max_names = max_names
@@ -204,15 +202,15 @@ class Heads:
         """Return the state of the object *key*, by one request; raises `NotFoundError`."""
 
         async def ask() -> Fetched:
-            stat, properties = await self._client.head(self._location.object_key(key))
+            stat, properties = await self._client.head(key)
             return Fetched(stat, 0, memoryview(b""), properties)
 
         return (await self._ask(key, ask)).stat
 
     async def get(self, key: str, part: Range) -> Fetched:
         """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
-        full, with_properties = self._location.object_key(key), self.keeps_properties
-        return await self._ask(key, lambda: self._client.get(full, part, with_properties=with_properties))
+        with_properties = self.keeps_properties
+        return await self._ask(key, lambda: self._client.get(key, part, with_properties=with_properties))
 
     async def properties(self, key: str, etag: str) -> Properties:
         """Return the properties of the version *etag* of *key*; raises `ConflictError` if it has another one.
@@ -398,16 +396,15 @@ class Heads:
 
     async def _look_up(self, key: str) -> Head:
         """Return what *key* is, by requests for this key alone."""
-        full = self._location.object_key(key)
         if not self.can_list:
-            return await self._look_up_unlisted(full)
-        below = full + "/"
+            return await self._look_up_unlisted(key)
+        below = key + "/"
         stat: ObjectStat | None = None
         token: str | None = None
         while True:
-            page = await self._client.list_page(full, token=token, limit=_LOOKUP_LIMIT)
+            page = await self._client.list_page(key, token=token, limit=_LOOKUP_LIMIT)
             objects = dict(page.objects)
-            stat = objects.get(full, stat)
+            stat = objects.get(key, stat)
             if below in page.prefixes:
                 return Head(stat, True)
             last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
@@ -415,15 +412,15 @@ class Heads:
             if token is None or last > below.encode():
                 return Head(stat, False)
 
-    async def _look_up_unlisted(self, full: str) -> Head:
+    async def _look_up_unlisted(self, key: str) -> Head:
         """Return what a key is if listing is not allowed: a directory is a key with a document.
 
         S3 then refuses to say that an object does not exist. Some servers do say so, but not whether there are keys
         below it. In both cases the lookup fails, so that chunks are not taken for missing, except for names that
         programs try everywhere, and that no chunk has.
         """
-        refusal = AccessDeniedError(f"{full} may be a directory, which cannot be told without permission to list")
-        for name, known in ((f"{full}/{DOCUMENT}", _DIRECTORY), (full, None)):
+        refusal = AccessDeniedError(f"{key} may be a directory, which cannot be told without permission to list")
+        for name, known in ((f"{key}/{DOCUMENT}", _DIRECTORY), (key, None)):
             try:
                 stat, _ = await self._client.head(name)
             except NotFoundError:
@@ -432,7 +429,7 @@ class Heads:
                 refusal = error
             else:
                 return known or Head(stat, False)
-        last = split(full)[1]
+        last = split(key)[1]
         if last != DOCUMENT and not last.startswith("."):
             raise refusal
         return _UNKNOWN
@@ -442,7 +439,7 @@ class Heads:
         try:
             async with listing.lock:
                 while not listing.is_complete and (max_pages is None or listing.npages < max_pages):
-                    prefix = self._location.directory_prefix(key)
+                    prefix = f"{key}/" if key else ""
                     page = await self._client.list_page(prefix, token=listing.token)
                     self._add_page(listing, prefix, page)
                     if page.token is None:
@@ -461,7 +458,8 @@ class Heads:
             listing.may_be_empty = True
             if not self._has_hidden and (full != prefix or stat is None):
                 self._has_hidden = True
-                where = f"s3://{self._location.bucket}/{printable(full)}"
+                location = self._client.location
+                where = f"s3://{location.bucket}/{printable(location.full(full))}"
                 log.warning("objects that no file system can show are hidden, as %s", where)
         listing.token = page.token
         listing.npages += 1

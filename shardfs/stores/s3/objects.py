@@ -27,7 +27,7 @@ from shardfs.stores.memory import map_file
 from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads, not_found
-from shardfs.stores.s3.requests import Location, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import ObjectStat, Properties, Range
 
 GATHER_SECONDS: Final = 0.001
 """How long a reader waits for others that want something near; a small part of the time of a request."""
@@ -121,7 +121,7 @@ class _Gathering:
 
 
 class _Version:
-    """One version of the object *key* of the bucket, called *name* in the cache; shared by all its readers."""
+    """One version of the object *key*, called *name* in the cache; shared by all its readers."""
 
     __slots__ = (
         "__weakref__",
@@ -288,7 +288,7 @@ class _Redirect(NamedTuple):
 
 
 class Objects:
-    """The objects below *location*, by version: what their readers share, and which versions replaced others.
+    """The objects of a source, by version: what their readers share, and which versions replaced others.
 
     It owns the bytes in memory, at most *memory_nbytes*, which stay valid as long as their version; and the last
     `_MAX_REDIRECTS` redirects. Our own changes keep the first bytes of a version in place, so open files continue in
@@ -298,19 +298,15 @@ class Objects:
     def __init__(
         self,
         client: S3Client,
-        location: Location,
         heads: Heads,
         cache: DiskCache | None,
         *,
-        max_connections: int = 64,
         memory_nbytes: int = MEMORY_NBYTES,
     ) -> None:
         self.client = client
-        self.location = location
         self.heads = heads
-        self.address = location.address(client.endpoint_url)
         self.memory = _Memory(memory_nbytes)
-        self.connections = trio.Semaphore(max_connections)
+        self.connections = trio.Semaphore(client.max_connections)
         self._cache = cache
         self._threads = trio.CapacityLimiter(_CACHE_THREADS)
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
@@ -345,8 +341,8 @@ class Objects:
         """Return a version of *key*: the same object for all its readers."""
         version = self._versions.get((key, stat.etag))
         if version is None:
-            name = str(self.address._replace(url=self.location.url_of(key)))
-            version = _Version(self, self.location.object_key(key), name, stat)
+            name = str(self.client.address._replace(url=self.client.location.url_of(key)))
+            version = _Version(self, key, name, stat)
             self._versions[key, stat.etag] = version
         return version
 
@@ -472,15 +468,15 @@ class S3Snapshot:
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
         """Do what `read` does, by one request in a worker thread."""
-        full, stop = self._objects.location.object_key(self._key), offset + nbytes
+        key, stop = self._key, offset + nbytes
         while True:
             state = self._latest(stop)
             try:
-                data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
+                data = self._objects.client.get_blocking(key, Range(offset, nbytes), etag=state.etag).data
             except (ConflictError, NotFoundError):
                 self._look_elsewhere(state, stop)
             else:
-                _require_all(full, nbytes, data)
+                _require_all(key, nbytes, data)
                 return data
 
     def _latest(self, stop: int) -> ObjectStat:

@@ -26,7 +26,7 @@ from shardfs.errors import (
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Location, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Properties, Range
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this
 _PROPERTIES: Final = Properties({"ContentType": "text/plain"})
 
 
-async def check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
+async def check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
     """Return the names at the top, None if there are too many, and whether listing is allowed.
 
     Raises `SourceError` if the source can neither be listed nor its document read, if nothing is stored there (a bucket
@@ -48,23 +48,23 @@ async def check(client: S3Client, location: Location) -> tuple[Sequence[Entry] |
     """
     try:
         with trio.fail_after(_PATIENCE):
-            return await _check(client, location)
+            return await _check(client)
     except trio.TooSlowError:
         reason = f"{client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds"
-        raise SourceError(f"{location.url} cannot be read: {reason}") from None
+        raise SourceError(f"{client.location.url} cannot be read: {reason}") from None
     except SourceError:
         raise
     except ShardfsError as error:
-        raise SourceError(f"{location.url} cannot be read: {error}") from None
+        raise SourceError(f"{client.location.url} cannot be read: {error}") from None
 
 
-async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
-    prefix = location.directory_prefix("")
+async def _check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
+    location = client.location
     try:
-        page = await client.list_page(prefix, limit=MAX_TOP)
+        page = await client.list_page("", limit=MAX_TOP)
     except AccessDeniedError as error:
         try:
-            await client.get(location.object_key(DOCUMENT), Range(-1, 1))
+            await client.get(DOCUMENT, Range(-1, 1))
         except (AccessDeniedError, NotFoundError):
             raise SourceError(
                 f"{location.url} cannot be read: {error}; without permission to list, SOURCE must be an array or a "
@@ -75,18 +75,18 @@ async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] 
         )
         return None, False
     if location.prefix and not page.objects and not page.prefixes:
-        raise SourceError(await _what_is_there(client, location))
+        raise SourceError(await _what_is_there(client))
     if not (urlsplit(client.endpoint_url).hostname or "").endswith(".amazonaws.com"):
-        await _require_ranges(client, prefix, page)
+        await _require_ranges(client, page)
     if page.token is not None:
         return None, True
-    files = [Entry(full[len(prefix) :], Kind.FILE) for full, _ in page.objects if full != prefix]
-    return files + [Entry(full[len(prefix) : -1], Kind.DIRECTORY) for full in page.prefixes], True
+    files = [Entry(key, Kind.FILE) for key, _ in page.objects if key]
+    return files + [Entry(key[:-1], Kind.DIRECTORY) for key in page.prefixes], True
 
 
-async def _require_ranges(client: S3Client, prefix: str, page: ListPage) -> None:
+async def _require_ranges(client: S3Client, page: ListPage) -> None:
     """Read the end of a small object; raises `StoreError` if the server returns all of it, or another part."""
-    found = _smallest(page) or _smallest(await client.list_page(prefix, delimiter="", limit=_FEW))
+    found = _smallest(page) or _smallest(await client.list_page("", delimiter="", limit=_FEW))
     try:
         if found is not None:
             await client.get(found, Range(-1, 1))
@@ -99,10 +99,11 @@ def _smallest(page: ListPage) -> str | None:
     return min(((stat.size, key) for key, stat in page.objects if stat.size > 1), default=(0, None))[1]
 
 
-async def _what_is_there(client: S3Client, location: Location) -> str:
+async def _what_is_there(client: S3Client) -> str:
     """Say what is stored under the name of the source, if nothing is below it."""
+    location = client.location
     try:
-        first = await client.get(location.prefix, Range(0, MAGIC_NBYTES))
+        first = await client.of_bucket().get(location.prefix, Range(0, MAGIC_NBYTES))
     except ShardfsError:
         return f"nothing is stored at {location.url}; to create something there, mount a prefix above it"
     return f"{location.url} is {file_format(location.url, bytes(first.data))}"
@@ -132,12 +133,12 @@ class Conditions:
         )
 
 
-async def probe(client: S3Client, location: Location) -> Conditions:
-    """Find out which conditions are honoured at *location*, with an object of its own that is removed afterwards.
+async def probe(client: S3Client) -> Conditions:
+    """Find out which conditions are honoured, with an object of its own that is removed afterwards.
 
     Raises `SourceError` if that fails, for example because nothing can be written.
     """
-    key = location.object_key(f".shardfs-probe-{secrets.token_hex(8)}")
+    key = f".shardfs-probe-{secrets.token_hex(8)}"
     try:
         try:
             put = await _make(client, key)
@@ -158,7 +159,7 @@ async def probe(client: S3Client, location: Location) -> Conditions:
             with trio.CancelScope(shield=True):
                 await _remove(client, key)
     except (AccessDeniedError, StoreError) as error:
-        raise SourceError(f"{location.url} cannot be written: {error}") from None
+        raise SourceError(f"{client.location.url} cannot be written: {error}") from None
     return Conditions(put, copy, complete, delete)
 
 

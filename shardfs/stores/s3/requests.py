@@ -75,19 +75,12 @@ class Location:
 
     def url_of(self, key: str) -> str:
         """Return the URL of a key of the store."""
-        full = self.object_key(key).removesuffix("/")
+        full = self.full(key).removesuffix("/")
         return f"s3://{self.bucket}/{full}" if full else f"s3://{self.bucket}"
 
-    def object_key(self, key: str) -> str:
-        """Return the full object key of a key of the store; for the source itself, with its slash."""
-        if not key:
-            return f"{self.prefix}/" if self.prefix else ""
+    def full(self, key: str) -> str:
+        """Return the key in the bucket of a key of the source."""
         return f"{self.prefix}/{key}" if self.prefix else key
-
-    def directory_prefix(self, key: str) -> str:
-        """Return the prefix of the object keys below a directory of the store."""
-        full = self.object_key(key)
-        return full if not full or full.endswith("/") else full + "/"
 
 
 _SHOWN: Final = 120

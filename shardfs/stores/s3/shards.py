@@ -124,7 +124,7 @@ class S3Edit:
                 case (Sent() as whole,):
                     return await self._put(whole, new)
                 case _:
-                    return await self._upload(new, self.snapshot, self._object_key)
+                    return await self._upload(new, self.snapshot, self.key)
 
     async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
         """Make the object a copy of *source*, a version of *source_key*; S3 copies it."""
@@ -133,7 +133,7 @@ class S3Edit:
             starts = range(0, source.size, S3_LIMITS.max_part)
             parts = [Copied(start, min(S3_LIMITS.max_part, source.size - start)) for start in starts]
             new = _New(parts, source.size, 0, with_commit_id(properties, self.commit_id))
-            return await self._upload(new, source, self._objects.location.object_key(source_key))
+            return await self._upload(new, source, source_key)
 
     @property
     def can_delete(self) -> bool:
@@ -150,7 +150,7 @@ class S3Edit:
 
             async def attempt() -> None:
                 condition = await self._condition(self.writing.conditions.delete)
-                await self._client.delete(self._object_key, condition=condition)
+                await self._client.delete(self.key, condition=condition)
 
             with self._objects.changing(self.key):
                 await self._once(attempt, lambda found: found is None)
@@ -165,12 +165,8 @@ class S3Edit:
         return self.writing.objects.client
 
     @property
-    def _object_key(self) -> str:
-        return self._objects.location.object_key(self.key)
-
-    @property
     def _url(self) -> str:
-        return self._objects.location.url_of(self.key)
+        return self._client.location.url_of(self.key)
 
     @property
     def _etag(self) -> str | None:
@@ -201,23 +197,23 @@ class S3Edit:
 
             async def attempt() -> str:
                 condition = await self._condition(self.writing.conditions.put)
-                return await self._client.put(self._object_key, body, new.properties, condition=condition)
+                return await self._client.put(self.key, body, new.properties, condition=condition)
 
             return await self._make(new, attempt)
 
     async def _upload(self, new: _New, source: S3Snapshot | None, source_key: str) -> Stat:
         """Make the new version from parts, some of which S3 copies from *source*."""
-        upload_id = await self._client.create_upload(self._object_key, new.properties)
+        upload_id = await self._client.create_upload(self.key, new.properties)
         try:
             etags = await self._make_parts(upload_id, new.parts, source, source_key)
 
             async def attempt() -> str:
                 condition = await self._condition(self.writing.conditions.complete)
-                return await self._client.complete_upload(self._object_key, upload_id, etags, condition=condition)
+                return await self._client.complete_upload(self.key, upload_id, etags, condition=condition)
 
             return await self._make(new, attempt)
         except BaseException:
-            await self._client.give_up(self._object_key, upload_id)
+            await self._client.give_up(self.key, upload_id)
             raise
 
     async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
@@ -258,7 +254,7 @@ class S3Edit:
                     raise
                 reason = refusal = error  # perhaps because of an earlier attempt
             try:
-                found: _Found = await self._client.head(self._object_key)
+                found: _Found = await self._client.head(self.key)
             except NotFoundError:
                 found = None
             except ShardfsError as error:
@@ -279,7 +275,7 @@ class S3Edit:
         condition = Condition(source.object.etag) if source is not None and self.writing.conditions.copy else None
 
         async def make(number: int, part: Part) -> str:
-            key = self._object_key
+            key = self.key
             if isinstance(part, Sent):
                 async with self._body(part) as body:
                     return await self._client.upload_part(key, upload_id, number, body)
@@ -324,7 +320,7 @@ class S3Edit:
             for group in plan_fetches(part.pieces):
                 first, last = group[0].offset, group[-1]
                 wanted = Range(first, last.offset + last.nbytes - first)
-                data = (await self._client.get(self._object_key, wanted, etag=self._etag)).data
+                data = (await self._client.get(self.key, wanted, etag=self._etag)).data
                 if data.nbytes != wanted.nbytes:
                     raise StoreError(f"{self._url}: {wanted.nbytes} bytes came as {data.nbytes}")
                 for kept in group:
@@ -337,7 +333,7 @@ class S3Edit:
         if honoured:
             return Condition(self._etag)
         try:
-            etag: str | None = (await self._client.head(self._object_key))[0].etag
+            etag: str | None = (await self._client.head(self.key))[0].etag
         except NotFoundError:
             etag = None
         if etag != self._etag:

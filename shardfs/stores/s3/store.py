@@ -58,7 +58,7 @@ from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
 from shardfs.stores.s3.heads import GONE, Head, Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
-from shardfs.stores.s3.requests import Counts, Location, ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.uploads import NewS3Objects
 
@@ -103,7 +103,7 @@ def _changing(method: _Method) -> _Method:
 
 
 class S3Store(NewS3Objects):
-    """The objects below *location*; nothing can be changed before `start_writing`.
+    """The objects of a source; nothing can be changed before `start_writing`.
 
     A key that is an object and has keys below it is a directory. A directory without anything stored in it is known to
     this process only. Objects have no modes, owners or times that can be set, and S3 has no links and no attributes:
@@ -119,26 +119,19 @@ class S3Store(NewS3Objects):
     def __init__(
         self,
         client: S3Client,
-        location: Location,
-        counts: Counts,
         *,
         ttl: float = TTL,
         cache: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
-        max_connections: int = 64,
         memory_nbytes: int = MEMORY_NBYTES,
     ) -> None:
         self.ttl = ttl
-        self.location = location
-        self.url = location.url
-        self.address = location.address(client.endpoint_url)
+        self.url = client.location.url
+        self.address = client.address
         self.directory_stat = directory_stat()
-        self.heads = Heads(client, location, ttl=ttl, clock=clock)
-        self.objects = Objects(
-            client, location, self.heads, cache, max_connections=max_connections, memory_nbytes=memory_nbytes
-        )
+        self.heads = Heads(client, ttl=ttl, clock=clock)
+        self.objects = Objects(client, self.heads, cache, memory_nbytes=memory_nbytes)
         self._client = client
-        self._counts = counts
         self._renaming = trio.Lock()
 
     @property
@@ -148,15 +141,15 @@ class S3Store(NewS3Objects):
 
     def statistics(self) -> Mapping[str, object]:
         """Return the counts as plain values."""
-        return self._counts.as_dict()
+        return self._client.counts.as_dict()
 
     def url_of(self, key: str) -> str:
         """Return the `s3://` URL of *key*."""
-        return self.location.url_of(key)
+        return self._client.location.url_of(key)
 
     async def check(self) -> Sequence[Entry] | None:
         """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
-        entries, self.heads.can_list = await check(self._client, self.location)
+        entries, self.heads.can_list = await check(self._client)
         return entries
 
     async def capacity(self) -> Capacity:
@@ -266,9 +259,9 @@ class S3Store(NewS3Objects):
         """Find out whether writing is safe, and log what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
         await side.make_directories(SPOOLS)
-        before = self._counts.conflicts
-        conditions = await probe(self._client, self.location)
-        self._counts.conflicts = before  # the conflicts of the probe do not count
+        before = self._client.counts.conflicts
+        conditions = await probe(self._client)
+        self._client.counts.conflicts = before  # the conflicts of the probe do not count
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
@@ -416,7 +409,7 @@ class S3Store(NewS3Objects):
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
         if (await self.heads.stored(key)).is_directory:  # an object stands for it
-            await self._client.delete(self.location.directory_prefix(key))
+            await self._client.delete(key + "/")
             self.heads.marker_removed(key)
         self.heads.directories.discard(key)
         self.heads.directories.add_with_parents(split(key)[0])
@@ -573,7 +566,7 @@ class S3Store(NewS3Objects):
         known = self.heads.find(key)
         if known is not None and known.stat is None:
             return
-        await self._client.delete(self.location.object_key(key))
+        await self._client.delete(key)
         self.heads.changed(key, None)
 
     def _moved_away(self, key: str) -> None:
@@ -613,7 +606,7 @@ class S3Store(NewS3Objects):
     def _check_key(self, key: str) -> None:
         """Raise `NameTooLongError`, or `RefusedError` if it is not UTF-8, if *key* cannot be that of an object."""
         try:
-            nbytes = len(self.location.object_key(key).encode())
+            nbytes = len(self._client.location.full(key).encode())
         except UnicodeEncodeError:
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are") from None
         if nbytes > _MAX_KEY_NBYTES and not _is_on_side(key):

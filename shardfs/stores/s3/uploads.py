@@ -14,7 +14,7 @@ from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.objects import file_stat
 from shardfs.stores.s3.parts import S3_LIMITS
-from shardfs.stores.s3.requests import Location, ObjectStat, Properties
+from shardfs.stores.s3.requests import ObjectStat, Properties
 
 _AT_ONCE: Final = 4
 """How many parts are under way at a time."""
@@ -110,20 +110,18 @@ class NewS3Object:
 class NewS3Objects:
     """The part of a store for bulk work: no conditions, and no memory of uploads."""
 
-    location: Location
     heads: Heads
     _client: S3Client
 
     @asynccontextmanager
     async def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AsyncIterator[NewS3Object]:
         """Begin an object that becomes *key*; unless it is finished in the block, it is aborted."""
-        full = self.location.object_key(key)
         part_nbytes = max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts), head_nbytes)
         new: NewS3Object | None = None
         error: Exception | None = None
         try:
             async with trio.open_nursery() as nursery:
-                new = NewS3Object(self._client, full, part_nbytes, head_nbytes, nursery)
+                new = NewS3Object(self._client, key, part_nbytes, head_nbytes, nursery)
                 try:
                     yield new
                 except Exception as raised:  # else the nursery would wrap it
@@ -139,12 +137,12 @@ class NewS3Objects:
 
     async def discard(self, key: str) -> None:
         """Remove an object, if there is one."""
-        await self._client.delete(self.location.object_key(key))
+        await self._client.delete(key)
         self.heads.changed(key, None)
 
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
         """Abort all uploads of *keys*."""
-        for key in map(self.location.object_key, keys):
+        for key in keys:
             for upload in await self._client.list_uploads(key):
                 await self._client.abort_upload(key, upload.upload_id)
 

@@ -36,18 +36,17 @@ def local(directory: Path) -> Subject:
     return Subject("local", begin, again)
 
 
-def s3(client: S3Client, directory: Path, name: str) -> Subject:
-    """*name* is part of the bucket, with local files in *directory*."""
-    location = Location("bucket", name)
+def s3(client: S3Client, directory: Path) -> Subject:
+    """A source in a bucket, with local files in *directory*."""
 
     async def begin() -> Store:
         directory.mkdir(parents=True)  # noqa: ASYNC240
-        store = S3Store(client, location, Counts())
+        store = S3Store(client)
         await store.start_writing(str(directory), single_writer=False)
         return store
 
     async def again(_: Store) -> Store:
-        return S3Store(client, location, Counts())
+        return S3Store(client)
 
     return Subject("s3", begin, again)
 
@@ -60,5 +59,5 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
             return local(tmp_path / "source")
         case _:
             bucket = request.getfixturevalue("s3_bucket")
-            client = S3Client(bucket.name, S3Options(endpoint_url=bucket.endpoint_url), Counts())
-            return s3(client, tmp_path / "state", PREFIX)
+            client = S3Client(Location(bucket.name, PREFIX), S3Options(endpoint_url=bucket.endpoint_url), Counts())
+            return s3(client, tmp_path / "state")

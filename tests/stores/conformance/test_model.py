@@ -118,5 +118,5 @@ async def compare(subject: Subject, steps: list[Step], directory: Path) -> None:
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_stores_come_to_the_same(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        subject = s3(FakeS3().client, Path(directory, "state"), "data.zarr")
+        subject = s3(FakeS3().client_at("data.zarr"), Path(directory, "state"))
         trio.run(compare, subject, steps, Path(directory, "source"))

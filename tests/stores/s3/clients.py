@@ -7,7 +7,7 @@ from typing import TypeVar
 import trio
 
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.requests import Counts, Properties, S3Options
+from shardfs.stores.s3.requests import Counts, Location, Properties, S3Options
 from shardfs.stores.s3.session import Timeouts
 from tests.support.s3_server import Bucket
 
@@ -54,7 +54,7 @@ def client_of(bucket: Bucket, *, timeouts: Timeouts = PATIENT, **options: object
     counts, pauses = Counts(), []
     backoff = Backoff(pause=pauses.append, jitter=max)
     full = S3Options(**{"endpoint_url": bucket.endpoint_url, **options})
-    return Tried(S3Client(bucket.name, full, counts, timeouts=timeouts, backoff=backoff), counts, pauses)
+    return Tried(S3Client(Location(bucket.name, ""), full, counts, timeouts=timeouts, backoff=backoff), counts, pauses)
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:

@@ -71,14 +71,13 @@ def host(
     directory.mkdir(parents=True, exist_ok=True)
     counts = Counts()
     client = S3Client(
-        bucket.name,
+        Location(bucket.name, PREFIX),
         S3Options(endpoint_url=bucket.endpoint_url),
         counts,
         timeouts=Timeouts(silence=silence, work=silence),
         backoff=Backoff(attempts=attempts, pause=lambda seconds: None),
     )
-    location = Location(bucket.name, PREFIX)
-    reader = S3Store(client, location, counts)
+    reader = S3Store(client)
     reader.heads.keeps_properties = True
     writing = Writing(reader.objects, conditions, single_writer, str(directory))
     return Host(writing, reader, counts, directory)

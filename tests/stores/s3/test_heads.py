@@ -9,7 +9,7 @@ import trio
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
-from shardfs.stores.s3.requests import Location, ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import one_request
 from tests.support.fake_s3 import FakeS3, Request
@@ -126,7 +126,7 @@ async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> Non
 @on_mock_clock
 async def test_the_names_that_are_kept_are_bounded() -> None:
     fake = bucket(*(f"{directory}/{i}" for directory in "abc" for i in range(4)))
-    heads = Heads(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=10)
+    heads = Heads(fake.client, ttl=TTL, clock=trio.current_time, max_names=10)
     for key in "abac":
         await heads.list(key)
     heads.changed("a/new", ObjectStat(1, '"e"', 1))

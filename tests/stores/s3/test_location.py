@@ -56,9 +56,8 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
 
 def test_keys_of_a_store_lie_below_its_prefix() -> None:
     location = Location("bucket", "a/data.zarr")
-    assert location.object_key("c/0") == "a/data.zarr/c/0"
-    assert location.object_key("") == location.directory_prefix("") == "a/data.zarr/"
-    assert location.directory_prefix("c") == "a/data.zarr/c/"
+    assert location.full("c/0") == "a/data.zarr/c/0"
+    assert location.full("") == "a/data.zarr/"
     assert location.url_of("c/0") == "s3://bucket/a/data.zarr/c/0"
     assert location.url == "s3://bucket/a/data.zarr"
 

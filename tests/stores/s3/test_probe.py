@@ -19,7 +19,7 @@ def here(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> Host:
 
 
 def probed(one: Host) -> Conditions:
-    return run(lambda: probe(one.client, one.writing.objects.location))
+    return run(lambda: probe(one.client))
 
 
 def nothing_is_left(bucket: Bucket, one: Host) -> bool:

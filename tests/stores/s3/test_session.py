@@ -7,7 +7,7 @@ import pytest
 
 from shardfs.errors import AccessDeniedError, SourceError, StoreError
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts, S3Options
+from shardfs.stores.s3.requests import Counts, Location, S3Options
 from tests.stores.s3.clients import PLAIN, Memory, client_of, run
 from tests.support.s3_faults import Reply
 from tests.support.s3_proxy import S3Proxy
@@ -40,7 +40,7 @@ def profile(name: str, key: str, **settings: str) -> str:
 
 def refusal(**options: object) -> str:
     with pytest.raises(SourceError) as refused:
-        S3Client("bucket", S3Options(**options), Counts())
+        S3Client(Location("bucket", ""), S3Options(**options), Counts())
     return str(refused.value)
 
 
