@@ -232,15 +232,6 @@ class Files:
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
 
-    async def fetch(self, snapshot: S3Snapshot, to: str, *, exclusive: bool) -> None:
-        """Make *to*, on the side, a copy of an object."""
-        name = new_name()
-        await self._fetch(name, snapshot, snapshot.size)
-        try:
-            await self.side.rename(join_key(SPOOLS, name), to, exclusive=exclusive)
-        finally:
-            remove_kept(self.kept.path(name))
-
     async def keep(self, key: str, content: Buffer, reason: str) -> None:
         """Keep what cannot be stored under *key*."""
         await self._keep(key, len(content), reason, partial(self.kept.keep, key, content, reason))
@@ -341,8 +332,12 @@ class Files:
             return spool.file
         snapshot = spool.snapshot
         nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
-        file = await self._fetch(spool.name, snapshot, nbytes)
+        file = await self.side.create(join_key(SPOOLS, spool.name), 0o644, exclusive=True)
         try:
+            if snapshot is not None:
+                snapshot.expect(0, nbytes)
+                for start in range(0, nbytes, _PIECE_NBYTES):
+                    await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
             if not spool.is_gone:
                 self.kept.note(spool.name, spool.key)
         except BaseException:  # without a note it is not kept after a kill
@@ -358,19 +353,6 @@ class Files:
             remove_kept(self.kept.path(spool.name))
         return spool.file
 
-    async def _fetch(self, name: str, snapshot: S3Snapshot | None, nbytes: int) -> LocalFile:
-        """Return a new file with the first *nbytes* bytes of an object."""
-        file = await self.side.create(join_key(SPOOLS, name), 0o644, exclusive=True)
-        try:
-            if snapshot is not None:
-                snapshot.expect(0, nbytes)
-                for start in range(0, nbytes, _PIECE_NBYTES):
-                    await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
-        except BaseException:
-            remove_kept(self.kept.path(name))
-            raise
-        return file
-
 
 class SpoolFile:
     """An open spool; those open for writing count as its users.
@@ -378,21 +360,21 @@ class SpoolFile:
     An object that nobody writes is open as a spool that *is_gone*: it keeps its version, or cannot be read any more.
     """
 
-    __slots__ = ("_files", "_spool", "_writes")
+    __slots__ = ("_files", "_writes", "spool")
 
     def __init__(self, files: Files | None, spool: Spool, *, writable: bool) -> None:
         self._files = files
-        self._spool = spool
+        self.spool = spool
         self._writes = files if writable else None
         spool.users += writable
 
     def stat(self) -> Stat:
         """Return the present status."""
-        return self._spool.stat()
+        return self.spool.stat()
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` if it is an object that was replaced."""
-        spool = self._spool
+        spool = self.spool
         if spool.file is not None:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
@@ -405,49 +387,49 @@ class SpoolFile:
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""
         files = self._writing()
-        async with self._spool.lock:
-            file = await files.local(self._spool)
+        async with self.spool.lock:
+            file = await files.local(self.spool)
             try:
                 return await file.write(offset, data)
             finally:
-                self._spool.changed(is_empty=False)
+                self.spool.changed(is_empty=False)
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
         files = self._writing()
-        async with self._spool.lock:
-            file = await files.local(self._spool, nbytes)
+        async with self.spool.lock:
+            file = await files.local(self.spool, nbytes)
             try:
                 await file.truncate(nbytes)
             finally:
-                self._spool.changed(is_empty=nbytes == 0)
+                self.spool.changed(is_empty=nbytes == 0)
 
     async def flush(self) -> None:
         """Store what was written; an empty file waits for more."""
         if self._files is not None:
-            await self._files.flush(self._spool)
+            await self._files.flush(self.spool)
 
     async def sync(self) -> None:
         """Store what was written."""
         if self._files is not None:
-            await self._files.flush(self._spool, also_empty=True)
+            await self._files.flush(self.spool, also_empty=True)
 
     async def close(self) -> None:
         """Release the file; store now what no attempt was made to store."""
         if self._writes is not None:
             files, self._writes = self._writes, None
-            await files.close(self._spool)
+            await files.close(self.spool)
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of what is being written; objects have no attributes to set."""
         mtime_ns = changes.get("mtime_ns")
-        if mtime_ns is not None and self._spool.is_here:
-            self._spool.mtime_ns = mtime_ns
-        return self._spool.stat()
+        if mtime_ns is not None and self.spool.is_here:
+            self.spool.mtime_ns = mtime_ns
+        return self.spool.stat()
 
     def _writing(self) -> Files:
         if self._writes is None:
-            raise ReadOnlyError(f"{self._spool.key} is open for reading only")
+            raise ReadOnlyError(f"{self.spool.key} is open for reading only")
         return self._writes
 
 

@@ -250,17 +250,6 @@ class Heads:
             self._properties.pop(key, None)
         self._changed_above(key, exists=stat is not None)
 
-    def marker_removed(self, key: str) -> None:
-        """Note that we removed the object that stands for the directory *key* itself."""
-        listing = self._listing(key)
-        if listing is None:
-            self.forget(key)
-            return
-        listing.may_be_empty = False
-        if listing.is_missing:
-            self._put(key, GONE)
-            self._changed_above(key, exists=False)
-
     def shown(self, key: str) -> Shown | None:
         """Return what programs were shown of the file *key*, which is what they may replace next; None if unknown.
 

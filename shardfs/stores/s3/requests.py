@@ -141,6 +141,12 @@ class Properties:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
+    def of_new(cls, key: str) -> "Properties":
+        """Return the properties of an object that does not exist yet."""
+        is_json = key.endswith(".json") or key.rpartition("/")[2].startswith(".z")
+        return cls({"ContentType": "application/json" if is_json else "application/octet-stream"})
+
+    @classmethod
     def of(cls, reply: Mapping[str, Any]) -> "Properties":
         """Return the properties in a reply of boto3 to GET or HEAD."""
         headers = {name: str(reply[name]) for name in _HEADERS if reply.get(name)}

@@ -184,9 +184,7 @@ class S3Edit:
     async def _properties(self) -> Properties:
         """Return what the object has besides its bytes."""
         if self._etag is None:
-            return Properties(
-                {"ContentType": "application/json" if self.key.endswith(".json") else "application/octet-stream"}
-            )
+            return Properties.of_new(self.key)
         try:
             return await self._objects.heads.properties(self.key, self._etag)
         except NotFoundError:

@@ -366,6 +366,9 @@ class S3Store(NewS3Objects):
     @_routed
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a passthrough file; an object that is read keeps its version, or cannot be read any more."""
+        return await self._open_file(key, writable=writable)
+
+    async def _open_file(self, key: str, *, writable: bool) -> SpoolFile:
         files = self._writable() if writable else self.files
         spool = files.spools.get(key) if files is not None else None
         if spool is None:
@@ -410,7 +413,7 @@ class S3Store(NewS3Objects):
             raise NotEmptyError(f"{key} is not empty")
         if (await self.heads.stored(key)).is_directory:  # an object stands for it
             await self._client.delete(key + "/")
-            self.heads.marker_removed(key)
+            self.heads.forget(key)
         self.heads.directories.discard(key)
         self.heads.directories.add_with_parents(split(key)[0])
 
@@ -535,17 +538,13 @@ class S3Store(NewS3Objects):
 
     async def _move_out(self, files: Files, key: str, to: str, *, exclusive: bool) -> None:
         """Move a passthrough file to the side."""
-        async with files.alone(key):
-            spool = files.here(key)
-            if spool is not None:
-                source = spool.expected
-                await files.take(spool, to, exclusive=exclusive)
-            else:
-                snapshot = await self.objects.open(key)
-                source = snapshot.object
-                await files.fetch(snapshot, to, exclusive=exclusive)
-                files.detach(key)
-            await self._delete_version(files, key, source)
+        file = await self._open_file(key, writable=True)
+        try:
+            async with files.alone(key):
+                await files.take(file.spool, to, exclusive=exclusive)
+                await self._delete_version(files, key, file.spool.expected)
+        finally:
+            await file.close()
         self._moved_away(key)
 
     async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:

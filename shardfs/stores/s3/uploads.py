@@ -58,7 +58,9 @@ class NewS3Object:
         """Send the rest, and make the object."""
         if self._upload_id is None:
             self._pending[: len(head)] = head
-            etag = await self._client.put(self._key, MemoryContent(memoryview(self._pending)), _properties(self._key))
+            etag = await self._client.put(
+                self._key, MemoryContent(memoryview(self._pending)), Properties.of_new(self._key)
+            )
         else:
             if self._first is not None:
                 self._first[: len(head)] = head
@@ -82,7 +84,7 @@ class NewS3Object:
     async def _send(self) -> None:
         """Send what is pending as the next part."""
         if self._upload_id is None:
-            self._upload_id = await self._client.create_upload(self._key, _properties(self._key))
+            self._upload_id = await self._client.create_upload(self._key, Properties.of_new(self._key))
         self._etags.append("")
         part, self._pending = self._pending, bytearray()
         if len(self._etags) == 1 and self._head_nbytes:
@@ -148,8 +150,3 @@ class NewS3Objects:
 
     async def settle(self) -> None:
         """Do nothing: what S3 accepted is durable."""
-
-
-def _properties(key: str) -> Properties:
-    is_json = key.endswith(".json") or key.rpartition("/")[2].startswith(".z")
-    return Properties({"ContentType": "application/json" if is_json else "application/octet-stream"})
