@@ -133,6 +133,31 @@ def test_who_writes_a_plain_file_that_was_replaced_does_not_write_what_replaced_
     assert (root / name).read_bytes() == old
 
 
+@pytest.mark.parametrize("way", ["moved", "replaced"])
+def test_mode_and_time_are_given_to_the_document_that_is_open(root: Path, way: str) -> None:
+    """Not to another one that has its name by now."""
+    group = b'{"zarr_format": 3, "node_type": "group"}'
+    place, moved = root.with_name(f"{root.name}-{way}"), root.with_name(f"{root.name}-{way}-to")
+    place.mkdir()
+    document = place / "zarr.json"
+    with document.open("wb", buffering=0) as file:
+        file.write(group)
+        os.fsync(file.fileno())
+        if way == "moved":
+            place.rename(moved)
+            place.mkdir()
+        else:
+            document.unlink()
+        document.write_bytes(group)
+        other = document.stat()
+        os.fchmod(file.fileno(), 0o600)
+        os.utime(file.fileno(), (1, 1))
+    assert (document.stat().st_mode, document.stat().st_mtime_ns) == (other.st_mode, other.st_mtime_ns)
+    if way == "moved":
+        found = (moved / "zarr.json").stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_mtime) == (0o600, 1)
+
+
 def test_a_rename_and_a_removal_take_all_writers_along(root: Path) -> None:
     fds = [os.open(root / KEY, CUT) for _ in range(2)]
     for fd, data in zip(fds, (b"first", b"second"), strict=True):

@@ -237,8 +237,11 @@ class Document(PublishedEntry):
         """Change attributes of the stored document; for a document that is not stored yet, keep them."""
         mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.buffers.of_ino(self.ino)
-        if buffer is not None and buffer.is_new:
+        if buffer is not None and (buffer.is_new or buffer.is_detached):
             buffer.set_attributes(changes)
+            return
+        if buffer is not None and buffer.entry.path != self.path:  # it was moved
+            await type(self)(self.fs, buffer.entry.path, self.ino, self.identity).set_attributes(changes)
             return
         await self._check(is_open=buffer is not None)
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
