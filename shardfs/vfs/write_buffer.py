@@ -513,7 +513,7 @@ class WriteBuffers:
                 moved = await buffer.entry.moved_with(old, new)
                 if moved is None:
                     self.detach(buffer.entry)
-                else:
+                elif buffer.users:  # else all of them have closed it meanwhile
                     self.rename(buffer, moved)
 
     def _add(self, buffer: WriteBuffer) -> None:

@@ -319,6 +319,32 @@ async def test_a_chunk_that_is_closed_while_it_is_moved_keeps_what_was_written(
 
 
 @in_trio
+async def test_a_chunk_that_is_closed_while_its_array_is_moved_keeps_what_was_written(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    directory = (await find(fs, "unchecked/c")).ino
+    await write(changes, directory, b"0", b"first text")
+    writing, _ = await changes.open((await changes.lookup(directory, b"0")).ino, os.O_RDWR)
+    moved_with = Chunk.moved_with
+
+    async def moved_late(chunk: Chunk, old: str, new: str) -> Chunk | None:
+        moved = await moved_with(chunk, old, new)
+        await changes.close(writing)
+        return moved
+
+    monkeypatch.setattr(Chunk, "moved_with", moved_late)
+    await changes.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
+    assert not changes.buffers
+    late, _ = await changes.open((await find(fs, "moved/c/0")).ino, os.O_RDWR)
+    await fs.open_files[late].write(0, b"FIRST")
+    await fs.open_files[late].flush()
+    await changes.close(late)
+    assert await read_file(fs, (await find(fs, "moved/c/0")).ino) == b"FIRST text"
+
+
+@in_trio
 async def test_who_writes_a_chunk_that_becomes_a_plain_file_is_told_and_what_was_flushed_is_there(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
