@@ -356,7 +356,7 @@ class Model:
             os.lstat(f"{self._at(new).parent}/.")  # the directory of a new name comes before what may be linked
             if self._at(new).exists() or self._is_made(new):
                 raise RefusedError(errno.EEXIST)
-            raise RefusedError(errno.EPERM)
+            raise RefusedError(errno.EPERM if place(new).is_within else errno.EINVAL)
         where = place(new)
         if where.kind == "file":
             os.link(self._at(old), self._at(new))
