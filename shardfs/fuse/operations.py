@@ -220,10 +220,10 @@ class Operations(pyfuse3.Operations):
         """Return sizes and free space of the store."""
         room = await self.fs.store.capacity()
         data = StatvfsData()
-        data.f_bsize = data.f_frsize = room.block_size
-        data.f_blocks, data.f_bfree, data.f_bavail = room.blocks, room.blocks_free, room.blocks_available
-        data.f_files, data.f_ffree, data.f_favail = room.files, room.files_free, room.files_free
-        data.f_namemax = room.name_max
+        data.f_bsize = data.f_frsize = room.f_frsize
+        data.f_blocks, data.f_bfree, data.f_bavail = room.f_blocks, room.f_bfree, room.f_bavail
+        data.f_files, data.f_ffree, data.f_favail = room.f_files, room.f_ffree, room.f_favail
+        data.f_namemax = room.f_namemax
         return data
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:

@@ -94,19 +94,6 @@ class Entry(NamedTuple):
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Space in a store: *block_size* in bytes, the others are counts."""
-
-    block_size: int
-    blocks: int
-    blocks_free: int
-    blocks_available: int
-    files: int
-    files_free: int
-    name_max: int
-
-
 class NewOwner(TypedDict, total=False):
     """The owner of a new file; whatever is missing or None is up to the system.
 
@@ -440,7 +427,7 @@ class Store(Protocol):
     async def attributes(self, key: str) -> Sequence[bytes]:
         """Return the names of the extended attributes in the `user` namespace."""
 
-    async def capacity(self) -> Capacity:
+    async def capacity(self) -> os.statvfs_result:
         """Return how much space there is."""
 
     # Names and files, changed at the request of programs.

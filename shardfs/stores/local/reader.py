@@ -20,7 +20,6 @@ from shardfs.stores.base import (
     MAX_TOP,
     Address,
     Buffer,
-    Capacity,
     Descriptor,
     Entry,
     Kind,
@@ -384,12 +383,9 @@ class LocalReader:
 
         return [name for name in map(os.fsencode, await self._on_names(key, look)) if name.startswith(USER)]
 
-    async def capacity(self) -> Capacity:
+    async def capacity(self) -> os.statvfs_result:
         """Return the room on the file system of the source."""
-        room = await self._on_names("", lambda: os.statvfs(self.directory.path))
-        return Capacity(
-            room.f_frsize, room.f_blocks, room.f_bfree, room.f_bavail, room.f_files, room.f_ffree, room.f_namemax
-        )
+        return await self._on_names("", lambda: os.statvfs(self.directory.path))
 
     async def open_to_read(self, key: str) -> tuple[Descriptor, Stat]:
         """Open a regular file."""

@@ -101,6 +101,13 @@ class Spool:
         stat = file_stat(self.key, ObjectStat(size, "", self.mtime_ns))
         return stat._replace(version=(self.name, self.nchanges), identity=self.identity)
 
+    def set_attributes(self, changes: NewAttributes) -> Stat:
+        """Set the time of what is being written; objects have no attributes to set. Return the status."""
+        mtime_ns = changes.get("mtime_ns")
+        if mtime_ns is not None:  # without effect on what `stat` says of an unchanged object
+            self.mtime_ns = mtime_ns
+        return self.stat()
+
     def changed(self, *, is_empty: bool) -> None:
         """Note that it was written."""
         self.state = _State.EMPTY if is_empty else _State.CHANGED
@@ -114,7 +121,7 @@ class Files:
     def __init__(self, side: LocalStore, writing: Writing) -> None:
         self.side = side
         self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
-        self._writing = writing
+        self.writing = writing
         self._objects = writing.objects
         self.heads = writing.objects.heads
         self.spools: dict[str, Spool] = {}
@@ -270,7 +277,7 @@ class Files:
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
-        return S3Edit(self._writing, key, S3Snapshot(self._objects, key, expected) if expected is not None else None)
+        return S3Edit(self.writing, key, S3Snapshot(self._objects, key, expected) if expected is not None else None)
 
     def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
         """Return what must be there when *key* is replaced: what was shown or, if that is unknown, what was *found*.
@@ -422,10 +429,7 @@ class SpoolFile:
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of what is being written; objects have no attributes to set."""
-        mtime_ns = changes.get("mtime_ns")
-        if mtime_ns is not None and self.spool.is_here:
-            self.spool.mtime_ns = mtime_ns
-        return self.spool.stat()
+        return self.spool.set_attributes(changes)
 
     def _writing(self) -> Files:
         if self._writes is None:

@@ -6,6 +6,7 @@ the one that was found, or shown to programs.
 """
 
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -35,7 +36,6 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import (
-    Capacity,
     Entry,
     Expected,
     Kind,
@@ -114,7 +114,6 @@ class S3Store(NewS3Objects):
     directory = None
     rewrites = True
     files: Files | None = None
-    _writing: Writing | None = None
 
     def __init__(
         self,
@@ -152,9 +151,9 @@ class S3Store(NewS3Objects):
         entries, self.heads.can_list = await check(self._client)
         return entries
 
-    async def capacity(self) -> Capacity:
+    async def capacity(self) -> os.statvfs_result:
         """Return more space than anybody asks for: a bucket has no limit."""
-        return Capacity(_BLOCK, _PLENTY, _PLENTY, _PLENTY, _PLENTY, _PLENTY, 1024)
+        return os.statvfs_result((_BLOCK, _BLOCK, *[_PLENTY] * 6, 0, _MAX_KEY_NBYTES))
 
     def forget(self, key: str) -> None:
         """Ask again for *key* at the next request; may be called in any thread."""
@@ -265,8 +264,7 @@ class S3Store(NewS3Objects):
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
-        self._writing = Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}")
-        self.files = Files(side, self._writing)
+        self.files = Files(side, Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}"))
         self.files.resume()
 
     async def flush(self) -> None:
@@ -298,12 +296,11 @@ class S3Store(NewS3Objects):
             return
         if files.here(key) is not None:
             raise ConflictError(f"{key} is open for writing as an ordinary file")
-        assert self._writing is not None
         try:
             snapshot = await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
         except NotFoundError:
             snapshot = None
-        yield S3Edit(self._writing, key, snapshot)
+        yield S3Edit(files.writing, key, snapshot)
 
     @_changing
     async def replace(
@@ -446,10 +443,7 @@ class S3Store(NewS3Objects):
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of a file that is being written; everything else is accepted and has no effect."""
         spool = self._writable().here(key)
-        mtime_ns = changes.get("mtime_ns")
-        if spool is not None and mtime_ns is not None:
-            spool.mtime_ns = mtime_ns
-        return await self.stat(key)
+        return await self.stat(key) if spool is None else spool.set_attributes(changes)
 
     @_changing
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
