@@ -7,7 +7,6 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import ShardfsError
 from shardfs.stores.base import PART_NBYTES, Buffer, Stat
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
@@ -39,7 +38,6 @@ class NewS3Object:
         self._upload_id: str | None = None
         self._etags: list[str] = []
         self._room = trio.Semaphore(_AT_ONCE)
-        self._error: ShardfsError | None = None
 
     async def write(self, data: Sequence[Buffer]) -> None:
         """Append *data*, and send complete parts; waits for room for each."""
@@ -69,8 +67,6 @@ class NewS3Object:
                 await self._send()
             for _ in range(_AT_ONCE):  # nothing else is being sent then
                 await self._room.acquire()
-            if self._error is not None:
-                raise self._error
             etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
             self._upload_id = None
         self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
@@ -94,19 +90,13 @@ class NewS3Object:
 
     async def _start(self, number: int, part: bytearray) -> None:
         await self._room.acquire()
-        if self._error is not None:
-            raise self._error
         self._nursery.start_soon(self._put_part, number, part)
 
     async def _put_part(self, number: int, part: bytearray) -> None:
         assert self._upload_id is not None
-        try:
-            body = MemoryContent(memoryview(part))
-            self._etags[number - 1] = await self._client.upload_part(self._key, self._upload_id, number, body)
-        except ShardfsError as error:  # it is raised in the task that writes, at the next part
-            self._error = error
-        finally:
-            self._room.release()
+        body = MemoryContent(memoryview(part))
+        self._etags[number - 1] = await self._client.upload_part(self._key, self._upload_id, number, body)
+        self._room.release()
 
 
 class NewS3Objects:
@@ -120,22 +110,17 @@ class NewS3Objects:
         """Begin an object that becomes *key*; unless it is finished in the block, it is aborted."""
         part_nbytes = max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts), head_nbytes)
         new: NewS3Object | None = None
-        error: Exception | None = None
         try:
             async with trio.open_nursery() as nursery:
                 new = NewS3Object(self._client, key, part_nbytes, head_nbytes, nursery)
-                try:
-                    yield new
-                except Exception as raised:  # else the nursery would wrap it
-                    error = raised
-                    nursery.cancel_scope.cancel()
+                yield new
+        except BaseExceptionGroup as group:  # of the block, or of a part, which has cancelled the block
+            raise group.exceptions[0] from None
         finally:
             if new is not None and new.stat is not None:
                 self.heads.changed(key, new.stat)
             elif new is not None:
                 await new.abort()
-        if error is not None:
-            raise error
 
     async def discard(self, key: str) -> None:
         """Remove an object, if there is one."""
