@@ -13,7 +13,15 @@ from weakref import WeakSet
 import numpy as np
 import trio
 
-from shardfs.errors import CorruptionError, IsADirectoryHereError, NoAttributeError, SourceError, StaleError
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StaleError,
+)
 from shardfs.stores.base import (
     INODE_BITS,
     MAGIC_NBYTES,
@@ -302,17 +310,11 @@ class LocalReader:
 
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing, not even a link."""
-
-        def look() -> bool:
-            try:
-                os.stat(key, dir_fd=self.directory.fd, follow_symlinks=False)
-            except FileNotFoundError:
-                return True
-            except (OSError, ValueError):
-                return False
-            return False
-
-        return await self.threads.on_names(look)
+        try:
+            await self.stat(key)
+        except ShardfsError as error:
+            return isinstance(error, NotFoundError)
+        return False
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
         """Open a regular file."""
