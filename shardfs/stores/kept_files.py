@@ -5,6 +5,7 @@ store is found by its note. What the store refused stays, with the reason, until
 """
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import trio
+
+from shardfs.errors import NoSpaceError
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.syscalls import READ, SYSCALLS, changing
+
+log = logging.getLogger(__name__)
+
+ENDED: Final = "its mount ended before it was stored"
+
+_MAX_NBYTES: Final = 2**30
+"""From this size of kept files on, which nobody has stored or removed, nothing more is written."""
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
@@ -52,10 +63,65 @@ class KeptFile:
 
 
 class KeptFiles:
-    """The files and notes in *directory*; a name there is used only once."""
+    """The files and notes in *directory*; a name there is used only once.
+
+    It remembers what this process has kept, by key, because a version that is stored later supersedes it.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self._nbytes = 0
+        self._paths: dict[str, list[str]] = {}
+
+    def resume(self) -> None:
+        """Log what earlier processes have kept, which is left alone. Remove files without a note.
+
+        Those were stored, or never written.
+        """
+        names = set(self._names())
+        for name in names:
+            if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
+                remove_kept(self.path(name))
+        for file in self.find():
+            self._nbytes += file.nbytes
+            if not file.reason:
+                self.note(os.path.basename(file.path), file.key, ENDED)
+            log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
+
+    def require_room(self) -> None:
+        """Raise `NoSpaceError` if too much is kept for anything more to be written."""
+        if self._nbytes >= _MAX_NBYTES:  # some may have been stored or removed since
+            self._nbytes = sum(file.nbytes for file in self.find() if file.reason)
+        if self._nbytes >= _MAX_NBYTES:
+            raise NoSpaceError(
+                f"{self.directory} keeps {self._nbytes:,} bytes that are not stored; see `shardfs recover`"
+            )
+
+    async def keep(self, name: str, key: str, reason: str, content: Buffer | None = None) -> None:
+        """Keep the file *name*, which was written to *key* and not stored; with *content*, create it."""
+        path = self.path(name)
+
+        def keep() -> int:
+            with changing(path):
+                if content is not None:
+                    with open(path, "xb") as file:
+                        file.write(content)
+                self.note(name, key, reason)
+                return os.stat(path).st_size
+
+        paths = self._paths.setdefault(key, [])
+        with trio.CancelScope(shield=True):
+            nbytes = await trio.to_thread.run_sync(keep)
+        self._nbytes += nbytes
+        log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
+        if self._paths.get(key) is paths:
+            paths.append(path)
+        else:  # a later version has been stored meanwhile
+            self._supersede(key, [path])
+
+    def supersede(self, key: str) -> None:
+        """Note that a later version of *key* was stored: what is kept of it stays until somebody removes it."""
+        self._supersede(key, self._paths.pop(key, []))
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""
@@ -70,8 +136,8 @@ class KeptFiles:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
 
-    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> str:
-        """Note that the file *name* was written to *key*; returns its path.
+    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> None:
+        """Note that the file *name* was written to *key*.
 
         With a *reason*, both the note and the bytes are made durable.
         """
@@ -80,33 +146,19 @@ class KeptFiles:
             if reason:
                 _sync(path)
             write_note(path + _SUFFIX, note, is_durable=bool(reason))
-        return path
-
-    def supersede(self, path: str) -> None:
-        """Note that a later version of the file at *path* was stored; it stays until somebody removes it."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = self._read(os.path.basename(path))
-            self.note(os.path.basename(path), kept.key, kept.reason, is_superseded=True)
 
     def forget_note(self, name: str) -> None:
         """Remove the note of the file *name*: its bytes are stored."""
         with suppress(OSError):
             os.unlink(self.path(name) + _SUFFIX)
 
-    def keep(self, key: str, content: Buffer, reason: str) -> str:
-        """Keep *content*, which was written to *key* and not stored, durably; returns the path."""
-        name = new_name()
-        path = self.path(name)
-        with changing(path), open(path, "xb") as file:
-            file.write(content)
-        return self.note(name, key, reason)
-
-    def clean(self) -> None:
-        """Remove files without a note: they were stored, or never written."""
-        names = set(self._names())
-        for name in names:
-            if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
-                remove_kept(self.path(name))
+    def _supersede(self, key: str, paths: Sequence[str]) -> None:
+        for path in paths:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                kept = self._read(os.path.basename(path))
+                self.note(os.path.basename(path), kept.key, kept.reason, is_superseded=True)
+            older = f"what was written to {key} and is kept in {path} is older than what is stored"
+            log.warning("%s: `recover` leaves it alone", older)
 
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)

@@ -7,18 +7,16 @@ gets an error, and what was written is kept on this machine.
 
 import enum
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final, Unpack, cast
 
 import trio
 
-from shardfs.errors import ConflictError, NoSpaceError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
+from shardfs.errors import ConflictError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
 from shardfs.stores.base import Buffer, Content, NewAttributes, Snapshot, Splice, Stat, join_key
-from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
+from shardfs.stores.kept_files import ENDED, KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.s3.heads import split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
@@ -29,11 +27,6 @@ log = logging.getLogger(__name__)
 
 SPOOLS: Final = ".shardfs/spools"
 """The directory, within that of the mount, for spools and for kept files."""
-
-_MAX_KEPT_NBYTES: Final = 2**30
-"""From this size of kept files on, which nobody has stored or removed, nothing more is written."""
-
-_ENDED: Final = "its mount ended before it was stored"
 
 _PIECE_NBYTES: Final = 8 * 2**20
 
@@ -125,18 +118,7 @@ class Files:
         self._objects = writing.objects
         self.heads = writing.objects.heads
         self.spools: dict[str, Spool] = {}
-        self._kept_nbytes = 0
-        self._kept_here: dict[str, list[str]] = {}
         self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
-
-    def resume(self) -> None:
-        """Log what earlier mounts have kept; it is left alone."""
-        self.kept.clean()
-        for file in self.kept.find():
-            self._kept_nbytes += file.nbytes
-            if not file.reason:
-                self.kept.note(os.path.basename(file.path), file.key, _ENDED)
-            log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
     def here(self, key: str) -> Spool | None:
         """Return the spool of *key*, if the key stands for the spool rather than the object."""
@@ -163,18 +145,9 @@ class Files:
 
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
         """Create a spool for *key*, which is the object *snapshot*, or nothing."""
-        self.require_room()
+        self.kept.require_room()
         spool = self.spools[key] = Spool(key, snapshot)
         return spool
-
-    def require_room(self) -> None:
-        """Raise `NoSpaceError` if too much was kept for anything more to be written."""
-        if self._kept_nbytes >= _MAX_KEPT_NBYTES:  # kept files may have been stored or removed since
-            self._kept_nbytes = sum(file.nbytes for file in self.kept.find() if file.reason)
-        if self._kept_nbytes >= _MAX_KEPT_NBYTES:
-            raise NoSpaceError(
-                f"{self.kept.directory} keeps {self._kept_nbytes:,} bytes that are not stored; see `shardfs recover`"
-            )
 
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
         """Store what is not stored; raises `StaleError` if another host was first."""
@@ -239,10 +212,6 @@ class Files:
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
 
-    async def keep(self, key: str, content: Buffer, reason: str) -> None:
-        """Keep what cannot be stored under *key*."""
-        await self._keep(key, len(content), reason, partial(self.kept.keep, key, content, reason))
-
     async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
         """Store an object, replacing the version *expected*, or nothing; raises `ConflictError`."""
         return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
@@ -271,8 +240,7 @@ class Files:
         self._doubtful.pop(key, None)  # no earlier change can take effect any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
-        for path in self._kept_here.pop(key, ()):
-            self._supersede(key, path)
+        self.kept.supersede(key)
         return new
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
@@ -310,26 +278,7 @@ class Files:
         if spool.file is None or spool.state is _State.STORED or is_void:
             remove_kept(self.kept.path(spool.name))
             return
-        reason = spool.error or _ENDED
-        with trio.CancelScope(shield=True):
-            note = partial(self.kept.note, spool.name, spool.key, reason)
-            await self._keep(spool.key, spool.stat().size, reason, note)
-
-    async def _keep(self, key: str, nbytes: int, reason: str, keep: Callable[[], str]) -> None:
-        """Keep what was written to *key* by calling *keep*, which blocks and returns the path."""
-        here = self._kept_here.setdefault(key, [])
-        path = await trio.to_thread.run_sync(keep)
-        self._kept_nbytes += nbytes
-        log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
-        if self._kept_here.get(key) is here:
-            here.append(path)
-        else:  # a later version has been stored meanwhile
-            self._supersede(key, path)
-
-    def _supersede(self, key: str, path: str) -> None:
-        self.kept.supersede(path)
-        older = f"what was written to {key} and is kept in {path} is older than what is stored"
-        log.warning("%s: `recover` leaves it alone", older)
+        await self.kept.keep(spool.name, spool.key, spool.error or ENDED)
 
     async def local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to change, with its first *nbytes* bytes, or all."""

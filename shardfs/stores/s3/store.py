@@ -51,6 +51,7 @@ from shardfs.stores.base import (
     join_key,
 )
 from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.kept_files import new_name
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
@@ -265,7 +266,7 @@ class S3Store(NewS3Objects):
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
         self.files = Files(side, Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}"))
-        self.files.resume()
+        self.files.kept.resume()
 
     async def flush(self) -> None:
         """Store what was written to open files; raises `StoreError` if one cannot be stored."""
@@ -314,7 +315,7 @@ class S3Store(NewS3Objects):
     ) -> Stat:
         """Store an object at once, with the properties of the one it replaces; refused content is kept."""
         files = self._writable()
-        files.require_room()
+        files.kept.require_room()
         found: Stat | None = None
         try:
             found = await self.stat(key)
@@ -337,7 +338,7 @@ class S3Store(NewS3Objects):
                     raise ExistsError(f"{key} exists: another program has made it") from None
                 reason = f"{key} was changed by another program since this mount showed it"
                 if expected is None:
-                    await files.keep(key, content, reason)
+                    await files.kept.keep(new_name(), key, reason, content)
                 raise StaleError(f"{reason}; read it again") from None
             files.detach(key)
         return await self.stat(key)

@@ -11,8 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import NoSpaceError, NotFoundError, StaleError, StoreError, UnknownOutcomeError, UnreachableError
+from shardfs.stores import kept_files
 from shardfs.stores.kept_files import KeptFiles
-from shardfs.stores.s3 import files as spooling
 from shardfs.stores.s3 import heads
 from shardfs.stores.s3 import store as stores
 from shardfs.stores.s3.files import SPOOLS
@@ -76,9 +76,9 @@ async def test_what_is_stored_while_an_earlier_version_is_put_aside_replaces_it(
     assert store.files is not None
     note, is_stored = store.files.kept.note, threading.Event()
 
-    def note_late(name: str, key: str, reason: str = "", **options: bool) -> str:
+    def note_late(name: str, key: str, reason: str = "", **options: bool) -> None:
         assert not reason or is_stored.wait(10)
-        return note(name, key, reason, **options)
+        note(name, key, reason, **options)
 
     monkeypatch.setattr(store.files.kept, "note", note_late)
     await show(store, "f")
@@ -365,7 +365,7 @@ async def test_what_is_written_after_its_note_failed_has_one(
 async def test_with_too_much_kept_nothing_more_is_written(
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spooling, "_MAX_KEPT_NBYTES", 8)
+    monkeypatch.setattr(kept_files, "_MAX_NBYTES", 8)
     store = await writing(fake, tmp_path)
     for number in range(2):
         store.note_shown(f"f{number}", None, since=store.nchanges)
