@@ -288,10 +288,14 @@ class Model:
         if draft is None:
             os.close(handle.fd)
             return
+        says_nothing = draft.is_fresh and draft.users == 1 and draft.path is not None
+        says_nothing = says_nothing and bool(handle.flags & (os.O_TRUNC | os.O_EXCL))
         draft.users -= 1
         try:
             if draft.is_dirty:
                 self._publish(draft)
+            elif says_nothing and place(draft.path or "").kind == "document":
+                raise RefusedError(errno.EINVAL)
         finally:
             if not draft.users:
                 if draft.is_fresh and not draft.is_dirty:  # published at release, whose errors nobody sees
