@@ -46,8 +46,8 @@ class Spool:
 
     Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*,
     which has a note of its key while it is not stored. *expected* is what the store must contain when it is stored,
-    *error* why it could not be. One that *is_gone* has no name any more, and is not stored. The holder of *lock* keeps
-    it from changing.
+    *error* says why it could not be stored. One that *is_nameless* was removed or replaced, and is not stored. Whoever
+    changes or stores it holds *lock*.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Spool:
         "expected",
         "file",
         "identity",
-        "is_gone",
+        "is_nameless",
         "key",
         "lock",
         "mtime_ns",
@@ -75,15 +75,15 @@ class Spool:
         self.mtime_ns = time.time_ns()
         self.file: LocalFile | None = None
         self.expected: ObjectStat | None = None
-        self.is_gone = False
+        self.is_nameless = False
         self.nchanges = 0
         self.users = 0
         self.error = ""
         self.lock = trio.Lock()
 
     @property
-    def is_here(self) -> bool:
-        """Whether it is anything but an unchanged object."""
+    def is_local(self) -> bool:
+        """Whether its key stands for what was written on this machine, and not for an object."""
         return self.file is not None or self.snapshot is None
 
     def stat(self) -> Stat:
@@ -120,14 +120,14 @@ class Files:
         self.spools: dict[str, Spool] = {}
         self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
 
-    def here(self, key: str) -> Spool | None:
-        """Return the spool of *key*, if the key stands for the spool rather than the object."""
+    def local_spool(self, key: str) -> Spool | None:
+        """Return the spool that *key* stands for; None if the key stands for an object or nothing."""
         spool = self.spools.get(key)
-        return spool if spool is not None and spool.is_here else None
+        return spool if spool is not None and spool.is_local else None
 
     @asynccontextmanager
-    async def alone(self, key: str) -> AsyncIterator[None]:
-        """In the block, do not store what is written to *key*, while something else takes the name."""
+    async def holding(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of what is written to *key*, if anything is, so that it is not stored in the block."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
                 if self.spools.get(key) is spool:
@@ -136,7 +136,7 @@ class Files:
         yield
 
     async def snapshot(self, spool: Spool) -> Snapshot:
-        """Return the present state of a spool that is here."""
+        """Return the present state of a local spool."""
         if spool.file is None:  # an empty object, for which no request is needed
             empty = S3Snapshot(self._objects, spool.key, ObjectStat(0, "", spool.mtime_ns))
             empty.stat = spool.stat()
@@ -156,7 +156,7 @@ class Files:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if spool.state is _State.STORED or spool.is_gone:
+        if spool.state is _State.STORED or spool.is_nameless:
             return
         try:
             await self.store(spool, spool.key, spool.expected)
@@ -165,7 +165,7 @@ class Files:
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
-        file = await self.local(spool)
+        file = await self.local_file(spool)
         spool.state = _State.FAILED
         content = await self.side.open(join_key(SPOOLS, spool.name))
         try:
@@ -189,7 +189,7 @@ class Files:
                     await self._flush(spool)
             finally:
                 if not spool.users and self.spools.get(spool.key) is spool:
-                    await self._end(spool)
+                    await self._forget(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
         """Give a spool another name."""
@@ -200,15 +200,15 @@ class Files:
             self.kept.note(spool.name, to)
 
     def detach(self, key: str) -> None:
-        """Take the name from a spool: who has it open has a nameless file from now on, which is not stored."""
+        """Take the name from a spool, if it has any: those who have it open continue with a nameless file."""
         spool = self.spools.pop(key, None)
         if spool is not None:
-            spool.is_gone = True
+            spool.is_nameless = True
             remove_kept(self.kept.path(spool.name))
 
     async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
         """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users continue with that."""
-        await self.local(spool)
+        await self.local_file(spool)
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
 
@@ -252,7 +252,7 @@ class Files:
 
         A file that is being written is found as it is in the bucket, or will be.
         """
-        shown, spool = self.heads.shown(key), self.here(key)
+        shown, spool = self.heads.shown(key), self.local_spool(key)
         if shown is not None:
             return shown.state
         if spool is not None:
@@ -270,20 +270,26 @@ class Files:
             return None
         return found if doubtful.intersection(commit_ids(properties)[-1:]) else None
 
-    async def _end(self, spool: Spool) -> None:
-        """Forget a spool, and remove its file if it is stored, or is empty where another program has stored bytes."""
+    async def _forget(self, spool: Spool) -> None:
+        """Forget a spool that nobody uses any more.
+
+        Its file is kept if it could not be stored, unless it is empty and another program has stored the name.
+        """
         del self.spools[spool.key]
-        spool.is_gone = True
+        spool.is_nameless = True
         is_void = spool.state is _State.REFUSED and not spool.stat().size
         if spool.file is None or spool.state is _State.STORED or is_void:
             remove_kept(self.kept.path(spool.name))
             return
         await self.kept.keep(spool.name, spool.key, spool.error or ENDED)
 
-    async def local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
-        """Return the local file of a spool that is about to change, with its first *nbytes* bytes, or all."""
+    async def local_file(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
+        """Return the local file of a spool that is about to change, and note its key.
+
+        If it does not exist yet, create it with the first *nbytes* bytes of the object, or with all.
+        """
         if spool.file is not None:
-            if spool.state is _State.STORED and not spool.is_gone:
+            if spool.state is _State.STORED and not spool.is_nameless:
                 self.kept.note(spool.name, spool.key)
             return spool.file
         snapshot = spool.snapshot
@@ -294,18 +300,18 @@ class Files:
                 snapshot.expect(0, nbytes)
                 for start in range(0, nbytes, _PIECE_NBYTES):
                     await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
-            if not spool.is_gone:
+            if not spool.is_nameless:
                 self.kept.note(spool.name, spool.key)
         except BaseException:  # without a note it is not kept after a kill
             remove_kept(self.kept.path(spool.name))
             raise
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
-            if nbytes and not spool.is_gone:  # what is written is a change of this version, whatever was shown before
+            if nbytes and not spool.is_nameless:  # this version is changed, whatever was shown before
                 self.heads.note_shown(spool.key, snapshot.object)
             shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
-        if spool.is_gone:
+        if spool.is_nameless:
             remove_kept(self.kept.path(spool.name))
         return spool.file
 
@@ -313,7 +319,7 @@ class Files:
 class SpoolFile:
     """An open spool; those open for writing count as its users.
 
-    An object that nobody writes is open as a spool that *is_gone*: it keeps its version, or cannot be read any more.
+    An object that nobody writes is open as a nameless spool: it keeps its version, or cannot be read any more.
     """
 
     __slots__ = ("_files", "_writes", "spool")
@@ -335,7 +341,7 @@ class SpoolFile:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
             return b""
-        if not spool.is_gone and self._files is not None:
+        if not spool.is_nameless and self._files is not None:
             self._files.heads.note_shown(spool.key, spool.snapshot.object)
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))
@@ -344,7 +350,7 @@ class SpoolFile:
         """Write all of *data* at *offset*."""
         files = self._writing()
         async with self.spool.lock:
-            file = await files.local(self.spool)
+            file = await files.local_file(self.spool)
             try:
                 return await file.write(offset, data)
             finally:
@@ -354,7 +360,7 @@ class SpoolFile:
         """Give the file the size *nbytes*."""
         files = self._writing()
         async with self.spool.lock:
-            file = await files.local(self.spool, nbytes)
+            file = await files.local_file(self.spool, nbytes)
             try:
                 await file.truncate(nbytes)
             finally:

@@ -80,7 +80,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
 
 def _routed(method: _Method) -> _Method:
-    """Let the side handle what is about a reserved name."""
+    """Call the method of the same name of the side if the key is a reserved one."""
 
     @wraps(method)
     async def routed(self: "S3Store", key: str, *args: object, **options: object) -> object:
@@ -91,8 +91,8 @@ def _routed(method: _Method) -> _Method:
     return cast(_Method, routed)
 
 
-def _changing(method: _Method) -> _Method:
-    """Do the same for changes; raises `ReadOnlyError` before `start_writing`."""
+def _routed_change(method: _Method) -> _Method:
+    """Do what `_routed` does for a method that changes something; it raises `ReadOnlyError` before `start_writing`."""
     routed = _routed(method)
 
     @wraps(method)
@@ -162,7 +162,7 @@ class S3Store(NewS3Objects):
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Note that programs were shown the content of an object, or that there is none."""
-        if self.files is None or _is_on_side(key) or self.files.here(key) is not None:
+        if self.files is None or _is_on_side(key) or self.files.local_spool(key) is not None:
             return
         if since is not None or self.heads.shown(key) is None:
             self.heads.note_shown(key, object_of(state) if state is not None else None, since=since)
@@ -170,7 +170,7 @@ class S3Store(NewS3Objects):
     @_routed
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
-        spool = self.files.here(key) if self.files is not None else None
+        spool = self.files.local_spool(key) if self.files is not None else None
         if spool is not None:
             return spool.stat()
         known = await self.heads.known(key)
@@ -183,7 +183,7 @@ class S3Store(NewS3Objects):
     @_routed
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
-        spool = self.files.here(key) if self.files is not None else None
+        spool = self.files.local_spool(key) if self.files is not None else None
         if spool is not None and self.files is not None:
             return await self.files.snapshot(spool)
         return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
@@ -191,7 +191,7 @@ class S3Store(NewS3Objects):
     @_routed
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""
-        known = Head(None, True) if self._is_here(key) else self.heads.find(key)
+        known = Head(None, True) if self._is_local(key) else self.heads.find(key)
         if known is None:
             try:
                 await self.heads.head(key)
@@ -207,9 +207,9 @@ class S3Store(NewS3Objects):
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
         for spool in self._open_spools():
             parent, name = split(spool.key)
-            if spool.is_here and spool.key == key:
+            if spool.is_local and spool.key == key:
                 raise NotADirectoryHereError(f"{key} is not a directory")
-            if spool.is_here and parent == key:
+            if spool.is_local and parent == key:
                 here[name] = Kind.FILE
         try:
             names = await self._stored_names(key)
@@ -227,7 +227,7 @@ class S3Store(NewS3Objects):
     @_routed
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
-        here = {name: await self.stat(join_key(key, name)) for name in names if self._is_here(join_key(key, name))}
+        here = {name: await self.stat(join_key(key, name)) for name in names if self._is_local(join_key(key, name))}
         listed = {} if len(here) == len(names) else (await self.heads.list(key)).names
         stats: list[Stat | None] = []
         for name in names:
@@ -281,7 +281,7 @@ class S3Store(NewS3Objects):
         if failures:
             raise StoreError("; ".join(failures))
 
-    @_changing
+    @_routed_change
     async def check_writable(self, key: str) -> None:
         """Do nothing: only a request would tell."""
 
@@ -295,7 +295,7 @@ class S3Store(NewS3Objects):
             async with files.side.edit(key, waited=waited, **rights) as edit:
                 yield edit
             return
-        if files.here(key) is not None:
+        if files.local_spool(key) is not None:
             raise ConflictError(f"{key} is open for writing as an ordinary file")
         try:
             snapshot = await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
@@ -303,7 +303,7 @@ class S3Store(NewS3Objects):
             snapshot = None
         yield S3Edit(files.writing, key, snapshot)
 
-    @_changing
+    @_routed_change
     async def replace(
         self,
         key: str,
@@ -324,7 +324,7 @@ class S3Store(NewS3Objects):
         if found is not None and exclusive:
             raise ExistsError(f"{key or 'the source'} exists")
         _require_file(key, found)
-        async with files.alone(key):
+        async with files.holding(key):
             if exclusive:
                 state = None
             elif expected is not None:
@@ -343,7 +343,7 @@ class S3Store(NewS3Objects):
             files.detach(key)
         return await self.stat(key)
 
-    @_changing
+    @_routed_change
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()
@@ -376,20 +376,20 @@ class S3Store(NewS3Objects):
                 spool = files.begin(key, snapshot)
             elif spool is None:
                 spool = Spool(key, snapshot)
-                spool.is_gone = True
+                spool.is_nameless = True
         return SpoolFile(files, spool, writable=writable)
 
-    @_changing
+    @_routed_change
     async def unlink(self, key: str) -> None:
         """Delete an object, and what is being written to it; its directory stays."""
         files = self._writable()
-        async with files.alone(key):
+        async with files.holding(key):
             _require_file(key, await self.stat(key))
             await self._delete(key)
             files.detach(key)
         self._moved_away(key)
 
-    @_changing
+    @_routed_change
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Create a directory, known only to this process until something is stored in it."""
         try:
@@ -400,7 +400,7 @@ class S3Store(NewS3Objects):
         else:
             raise ExistsError(f"{key or 'the source'} exists")
 
-    @_changing
+    @_routed_change
     async def rmdir(self, key: str) -> None:
         """Remove an empty directory, and the object that stands for it, if there is one."""
         if not key:
@@ -415,7 +415,7 @@ class S3Store(NewS3Objects):
         self.heads.directories.discard(key)
         self.heads.directories.add_with_parents(split(key)[0])
 
-    @_changing
+    @_routed_change
     async def make_directories(self, key: str) -> None:
         """Create the directory *key* and the missing ones above it."""
         try:
@@ -435,28 +435,28 @@ class S3Store(NewS3Objects):
             raise NotPermittedError(f"{to}: objects in S3 have no second name")
         await side.link(key, to)
 
-    @_changing
+    @_routed_change
     async def symlink(self, key: str, target: bytes) -> None:
         """Create a symbolic link on the side; objects cannot be links."""
         raise NotPermittedError(f"{key}: S3 has no symbolic links")
 
-    @_changing
+    @_routed_change
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of a file that is being written; everything else is accepted and has no effect."""
-        spool = self._writable().here(key)
+        spool = self._writable().local_spool(key)
         return await self.stat(key) if spool is None else spool.set_attributes(changes)
 
-    @_changing
+    @_routed_change
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
         """Set an extended attribute of a name on the side; objects have none."""
         raise UnsupportedError(f"{key}: objects have no extended attributes")
 
-    @_changing
+    @_routed_change
     async def remove_attribute(self, key: str, name: bytes) -> None:
         """Remove an extended attribute of a name on the side; objects have none."""
         raise UnsupportedError(f"{key}: objects have no extended attributes")
 
-    @_changing
+    @_routed_change
     async def sync_directory(self, key: str) -> None:
         """Make names on the side durable; what S3 accepted is durable."""
 
@@ -502,7 +502,7 @@ class S3Store(NewS3Objects):
 
     async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
         """Move a passthrough file, or one on the side, to *to* in the bucket, which was *found*."""
-        async with files.alone(key), files.alone(to):
+        async with files.holding(key), files.holding(to):
             expected = None if exclusive else files.expected(to, found)
             if _is_on_side(key):
                 content = await files.side.open(key)
@@ -511,7 +511,7 @@ class S3Store(NewS3Objects):
                 await files.side.unlink(key)
                 return
             spool = files.spools.get(key)
-            if spool is not None and spool.is_here:
+            if spool is not None and spool.is_local:
                 source = spool.expected
                 await files.store(spool, to, expected)
             else:
@@ -535,7 +535,7 @@ class S3Store(NewS3Objects):
         """Move a passthrough file to the side."""
         file = await self._open_file(key, writable=True)
         try:
-            async with files.alone(key):
+            async with files.holding(key):
                 await files.take(file.spool, to, exclusive=exclusive)
                 await self._delete_version(files, key, file.spool.expected)
         finally:
@@ -585,9 +585,9 @@ class S3Store(NewS3Objects):
     def _open_spools(self) -> Sequence[Spool]:
         return list(self.files.spools.values()) if self.files is not None else []
 
-    def _is_here(self, key: str) -> bool:
+    def _is_local(self, key: str) -> bool:
         """Whether *key* stands for something that is not in the bucket."""
-        if self.files is not None and (_is_on_side(key) or self.files.here(key) is not None):
+        if self.files is not None and (_is_on_side(key) or self.files.local_spool(key) is not None):
             return True
         return key in self.heads.directories
 
