@@ -56,7 +56,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
-from shardfs.stores.s3.heads import GONE, Head, Heads, not_found, split
+from shardfs.stores.s3.heads import Head, Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import ObjectStat
@@ -316,14 +316,7 @@ class S3Store(NewS3Objects):
         """Store an object at once, with the properties of the one it replaces; refused content is kept."""
         files = self._writable()
         files.kept.require_room()
-        found: Stat | None = None
-        try:
-            found = await self.stat(key)
-        except NotFoundError:
-            await self._require_directory(key)
-        if found is not None and exclusive:
-            raise ExistsError(f"{key or 'the source'} exists")
-        _require_file(key, found)
+        found = await self._find_target(key, exclusive=exclusive)
         async with files.holding(key):
             if exclusive:
                 state = None
@@ -347,16 +340,9 @@ class S3Store(NewS3Objects):
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()
-        try:
-            status = await self.stat(key)
-        except NotFoundError:
-            await self._require_directory(key)
-            if files.spools.get(key) is None:
-                self.heads.directories.add_with_parents(split(key)[0])
-                return SpoolFile(files, files.begin(key, None), writable=True)
-        else:
-            if not exclusive:
-                _require_file(key, status)
+        if await self._find_target(key, exclusive=exclusive) is None and key not in files.spools:
+            self.heads.directories.add_with_parents(split(key)[0])
+            return SpoolFile(files, files.begin(key, None), writable=True)
         if exclusive:
             raise ExistsError(f"{key} exists")
         return await self.open_passthrough(key, writable=True)
@@ -473,7 +459,7 @@ class S3Store(NewS3Objects):
                 return
             if (await self.stat(key)).kind is Kind.DIRECTORY:
                 raise CrossDeviceError(f"{key or 'the source'} is not moved as a whole: S3 has no directories")
-            found = await self._check_target(to, exclusive=exclusive)
+            found = await self._find_target(to, exclusive=exclusive)
             if key == to:
                 return
             try:
@@ -488,16 +474,16 @@ class S3Store(NewS3Objects):
                     f"{to} was changed by another program since this mount showed it; read it again"
                 ) from None
 
-    async def _check_target(self, to: str, *, exclusive: bool) -> Stat | None:
-        """Return what *to* stands for; raises the error that prevents a file from taking that name."""
-        await self._require_directory(to)
+    async def _find_target(self, key: str, *, exclusive: bool) -> Stat | None:
+        """Return what *key* stands for; raises the error that prevents a file from taking that name."""
         try:
-            target = await self.stat(to)
+            target = await self.stat(key)
         except NotFoundError:
+            await self._require_directory(key)
             return None
         if exclusive:
-            raise ExistsError(f"{to} exists")
-        _require_file(to, target)
+            raise ExistsError(f"{key or 'the source'} exists")
+        _require_file(key, target)
         return target
 
     async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
@@ -571,16 +557,14 @@ class S3Store(NewS3Objects):
     async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:
         """Return the names in a directory that are stored."""
         known = self.heads.find_stored(key)
-        if known is not None and known.stat is not None and known.is_directory is False:
+        if known is None or known.is_directory is not False:
+            listing = await self.heads.list(key)
+            if not key or not listing.is_missing:
+                return listing.names
+            known = await self.heads.stored(key)
+        if known.stat is not None:
             raise NotADirectoryHereError(f"{key} is not a directory")
-        if known == GONE:
-            raise not_found(key)
-        listing = await self.heads.list(key)
-        if key and listing.is_missing:
-            if (await self.heads.stored(key)).stat is not None:
-                raise NotADirectoryHereError(f"{key} is not a directory")
-            raise not_found(key)
-        return listing.names
+        raise not_found(key)
 
     def _open_spools(self) -> Sequence[Spool]:
         return list(self.files.spools.values()) if self.files is not None else []
@@ -619,6 +603,6 @@ def _is_on_side(key: str) -> bool:
     return is_reserved(key.partition("/")[0])
 
 
-def _require_file(key: str, status: Stat | None) -> None:
-    if status is not None and status.kind is Kind.DIRECTORY:
+def _require_file(key: str, status: Stat) -> None:
+    if status.kind is Kind.DIRECTORY:
         raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
