@@ -1,41 +1,42 @@
 """Working on many things, a few at a time; a quick lock; and threads for blocking calls."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
-from shardfs.errors import ShardfsError
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+@asynccontextmanager
+async def open_nursery() -> AsyncIterator[trio.Nursery]:
+    """Open a nursery that raises the first error of its tasks and its block, where trio raises a group of all."""
+    try:
+        async with trio.open_nursery() as nursery:
+            yield nursery
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
 async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], limit: int) -> None:
-    """Do *work* on each of *items*, in order, at most *limit* at a time; raises the first `ShardfsError` of any."""
+    """Do *work* on each of *items*, in order, at most *limit* at a time; the first error ends all."""
     rest = iter(items)
-    ntasks = min(len(items), limit)
-    if ntasks <= 1:
+
+    async def go_on() -> None:
         for item in rest:
             await work(item)
+
+    ntasks = min(len(items), limit)
+    if ntasks <= 1:
+        await go_on()
         return
-    errors: list[ShardfsError] = []
-
-    async def go_on(rest: Iterator[T], scope: trio.CancelScope) -> None:
-        try:
-            for item in rest:
-                await work(item)
-        except ShardfsError as error:
-            errors.append(error)
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         for _ in range(ntasks):
-            nursery.start_soon(go_on, rest, nursery.cancel_scope)
-    if errors:
-        raise errors[0]
+            nursery.start_soon(go_on)
 
 
 class QuickLock:

@@ -9,6 +9,7 @@ import trio
 
 from shardfs.stores.base import PART_NBYTES, Buffer, Stat
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.objects import file_stat
@@ -111,11 +112,9 @@ class NewS3Objects:
         part_nbytes = max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts), head_nbytes)
         new: NewS3Object | None = None
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_nursery() as nursery:  # a failed part ends the block
                 new = NewS3Object(self._client, key, part_nbytes, head_nbytes, nursery)
                 yield new
-        except BaseExceptionGroup as group:  # of the block, or of a part, which has cancelled the block
-            raise group.exceptions[0] from None
         finally:
             if new is not None and new.stat is not None:
                 self.heads.changed(key, new.stat)
