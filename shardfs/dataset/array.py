@@ -29,9 +29,8 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment
-from shardfs.stores.base import Buffer, Content, Kind, Stat, Store, in_pieces, join_key
+from shardfs.stores.base import Buffer, Kind, Stat, Store, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.stores.memory import MemoryContent
 from shardfs.stores.ttl import derived_at, within_ttl
 
 _MAX_LISTED: Final = 1024
@@ -164,14 +163,6 @@ class Extent(NamedTuple):
         if isinstance(self.shard, Put):
             return await self.shard.payload.read_soon(offset, nbytes)
         return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
-
-    async def content(self) -> Content:
-        """Return the bytes as content for the store."""
-        if isinstance(self.shard, Put):
-            return self.shard.payload
-        if self.shard.decoded is not None:  # a slice would keep everything that was decoded in memory
-            return MemoryContent(memoryview(await self.read(0, self.nbytes)))
-        return await self.shard.content(self.offset, self.nbytes)
 
 
 class ListedRun(NamedTuple):

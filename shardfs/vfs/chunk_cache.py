@@ -165,13 +165,6 @@ class DecodedChunk:
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
 
-    async def content(self) -> Content:
-        """Return the decoded bytes as content for the store."""
-        if self._codec.is_identity:
-            self._check()
-            return await self.extent.content()
-        return MemoryContent(await self.get())
-
     async def get(self) -> memoryview:
         """Return all decoded bytes."""
         self._check()

@@ -86,6 +86,9 @@ class BufferBytes:
         self._file = None
         self._hold(b"")
 
+    def __del__(self) -> None:
+        self._space.memory -= self._accounted
+
     def _writable(self) -> bytearray:
         return self._buffer if isinstance(self._buffer, bytearray) else bytearray(self._buffer)
 
@@ -294,15 +297,7 @@ class WriteBuffer:
         """Copy the content of the version to be changed."""
         if self.base is None:
             return
-        try:
-            while self.content.nbytes < self.base.attributes.size:
-                piece = await self.base.read(self.content.nbytes, PIECE_NBYTES)
-                if not piece:
-                    raise StaleError("a chunk ended early")  # noqa: TRY301
-                self.content.write(self.content.nbytes, piece)
-        except BaseException:
-            self.content.clear()
-            raise
+        self.content = await self.buffers.copied(self.base.attributes.size, self.base.read)
         self.base = None
 
 
@@ -453,6 +448,19 @@ class WriteBuffers:
         buffer = WriteBuffer(self, entry, ino, status, kept, is_new, is_exclusive, state, is_cut, content, self._ttl())
         self._add(buffer)
         return buffer
+
+    async def copied(self, nbytes: int, read: Callable[[int, int], Awaitable[Buffer]]) -> BufferBytes:
+        """Return a copy of the *nbytes* bytes that *read* returns, by offset and size.
+
+        What is published must be here: the log is not appended to while somebody waits for the store.
+        """
+        content = BufferBytes(self._space)
+        while content.nbytes < nbytes:
+            piece = await read(content.nbytes, min(PIECE_NBYTES, nbytes - content.nbytes))
+            if not piece:
+                raise StaleError("a file ended early")
+            content.write(content.nbytes, piece)
+        return content
 
     def use(self, buffer: WriteBuffer, ino: int, flags: int) -> WriteHandle:
         """Return a handle of *buffer* with the number *ino*."""

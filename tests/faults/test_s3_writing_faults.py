@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -349,6 +350,21 @@ def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable
         with here.proxy.down():
             assert here.mounted.process.wait(PATIENCE) == 1
     is_kept_and_committed_by_the_next_mount(here)
+
+
+def test_a_chunk_that_is_fetched_to_be_moved_keeps_no_other_request_waiting(writer: Callable[..., Writer]) -> None:
+    here = writer(large=True, silence=SILENCE)
+    os.stat(here.path / "c/0/1")  # which needs the index; the chunk itself is fetched when it is moved
+    here.proxy.log.clear()
+    hang, moved = Hang(), threading.Thread(target=os.rename, args=(here.path / "c/0/1", here.path / "c/1/0"))
+    with here.meeting(hang, times=None, match="GetObject"):
+        moved.start()
+        here.proxy.log.wait_for("GetObject", 1)
+        os.statvfs(here.path)
+        hang.release()
+        moved.join()
+    here.model["c/1/0"] = here.model.pop("c/0/1")
+    here.check_mount()
 
 
 def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., Writer]) -> None:

@@ -238,5 +238,5 @@ class PublishedEntry(Entry, Published):
         if handle is None:
             raise NotFoundError(f"{self.path} does not exist")
         if isinstance(handle, ChunkHandle):
-            return handle.attributes, await handle.extent.content()
+            return handle.attributes, await self.fs.buffers.copied(handle.attributes.size, handle.read)
         return handle.attributes, MemoryContent(memoryview(handle.text))

@@ -163,7 +163,9 @@ class Passthrough(Entry):
         if attributes.status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{self.path} is a directory")
         snapshot = await self.fs.store.open(self.path)
-        return attributes, snapshot.content(0, snapshot.size)
+        if self.is_scratch:
+            return attributes, snapshot.content(0, snapshot.size)
+        return attributes, await self.fs.buffers.copied(snapshot.size, snapshot.read)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
