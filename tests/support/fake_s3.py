@@ -20,7 +20,6 @@ from shardfs.stores.s3.requests import (
     ObjectStat,
     Properties,
     Range,
-    Upload,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class StoredObject:
 class _Parts:
     key: str
     properties: Properties
-    initiated: float
     parts: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -151,7 +149,7 @@ class FakeS3:
         await self._pass(Request("CreateMultipartUpload", key))
         self._upload_number += 1
         upload_id = f"upload-{self._upload_number}"
-        self._uploads[upload_id] = _Parts(key, properties, self._now)
+        self._uploads[upload_id] = _Parts(key, properties)
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, number: int, body: Content) -> str:
@@ -201,9 +199,9 @@ class FakeS3:
     async def give_up(self, key: str, upload_id: str) -> None:
         await self.abort_upload(key, upload_id)
 
-    async def list_uploads(self, key: str) -> Sequence[Upload]:
+    async def list_uploads(self, key: str) -> Sequence[str]:
         await self._pass(Request("ListMultipartUploads", key))
-        return [Upload(upload_id, upload.initiated) for upload_id, upload in self._uploads.items() if upload.key == key]
+        return [upload_id for upload_id, upload in self._uploads.items() if upload.key == key]
 
     async def _pass(self, request: Request) -> None:
         self.log.append(request)

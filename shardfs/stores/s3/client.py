@@ -42,7 +42,6 @@ from shardfs.stores.s3.requests import (
     Range,
     Request,
     S3Options,
-    Upload,
 )
 from shardfs.stores.s3.session import Session, Timeouts, etag_of, stat_of
 
@@ -276,16 +275,12 @@ class S3Client:
             except ShardfsError as error:
                 log.warning("an unfinished upload of %s stays: %s", printable(key), error)
 
-    async def list_uploads(self, key: str) -> Sequence[Upload]:
-        """Return the pending multipart uploads of an object, as far as one page contains them."""
+    async def list_uploads(self, key: str) -> Sequence[str]:
+        """Return the ids of the pending multipart uploads of an object, as far as one page contains them."""
         request, full = self._request("ListMultipartUploads"), self.location.full(key)
         reply = await self._read(partial(self._call, request, Prefix=full, EncodingType="url"))
         decode = unquote_plus if reply.get("EncodingType") == "url" else str
-        return [
-            Upload(entry["UploadId"], entry["Initiated"].timestamp())
-            for entry in reply.get("Uploads", ())
-            if decode(entry["Key"]) == full
-        ]
+        return [entry["UploadId"] for entry in reply.get("Uploads", ()) if decode(entry["Key"]) == full]
 
     def _head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
         request = self._request("HeadObject", key, is_conditional=etag is not None)

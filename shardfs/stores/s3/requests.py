@@ -193,13 +193,6 @@ class ListPage(NamedTuple):
     token: str | None
 
 
-class Upload(NamedTuple):
-    """A multipart upload under way; *initiated* in seconds since 1970."""
-
-    upload_id: str
-    initiated: float
-
-
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What must hold for a change: the object has the ETag *etag*, or if that is None, there is no object."""

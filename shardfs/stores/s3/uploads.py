@@ -129,8 +129,8 @@ class NewS3Objects:
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
         """Abort all uploads of *keys*."""
         for key in keys:
-            for upload in await self._client.list_uploads(key):
-                await self._client.abort_upload(key, upload.upload_id)
+            for upload_id in await self._client.list_uploads(key):
+                await self._client.abort_upload(key, upload_id)
 
     async def settle(self) -> None:
         """Do nothing: what S3 accepted is durable."""
