@@ -249,7 +249,8 @@ class DiskCache:
         try:
             if self._failed != _NEVER:  # another directory may have the name now
                 self._root = _open_directory(self._path, self._disk)
-                self._count()
+                with self._counting:
+                    self._count()
             self._add(entry, [entry.head(identity), _checksums(view), view])
             self._failed = _NEVER
         except (OSError, UsageError) as error:
