@@ -289,12 +289,8 @@ class S3Store(NewS3Objects):
     async def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AsyncIterator[ShardWriter]:
-        """Begin a change of an object, which nobody else is kept from changing; it has no mode and no owner."""
+        """Begin a change of a shard, which nobody else is kept from changing; it has no mode and no owner."""
         files = self._writable()
-        if _is_on_side(key):
-            async with files.side.edit(key, waited=waited, **rights) as edit:
-                yield edit
-            return
         if files.local_spool(key) is not None:
             raise ConflictError(f"{key} is open for writing as an ordinary file")
         try:
