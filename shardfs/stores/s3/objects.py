@@ -233,9 +233,8 @@ class _Version:
 
     def _is_covered(self, start: int, stop: int) -> bool:
         """Whether any byte from *start* to before *stop* is in memory or in flight."""
-        held = self._objects.memory.spans(self._id)
-        in_flight = any(flight.span.start < stop and start < flight.span.stop for flight in self._flights)
-        return start < stop and (in_flight or held.at(start) is not None or held.next_start(start) < stop)
+        is_begun = self._at_hand(start, stop) != (None, None)
+        return start < stop and (is_begun or self._covered_from(start, stop) < stop)
 
     async def _join(self, wanted: Span, unit: Span | None) -> _Flight:
         """Return the flight that is planned for *wanted*."""
