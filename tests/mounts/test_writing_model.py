@@ -62,6 +62,7 @@ class WritingMount(RuleBasedStateMachine):
         self.source, root = top / "source", top / "model"
         self._make_source()
         self.opened: list[tuple[int, Handle]] = []
+        self.moved: list[Handle] = []  # that were open while the directory of their array was moved
         self.mount = self._mount()
         subprocess.run(["cp", "-r", str(self.mount.path), str(root)], check=True)
         self.model = Model(root, 4 if self.is_decoded else None)
@@ -133,8 +134,8 @@ class WritingMount(RuleBasedStateMachine):
     @rule(file=opened, mtime_ns=st.integers(10**18, 10**18 + 9))
     def set_time_open(self, file: tuple[int, Handle], mtime_ns: int) -> None:
         fd, handle = file
-        # A version that was replaced while it was read has no time of its own any more.
-        allowed = (None, "ESTALE") if handle.draft is None else (None,)
+        # A version that was replaced while it was read has no time of its own any more, nor has an inode that moved.
+        allowed = (None, "ESTALE") if handle.draft is None or handle in self.moved else (None,)
         assert outcome(lambda: os.utime(fd, ns=(0, mtime_ns))) in allowed
 
     # Names
@@ -206,6 +207,7 @@ class WritingMount(RuleBasedStateMachine):
     def move_array_there_and_back(self, index: int) -> None:
         path, moved = self._at(f"g/{self.names[index]}"), self._at("g/moved")
         path.rename(moved)
+        self.moved += [handle for _, handle in self.opened]
         assert _files(moved).keys() == _files(self.model.root / f"g/{self.names[index]}").keys()
         moved.rename(path)
         _files(path)  # until it looks, or the TTL ends, the kernel asks for names in the directories that were here
