@@ -328,7 +328,8 @@ class Model:
                 self._publish(draft)
         if target.kind == "document":
             self._at(new).parent.lstat()
-            _require_document(self._at(old).read_bytes())
+            if not self._at(old).is_dir():
+                _require_document(self._at(old).read_bytes())
         if source.kind == "file" == target.kind:
             os.rename(self._at(old), self._at(new))
             if not self._at(old).exists():
