@@ -405,8 +405,18 @@ class WritingOperations(Operations):
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Refuse pipes, sockets and devices; regular files are made by `create`."""
-        raise pyfuse3.FUSEError(errno.EPERM)
+        """Create a regular file, as opening and closing it does; refuse pipes, sockets and devices."""
+        if not stat.S_ISREG(mode):
+            raise pyfuse3.FUSEError(errno.EPERM)
+        file, entry = await self.create(parent_inode, name, mode, FlagT(os.O_WRONLY | os.O_EXCL), ctx)
+        try:
+            await self.flush(file.fh)
+        except BaseException:
+            self.fs.forget(entry.st_ino, 1)
+            raise
+        finally:
+            await self.release(file.fh)
+        return entry
 
     @request
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:

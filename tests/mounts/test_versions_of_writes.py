@@ -624,6 +624,14 @@ def test_pipes_sockets_and_devices_are_not_made(root: Path) -> None:
         assert not path.exists()
 
 
+def test_mknod_makes_a_plain_file(root: Path) -> None:
+    os.mknod(root / "new", 0o640 | stat.S_IFREG)
+    with pytest.raises(FileExistsError):
+        os.mknod(root / "new", 0o640 | stat.S_IFREG)
+    (root / "new").write_bytes(b"text")
+    assert ((root / "new").stat().st_mode, (root / "new").read_bytes()) == (0o640 | stat.S_IFREG, b"text")
+
+
 def test_a_directory_that_is_not_listed_can_be_written_in(new_array: New) -> None:
     root = new_array(absent=list(np.ndindex(4, 4)))
     assert os.listdir(root) == ["zarr.json"]
