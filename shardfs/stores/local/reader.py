@@ -17,7 +17,6 @@ from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
     NoAttributeError,
-    NotFoundError,
     ShardfsError,
     SourceError,
     StaleError,
@@ -310,11 +309,17 @@ class LocalReader:
 
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing, not even a link."""
-        try:
-            await self.stat(key)
-        except ShardfsError as error:
-            return isinstance(error, NotFoundError)
-        return False
+
+        def look() -> bool:
+            try:
+                open_beneath(self.directory, key, ITSELF)
+            except FileNotFoundError:
+                return True
+            except (OSError, ShardfsError, ValueError):
+                return False
+            return False
+
+        return await self.threads.on_names(look)
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
         """Open a regular file."""
