@@ -147,12 +147,12 @@ def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
 
 @contextmanager
 def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int) -> Iterator[None]:
-    """Restore the old size of the file if the block fails."""
+    """Cut the file to its old size if the block fails; one that another program has shortened stays as it is."""
     try:
         yield
     except Exception as error:
         try:
-            if os.fstat(fd).st_size != nbytes:
+            if os.fstat(fd).st_size > nbytes:
                 syscalls.truncate(fd, nbytes)
         except OSError as second:
             raise StoreError(f"{error}; what was written cannot be taken back: {second.strerror}") from error
@@ -163,6 +163,10 @@ def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop
     for batch in _batches(content, start, stop):
         syscalls.pwrite(fd, batch, start)
         start += sum(view.nbytes for view in batch)
+
+
+def _nlink(fd: int) -> int:
+    return os.fstat(fd).st_nlink
 
 
 def _read(fd: int, offset: int, nbytes: int) -> memoryview:
@@ -213,7 +217,7 @@ class LocalEdit:
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         async with self._made():
-            has_names = self.snapshot is not None and self.snapshot.stat.nlink > 1
+            has_names = self.file is not None and await self.store.threads.on_names(_nlink, self.file.fd) > 1
             if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or has_names):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)

@@ -13,7 +13,7 @@ import trio
 
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StaleError, StoreError
 from shardfs.stores.base import Kept, Splice, is_reserved
-from shardfs.stores.local import file_lock
+from shardfs.stores.local import file_lock, shards
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
@@ -350,6 +350,33 @@ async def test_a_change_while_the_new_version_is_written_is_a_conflict(source: P
     if meddle is replace:
         assert path.read_bytes() == b"another"
     assert files(source) <= {"d/f", case.key}
+
+
+@pytest.mark.parametrize("name", ["append", "append at once"])
+@in_trio
+async def test_what_another_program_shortened_is_not_made_longer_again(
+    source: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    change_in_place = shards.change_in_place
+
+    def meddled(*args: Any, **options: Any) -> int:
+        (source / "d/f").write_bytes(b"another")
+        return change_in_place(*args, **options)
+
+    monkeypatch.setattr(shards, "change_in_place", meddled)
+    with pytest.raises(ConflictError, match="was shortened meanwhile"):
+        await make(source, SpliceDisk(source, at_once=True), CASES[name])
+    assert (source / "d/f").read_bytes() == b"another"
+
+
+@in_trio
+async def test_a_name_that_a_file_got_since_it_was_opened_keeps_the_old_version(source: Path) -> None:
+    case = CASES["append at once"]
+    async with LocalStore(str(source)).edit(case.key) as edit:
+        os.link(source / case.key, source / "snapshot")
+        await edit.splice(case.splice)
+    assert (source / "snapshot").read_bytes() == OLD
+    assert (source / case.key).read_bytes() == case.new
 
 
 @in_trio
