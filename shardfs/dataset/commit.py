@@ -389,11 +389,8 @@ class GroupCommit:
                 if commit.new.splice is not None:
                     stat = await edit.splice(commit.new.splice)
                     statistics.committed_bytes += edit.written_nbytes
-                elif edit.can_delete or not layout.grid.is_unsharded:
-                    await edit.delete()
                 else:
-                    # If two hosts change the same chunk, the last one wins: there is nothing else to lose.
-                    await self._source.store.unlink(commit.queue.key)
+                    await edit.delete()
             except ConflictError:
                 await self.log.release_soon(undo)  # nothing was changed
                 raise

@@ -207,10 +207,16 @@ class Files:
             remove_kept(self.kept.path(spool.name))
 
     async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
-        """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users continue with that."""
-        await self.local_file(spool)
+        """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users continue with that.
+
+        It is durable there, because the caller may delete the object.
+        """
+        file = await self.local_file(spool)
+        await file.sync()
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
+        for directory in (split(to)[0], SPOOLS):
+            await self.side.sync_directory(directory)
 
     async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
         """Store an object, replacing the version *expected*, or nothing; raises `ConflictError`."""

@@ -25,7 +25,6 @@ from shardfs.errors import (
     StoreError,
     UnknownOutcomeError,
     UnreachableError,
-    UnsupportedError,
 )
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
@@ -141,12 +140,10 @@ class S3Edit:
         return self.writing.conditions.delete or self.writing.single_writer
 
     async def delete(self) -> None:
-        """Remove the object; raises `UnsupportedError` if that could lose a change by another host."""
+        """Remove the object, checked as well as possible to be this version (`can_delete`)."""
         with self._begun():
             if self.snapshot is None:
                 raise NotFoundError(f"{self._url} does not exist")
-            if not self.can_delete:
-                raise UnsupportedError(f"{self._url} is not deleted: its endpoint does not honour conditions on DELETE")
 
             async def attempt() -> None:
                 condition = await self._condition(self.writing.conditions.delete)

@@ -528,12 +528,8 @@ class S3Store(NewS3Objects):
         """Delete the version *source* of an object that has another name now, and no other version."""
         if source is None:
             return
-        edit = files.change(key, source)
-        if not edit.can_delete:
-            await self._delete(key)
-            return
         try:
-            await edit.delete()
+            await files.change(key, source).delete()
         except ConflictError:
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from shardfs.stores.s3 import heads
 from shardfs.stores.s3 import store as stores
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.store import S3Store
+from tests.stores.s3.hosts import HONOURED
 from tests.support.fake_s3 import FakeS3, Request
+from tests.support.lossy_disk import LossyDisk, oldest
 from tests.support.s3_reading import on_mock_clock
 from tests.support.s3_writing import PREFIX, changes, objects, put_file, store_of, text, writing
 
@@ -319,15 +322,18 @@ async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, t
     assert objects(fake)["f"] == b"one two three"
 
 
+@pytest.mark.parametrize(("is_honoured", "moment"), [(True, "DeleteObject"), (False, "PutObject")])
 @on_mock_clock
 async def test_what_another_host_changed_while_it_was_moved_stays_under_both_names(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_honoured: bool, moment: str
 ) -> None:
     store = await writing(fake, tmp_path)
+    assert store.files is not None
+    store.files.writing = replace(store.files.writing, conditions=replace(HONOURED, delete=is_honoured))
     await put_file(store, "f", b"ours")
 
     async def change(request: Request) -> None:
-        if request.operation == "DeleteObject":
+        if request.operation == moment:
             fake.before = None
             fake.store(f"{PREFIX}/f", b"of another host")
 
@@ -335,6 +341,26 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
     await store.rename("f", "g", exclusive=True)
     assert objects(fake) == {"zarr.json": b"{}", "f": b"of another host", "g": b"ours"}
     assert "f stays under its old name" in caplog.text
+
+
+@on_mock_clock
+async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durable(
+    fake: FakeS3, tmp_path: Path
+) -> None:
+    fake.store(f"{PREFIX}/f", b"the only copy")
+    store = await writing(fake, tmp_path / "side")
+    await store.make_directories(".shardfs/scratch")
+    assert store.files is not None
+    disk = store.files.side.syscalls = LossyDisk(tmp_path / "side")
+
+    async def cut(request: Request) -> None:
+        if request.operation == "DeleteObject":
+            disk.after_power_cut(tmp_path / "cut", oldest)
+
+    fake.before = cut
+    await store.rename("f", ".shardfs/scratch/x", exclusive=True)
+    assert (tmp_path / "cut/.shardfs/scratch/x").read_bytes() == b"the only copy"
+    assert objects(fake) == {"zarr.json": b"{}"}
 
 
 # What is not stored is kept
