@@ -11,6 +11,10 @@ from pathlib import Path
 from subprocess import run
 from threading import Event, Thread
 
+import numpy as np
+import pytest
+import zarr
+
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mounter
@@ -97,3 +101,21 @@ def test_chunks_of_one_shard_from_before_and_after_a_resize_by_another_program(m
     flush(mounted.path)
     assert (mounted.path / "0/c/0/0").read_bytes() == b"1" * NBYTES
     assert (mounted.path / "0/c/0/1").read_bytes() == b"2" * NBYTES
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_who_opens_a_chunk_to_write_has_its_current_version_while_others_have_it_open_unchanged(
+    mount: Mounter, tmp_path: Path, is_native: bool
+) -> None:
+    source = new_source(tmp_path)
+    path = mount(source, write=True, metadata_ttl=0).path / "0/c/0/1"
+    with open(path, "r+b"):
+        if is_native:
+            zarr.open_array(source / "0")[0:2, 3:6] = np.frombuffer(b"new." * 6, "<i4").reshape(2, 3)
+        else:
+            path.write_bytes(b"new." * 6)
+        with open(path, "r+b") as file:
+            assert file.read() == b"new." * 6
+            file.seek(0)
+            file.write(b"changed ")
+    assert path.read_bytes() == b"changed " + b"new." * 4

@@ -29,7 +29,7 @@ from shardfs.vfs.handles import (
     PassthroughHandle,
     new_file,
 )
-from shardfs.vfs.write_buffer import Published, WriteHandle
+from shardfs.vfs.write_buffer import Published, WriteBuffer, WriteHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -197,9 +197,7 @@ class PublishedEntry(Entry, Published):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        buffers = self.fs.buffers
-        base = await self.current() if buffers.get(self) is None else None
-        buffer = buffers.get(self)
+        base, buffer = await self._to_be_written(flags)
         if flags & os.O_EXCL and base is not None and not await self.exists():
             base = None  # a chunk that was removed and is shown as the fill value
         if flags & os.O_EXCL and (buffer is not None or base is not None):
@@ -208,8 +206,8 @@ class PublishedEntry(Entry, Published):
             new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
             status = new if base is None else base.attributes.status
             is_cut, exclusive = bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-            buffer = buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
-        return buffers.use(buffer, buffer.ino, flags)
+            buffer = self.fs.buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
+        return self.fs.buffers.use(buffer, buffer.ino, flags)
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
@@ -217,20 +215,31 @@ class PublishedEntry(Entry, Published):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        buffers = self.fs.buffers
-        buffer, is_cut = buffers.get(self), bool(flags & os.O_TRUNC)
+        nchanges, is_cut = self.fs.store.nchanges, bool(flags & os.O_TRUNC)
+        base, buffer = await self._to_be_written(flags)
+        status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
+        if status is None:
+            raise StaleError(f"{self.path} was removed")
         if buffer is None or is_cut:
-            nchanges = self.fs.store.nchanges
-            base = await self.current()
-            if base is None and buffer is None:
-                raise StaleError(f"{self.path} was removed")
             if base is not None and not is_cut:
                 self.fs.note_shown(self, base, nchanges)
-            shared = None if is_cut else buffers.get(self)
-            status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
-            assert status is not None
-            buffer = shared or buffers.begin(self, base, status, is_cut=is_cut)
-        return buffers.use(buffer, self.ino, flags)
+            buffer = self.fs.buffers.begin(self, base, status, is_cut=is_cut)
+        return self.fs.buffers.use(buffer, self.ino, flags)
+
+    async def _to_be_written(self, flags: int) -> tuple[ChunkHandle | DocumentHandle | None, WriteBuffer | None]:
+        """Open the current version, if it matters, and return the buffer to share, if there is one.
+
+        A buffer without changes is not shared once its version has been replaced.
+        """
+        buffers = self.fs.buffers
+        buffer = buffers.get(self)
+        if buffer is not None and buffer.is_changed and not flags & os.O_TRUNC:
+            return None, buffer
+        base = await self.current()
+        buffer = buffers.get(self)
+        if buffer is None or buffer.is_changed or base is None or base.attributes.ino == buffer.version:
+            return base, buffer
+        return base, None
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the published version."""
