@@ -5,6 +5,7 @@ What becomes of each array is decided and announced before anything is written; 
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -23,6 +24,7 @@ from shardfs.bulk.delivery import (
     deliver,
     left_out,
     named,
+    state_of,
 )
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
@@ -30,7 +32,16 @@ from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, sha
 from shardfs.bulk.run import Plan
 from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.maintenance.walk import walk_files
-from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
+from shardfs.errors import (
+    CorruptionError,
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    ShardfsError,
+    UsageError,
+    first_of,
+)
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
@@ -41,7 +52,7 @@ from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
-from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Stat, join_key
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Stat, Store, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 
@@ -91,6 +102,10 @@ class CopyFiles(StoreTask):
         return partial(copy_file, self.job, self.job.reading(context).store, self.job.storing(context))
 
 
+class _KeptError(Exception):
+    """An earlier run stored chunks of a shard that cannot be read any more."""
+
+
 @dataclass(eq=False)
 class _Shard:
     """One shard of the target that is being written; at most *at_once* chunks are requested at a time."""
@@ -101,7 +116,10 @@ class _Shard:
     problems: dict[str, None] = field(default_factory=dict)
 
     async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
-        """Store the shard, without chunks that cannot be read, which are reported."""
+        """Store the shard, without chunks that cannot be read, which are reported.
+
+        If an earlier run stored all of it, that version is kept instead.
+        """
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
@@ -116,6 +134,8 @@ class _Shard:
                     within = [i - first for i, first in zip(coords, start, strict=True)]
                     sizes[index_in_c_order(within, index.chunks_per_shard)] += len(data)
                 await new.write([data for _, data in group])
+            if self.problems and item.made_of and await _state_in(job.storing(context), item.key) == item.state:
+                raise _KeptError
             if not sizes:
                 raise NothingError
             encoded = plan_write(index, None, sizes, ()).index
@@ -124,7 +144,12 @@ class _Shard:
             return await new.finish(encoded if index.at_start else b"")
 
         nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
-        done = await deliver(job, job.storing(context), item, made_of, nbytes, produce, head_nbytes=head_nbytes)
+        try:
+            done = await deliver(job, job.storing(context), item, made_of, nbytes, produce, head_nbytes=head_nbytes)
+        except _KeptError:
+            return Delivered(
+                item.key, problems=(*self.problems, f"{item.key} of DEST stays as an earlier run stored it")
+            )
         if self.problems:  # it must be done again, whatever is stored
             return replace(done, made_of="", state="", problems=tuple(self.problems))
         return done
@@ -187,6 +212,12 @@ class _Shard:
         place = layout.shard_key(layout.locate(coords).shard)
         chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
         self.problems[f"left out: {place}{chunk}: {error}"] = None
+
+
+async def _state_in(store: Store, key: str) -> str:
+    with suppress(NotFoundError, NotADirectoryHereError):
+        return state_of(await store.stat(key))
+    return state_of(None)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
 from tests.bulk.test_pack import pack, write_v3
 from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.damage import edit, flip
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import Mounter, command, environment, eventually
@@ -87,6 +88,27 @@ def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: 
     assert summary("pack", *SHAPES, "--sync", source, made).startswith("0 objects stored")
     assert summary("pack", *SHAPES, "--checksum", source, made).startswith("1 object stored")
     assert files_below(made) == before
+
+
+@pytest.mark.parametrize("how", ["--sync", "--checksum"])
+@pytest.mark.parametrize("damaged", [["c/1"], ["c/0", "c/1"]])
+def test_a_shard_that_was_stored_whole_is_kept_when_the_source_is_damaged(
+    tmp_path: Path, how: str, damaged: list[str]
+) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    array = zarr.create_array(source, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", fill_value=-1)
+    array[...] = np.arange(16)
+    pack(source, made, "--shards", "4")
+    before = files_below(made)
+    for key in damaged:
+        edit(source / key, flip(-3))
+    done = run("pack", "--shards", "4", how, source, made, "--jobs", "1")
+    assert done.returncode == FAILED
+    assert "c/0 of DEST stays as an earlier run stored it" in done.stderr
+    assert files_below(made) == before
+    (made / "c/0").unlink()
+    summary("pack", "--shards", "4", how, source, made, status=FAILED)
+    assert [*zarr.open_array(made)[:8]].count(-1) == 4 * len(damaged)
 
 
 def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path) -> None:
