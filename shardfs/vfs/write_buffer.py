@@ -493,7 +493,6 @@ class WriteBuffers:
                 buffers.remove(buffer)
                 if not buffers:
                     del self._by_ino[ino]
-        buffer.content.clear()
 
     def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
         """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.
