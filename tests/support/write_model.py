@@ -366,11 +366,14 @@ class Model:
         if where.kind == "file":
             os.link(self._at(old), self._at(new))
             return
-        content = self._at(old).read_bytes()
+        self._at(old).lstat()
         if self._at(new).exists() or self._is_made(new):
             raise RefusedError(errno.EEXIST)
+        if self._at(old).is_dir():
+            raise RefusedError(errno.EPERM)
         if not where.is_within:
             raise RefusedError(errno.EINVAL)
+        content = self._at(old).read_bytes()
         if where.kind == "document":
             self._at(new).parent.lstat()
         self._require(new, content)
