@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 from click.testing import CliRunner
 
 from shardfs import MountOptions, StoreOptions
@@ -104,6 +105,16 @@ def test_options_that_contradict_each_other_or_are_none_name_the_way_out(place: 
         done = run_here("mount", *options.split(), URL, place)
         assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
         assert choices in done.stderr
+
+
+@pytest.mark.parametrize("words", ["mount --write", "compact", "recover --apply"])
+def test_a_single_writer_of_a_directory_is_refused(tmp_path: Path, words: str) -> None:
+    source, place = tmp_path / "source", tmp_path / "place"
+    zarr.create_array(source, shape=(4,), chunks=(2,), shards=(4,), dtype="i4")
+    place.mkdir()
+    done = run(*words.split(), "--single-writer", source, *([place] if "mount" in words else []))
+    expected = f"--single-writer is for s3:// sources, and {source} is on this machine"
+    assert one_line_of(done, WRONG_USAGE).endswith(expected)
 
 
 def test_an_endpoint_that_is_no_server_or_has_a_password_is_refused_and_not_repeated() -> None:

@@ -16,6 +16,7 @@ from shardfs.errors import (
     NotFoundError,
     RefusedError,
     UnsupportedError,
+    UsageError,
 )
 from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewOwner, NewRights, Stat
 from shardfs.stores.local.atomic_write import (
@@ -59,7 +60,12 @@ class LocalStore(LocalReader):
         self._making_directories = trio.Lock()
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Do nothing: reserved names are in the source, and its lock keeps other mounts away."""
+        """Do nothing: reserved names are in the source, and its lock keeps other mounts away.
+
+        Raises `UsageError` for a *single_writer*, of which there is no need.
+        """
+        if single_writer:
+            raise UsageError(f"--single-writer is for s3:// sources, and {self.root} is on this machine")
 
     async def flush(self) -> None:
         """Do nothing: what is written is stored at once."""
