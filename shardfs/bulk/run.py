@@ -23,12 +23,12 @@ from shardfs.bulk.delivery import (
 )
 from shardfs.bulk.engine import Context, Outcome, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
-from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.state import needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
     NotADirectoryHereError,
+    NotEmptyError,
     NotFoundError,
     ShardfsError,
     SourceError,
@@ -190,10 +190,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
                     continue
                 manifest.forget(key)
                 report.removed += 1
-            if report.removed and not store.rewrites:
-                for entry in await store.list(""):
-                    if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name):
-                        await prune(store, entry.name)
+                await _remove_emptied(store, key)
         elif nleft := sum(1 for _ in manifest.left()):
             left = f"{counted(nleft, 'object')} of DEST that SOURCE has no more"
             report.problems.append(f"nothing was removed: {left} stay until a run ends without problems")
@@ -222,6 +219,13 @@ async def _remove(store: Store, key: str, state: str | None) -> str | None:
     except ShardfsError as error:
         return f"{key} is not in SOURCE any more, and cannot be removed: {error}"
     return None
+
+
+async def _remove_emptied(store: Store, key: str) -> None:
+    """Remove the directories above *key*, which was removed, as far as they are empty now."""
+    with suppress(NotEmptyError, NotFoundError, NotADirectoryHereError):
+        while not store.rewrites and (key := key.rpartition("/")[0]):
+            await store.rmdir(key)
 
 
 async def _store_text(job: Job, store: Store, item: Item, text: bytes) -> Delivered:

@@ -63,6 +63,7 @@ def test_only_what_is_missing_or_changed_is_done_again(tmp_path: Path, command: 
     image[32:, 48:, 24:] = image.fill_value  # zarr-python removes a chunk of fill values
     shutil.rmtree(source / "notes")
     (source / "new.txt").write_text("new")
+    (made / "empty/of/others").mkdir(parents=True)
     lost = next(path for path in files_below(made) if path.startswith("below/table"))
     (made / lost).unlink()
     summary(*command, "--sync", source, made)
@@ -70,6 +71,7 @@ def test_only_what_is_missing_or_changed_is_done_again(tmp_path: Path, command: 
     after = files_below(made)
     assert after == files_below(fresh)
     assert not (made / "notes").exists()
+    assert (made / "empty/of/others").is_dir()
     touched = {path for path in after if os.stat(made / path).st_mtime_ns != before.get(path)}
     assert lost in touched
     assert len(touched) <= 6
