@@ -103,17 +103,25 @@ class StoreTask(ABC):
 
 
 class MadeOf:
-    """Collects the states of everything that an object is made from, to tell whether it has to be stored again."""
+    """Collects the states of everything that an object is made from, to tell whether it has to be stored again.
 
-    def __init__(self, *said: object) -> None:
-        self._hash = blake2b(repr(said).encode(errors="surrogateescape"), digest_size=12)
+    *form* is the part that gives stored bytes their meaning, such as the codecs of a shard; `has_form_of` compares it.
+    """
+
+    def __init__(self, *form: object) -> None:
+        self._hash = blake2b(repr(form).encode(errors="surrogateescape"), digest_size=12)
+        self._form = f"{self._hash.hexdigest()}:"
 
     def add(self, *said: object) -> None:
         """Add something that the object is made from."""
         self._hash.update(repr(said).encode(errors="surrogateescape"))
 
+    def has_form_of(self, made_of: str) -> bool:
+        """Whether *made_of*, as text, has the same form."""
+        return made_of.startswith(self._form)
+
     def __str__(self) -> str:
-        return self._hash.hexdigest()
+        return self._form + self._hash.hexdigest()
 
 
 def state_of(stat: Stat | None) -> str:
@@ -121,6 +129,13 @@ def state_of(stat: Stat | None) -> str:
     if stat is None:
         return "absent"
     return f"{stat.size}:{stat.mtime_ns}" if stat.file is not None else f"{stat.size}:{stat.version}"
+
+
+async def state_in(store: Store, key: str) -> str:
+    """Return an identifier of the version that is stored under *key*, or of its absence."""
+    with suppress(NotFoundError, NotADirectoryHereError):
+        return state_of(await store.stat(key))
+    return state_of(None)
 
 
 Storer = Callable[[Item], Awaitable[Delivered]]
@@ -180,14 +195,11 @@ async def deliver(
     This is decided by what it is *made_of* or, if need be, by comparing bytes, of which there are about *nbytes*.
     Raises the error that prevents producing or storing it.
     """
-    stat: Stat | None = None
-    with suppress(NotFoundError, NotADirectoryHereError):
-        if item.made_of or job.compares:
-            stat = await store.stat(item.key)
-    unchanged = Delivered(item.key, str(made_of), state_of(stat), is_unchanged=True)
+    state = await state_in(store, item.key) if item.made_of or job.compares else state_of(None)
+    unchanged = Delivered(item.key, str(made_of), state, is_unchanged=True)
     if (item.made_of, item.state) == (unchanged.made_of, unchanged.state) and not job.compares:
         return unchanged
-    if stat is not None and job.compares:
+    if job.compares and state != state_of(None):
         with suppress(DifferentError, NothingError, NotFoundError):
             await produce(Comparison(await store.open(item.key), head_nbytes))
             return unchanged

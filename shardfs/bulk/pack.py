@@ -5,7 +5,6 @@ What becomes of each array is decided and announced before anything is written; 
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -24,7 +23,7 @@ from shardfs.bulk.delivery import (
     deliver,
     left_out,
     named,
-    state_of,
+    state_in,
 )
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
@@ -32,16 +31,7 @@ from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, sha
 from shardfs.bulk.run import Plan
 from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.maintenance.walk import walk_files
-from shardfs.errors import (
-    CorruptionError,
-    MetadataError,
-    NotADirectoryHereError,
-    NotFoundError,
-    NotUnshardable,
-    ShardfsError,
-    UsageError,
-    first_of,
-)
+from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
@@ -52,7 +42,7 @@ from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
-from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Stat, Store, join_key
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Stat, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 
@@ -103,7 +93,7 @@ class CopyFiles(StoreTask):
 
 
 class _KeptError(Exception):
-    """An earlier run stored chunks of a shard that cannot be read any more."""
+    """What is stored stays: an earlier run could read chunks of the shard that are damaged now."""
 
 
 @dataclass(eq=False)
@@ -118,8 +108,9 @@ class _Shard:
     async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
         """Store the shard, without chunks that cannot be read, which are reported.
 
-        If an earlier run stored all of it, that version is kept instead.
+        If an earlier run stored all of it, with the same codecs, that version is kept instead.
         """
+        store = job.storing(context)
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
@@ -134,7 +125,7 @@ class _Shard:
                     within = [i - first for i, first in zip(coords, start, strict=True)]
                     sizes[index_in_c_order(within, index.chunks_per_shard)] += len(data)
                 await new.write([data for _, data in group])
-            if self.problems and item.made_of and await _state_in(job.storing(context), item.key) == item.state:
+            if self.problems and made_of.has_form_of(item.made_of) and await state_in(store, item.key) == item.state:
                 raise _KeptError
             if not sizes:
                 raise NothingError
@@ -145,11 +136,10 @@ class _Shard:
 
         nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
         try:
-            done = await deliver(job, job.storing(context), item, made_of, nbytes, produce, head_nbytes=head_nbytes)
+            done = await deliver(job, store, item, made_of, nbytes, produce, head_nbytes=head_nbytes)
         except _KeptError:
-            return Delivered(
-                item.key, problems=(*self.problems, f"{item.key} of DEST stays as an earlier run stored it")
-            )
+            kept = f"{item.key} of DEST stays as an earlier run stored it"
+            return Delivered(item.key, problems=(*self.problems, kept))
         if self.problems:  # it must be done again, whatever is stored
             return replace(done, made_of="", state="", problems=tuple(self.problems))
         return done
@@ -212,12 +202,6 @@ class _Shard:
         place = layout.shard_key(layout.locate(coords).shard)
         chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
         self.problems[f"left out: {place}{chunk}: {error}"] = None
-
-
-async def _state_in(store: Store, key: str) -> str:
-    with suppress(NotFoundError, NotADirectoryHereError):
-        return state_of(await store.stat(key))
-    return state_of(None)
 
 
 @dataclass(frozen=True)

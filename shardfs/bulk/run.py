@@ -28,7 +28,6 @@ from shardfs.dataset.state import needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
     NotADirectoryHereError,
-    NotEmptyError,
     NotFoundError,
     ShardfsError,
     SourceError,
@@ -188,9 +187,9 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
                 if (problem := await _remove(store, key, state)) is not None:
                     report.problems.append(problem)
                     continue
+                await _remove_emptied(store, key)
                 manifest.forget(key)
                 report.removed += 1
-                await _remove_emptied(store, key)
         elif nleft := sum(1 for _ in manifest.left()):
             left = f"{counted(nleft, 'object')} of DEST that SOURCE has no more"
             report.problems.append(f"nothing was removed: {left} stay until a run ends without problems")
@@ -222,10 +221,14 @@ async def _remove(store: Store, key: str, state: str | None) -> str | None:
 
 
 async def _remove_emptied(store: Store, key: str) -> None:
-    """Remove the directories above *key*, which was removed, as far as they are empty now."""
-    with suppress(NotEmptyError, NotFoundError, NotADirectoryHereError):
-        while not store.rewrites and (key := key.rpartition("/")[0]):
+    """Remove the directories above *key*, which was removed, as far as they are empty now, and can be removed."""
+    while not store.rewrites and (key := key.rpartition("/")[0]):
+        try:
             await store.rmdir(key)
+        except NotFoundError:
+            continue  # a run that was killed has removed it
+        except ShardfsError:
+            return
 
 
 async def _store_text(job: Job, store: Store, item: Item, text: bytes) -> Delivered:

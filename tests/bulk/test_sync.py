@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_a_shard_that_was_stored_whole_is_kept_when_the_source_is_damaged(
     (made / "c/0").unlink()
     summary("pack", "--shards", "4", how, source, made, status=FAILED)
     assert [*zarr.open_array(made)[:8]].count(-1) == 4 * len(damaged)
+
+
+def test_a_shard_that_was_stored_with_other_codecs_is_not_kept_when_the_source_is_damaged(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    create = partial(zarr.create_array, source, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", overwrite=True)
+    create(compressors=None)[...] = 1
+    pack(source, made, "--shards", "4")
+    create()[...] = 2
+    edit(source / "c/1", flip(-3))
+    assert "stays as an earlier run" not in run("pack", "--shards", "4", "--sync", source, made, "--jobs", "1").stderr
+    assert [*zarr.open_array(made)[...]] == [2] * 4 + [0] * 4 + [2] * 8
 
 
 def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path) -> None:
@@ -284,6 +296,33 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
         assert not fill(made).problems
         assert files_below(made) == expected, (number, disk.names[number])
         shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("nremoved", range(4))  # c/0, c/1, c, and then the directory of the array
+def test_a_run_that_is_killed_while_it_removes_emptied_directories_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nremoved: int
+) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(source)
+    zarr.create_array(source / "gone", shape=(8, 2), chunks=(2, 2), dtype="i4")[...] = 1
+    pack(source, made, "--shards", "2")
+    shutil.rmtree(source / "gone")
+    removed: list[str] = []
+
+    class Dying(QuickDisk):
+        def rmdir(self, name: str, dir_fd: int) -> None:
+            if len(removed) == nremoved and not os.listdir(f"/proc/self/fd/{dir_fd}/{name}"):
+                raise Killed
+            super().rmdir(name, dir_fd)
+            removed.append(name)
+
+    monkeypatch.setattr("shardfs.bulk.engine.open_store", lambda url, *_, ttl: LocalStore(url, Dying(), ttl=ttl))
+    plan, how = PackPlan(Packing(chunks_per_shard=(2,))), RunOptions(syncs=True, jobs=1)
+    with pytest.raises(Killed):
+        trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
+    assert (made / "gone").is_dir()
+    summary("pack", "--shards", "2", "--sync", source, made)
+    assert not (made / "gone").exists()
 
 
 def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path) -> None:
