@@ -184,8 +184,8 @@ class WriteBuffer:
     if nothing else was meanwhile. *is_detached*: the name stands for another file now, and nothing is published any
     more. *is_cut*: it began empty, and is published as it was written, never on top of what others wrote; once others
     have published, it *is_superseded*, and who opens the file does not share it. *version* is the number of the version
-    that was published last. *mtime_ns* is the time of that version, or the time for the next one, None being the time
-    when it is published.
+    that it was begun with or published last. *mtime_ns* is the time of that version, or the time for the next one, None
+    being the time when it is published.
     """
 
     buffers: "WriteBuffers"
@@ -280,6 +280,24 @@ class WriteBuffer:
                 f"{self.entry.path} was renamed to a name that is no chunk's and no document's while it was written"
             )
 
+    def was_replaced(self) -> None:
+        """Note that others have published another version than this one."""
+        if self.state is State.CLEAN and self.is_cut:
+            self.is_superseded = True
+        elif self.state is State.CLEAN:
+            self.state = State.OUTDATED
+
+    async def catch_up(self) -> None:
+        """Continue from the current version, unless something was written on top of an earlier one.
+
+        Programs that do not use the mount replace versions unnoticed.
+        """
+        async with self.lock:
+            current = None if self.is_changed else await self.entry.current()
+            if current is not None and current.attributes.ino != self.version:
+                self.was_replaced()
+                await self._begin_again()
+
     async def _begin_again(self) -> None:
         """If nothing was written, begin with the version that was published meanwhile."""
         self.check()
@@ -287,6 +305,8 @@ class WriteBuffer:
             self.base = await self.entry.current()
             self.state = State.CLEAN
             self.content.clear()
+            if self.base is not None:
+                self.version = self.base.attributes.ino
 
     def _changed(self) -> None:
         self.state = State.DIRTY
@@ -480,10 +500,7 @@ class WriteBuffers:
         for other in self.all_of(buffer.entry):
             if other is not buffer:
                 other.is_exclusive = False  # this one was created after it
-                if other.state is State.CLEAN and other.is_cut:
-                    other.is_superseded = True
-                elif other.state is State.CLEAN:
-                    other.state = State.OUTDATED
+                other.was_replaced()
 
     def end(self, buffer: WriteBuffer) -> None:
         """Forget a file that nobody writes any more."""

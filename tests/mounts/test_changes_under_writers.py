@@ -119,3 +119,64 @@ def test_who_opens_a_chunk_to_write_has_its_current_version_while_others_have_it
             file.seek(0)
             file.write(b"changed ")
     assert path.read_bytes() == b"changed " + b"new." * 4
+
+
+def test_programs_that_change_parts_of_a_chunk_share_them_when_others_have_changed_its_shard(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    source = new_source(tmp_path)
+    path = mount(source, write=True, metadata_ttl=0).path / "0/c/0/1"
+    with open(path, "r+b", buffering=0) as one:
+        zarr.open_array(source / "0")[0:2, 0:6] = np.frombuffer(b"new." * 12, "<i4").reshape(2, 6)
+        with open(path, "r+b", buffering=0) as other:
+            one.write(b"1111")
+            other.seek(8)
+            other.write(b"2222")
+    assert path.read_bytes() == b"1111new.2222" + b"new." * 3
+
+
+def test_what_is_written_from_the_first_byte_on_is_never_mixed_with_what_others_store_meanwhile(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    source = new_source(tmp_path)
+    path = mount(source, write=True, metadata_ttl=0).path / "0/c/0/1"
+    with open(path, "wb", buffering=0) as one:
+        one.write(b"1" * 12)
+        os.fsync(one.fileno())
+        flush(path.parents[3])
+        zarr.open_array(source / "0")[0:2, 3:6] = np.frombuffer(b"new." * 6, "<i4").reshape(2, 3)
+        with open(path, "r+b") as other:
+            assert other.read() == b"new." * 6
+        one.write(b"1" * 12)
+    assert path.read_bytes() == b"1" * NBYTES
+
+
+@pytest.mark.parametrize("view", ["v3", "v2"])
+def test_who_opens_a_document_to_write_has_its_current_version_while_others_have_it_open_unchanged(
+    mount: Mounter, tmp_path: Path, view: str
+) -> None:
+    source = new_source(tmp_path)
+    path = mount(source, write=True, metadata_ttl=0, arguments=["--view", view]).path / "0"
+    if view == "v2":
+        (path / ".zattrs").write_text('{"before": 1}')
+    with open(path / ("zarr.json" if view == "v3" else ".zattrs"), "r+b") as one:
+        zarr.open_array(source / "0").update_attributes({"natively": 1})
+        with open(one.name, "r+") as other:
+            document = json.load(other)
+            (document if view == "v2" else document["attributes"])["through the mount"] = 1
+            other.seek(0)
+            json.dump(document, other)
+            other.truncate()
+    assert json.loads((source / "0/zarr.json").read_text())["attributes"].keys() >= {"natively", "through the mount"}
+
+
+def test_programs_that_write_one_document_share_it_after_one_has_flushed(mount: Mounter, tmp_path: Path) -> None:
+    path = mount(new_source(tmp_path), write=True).path / "0/zarr.json"
+    text = json.dumps({**json.loads(path.read_text()), "attributes": {"who": "nobody"}}).encode()
+    with open(path, "wb", buffering=0) as one:
+        one.write(text)
+        os.fsync(one.fileno())
+        with open(path, "r+b", buffering=0) as other:
+            other.write(text.replace(b"nobody", b"second"))
+        one.write(b" \n")
+    assert path.read_bytes() == text.replace(b"nobody", b"second") + b" \n"

@@ -223,6 +223,7 @@ class Model:
         shared = [draft for draft in drafts if not draft.is_superseded]
         if shared and not flags & os.O_TRUNC:
             draft = shared[-1]
+            self._begin_again(draft)
         else:
             is_cut = bool(flags & os.O_TRUNC) or not exists
             content = b"" if is_cut else self._at(path).read_bytes()

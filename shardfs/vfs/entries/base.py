@@ -197,7 +197,10 @@ class PublishedEntry(Entry, Published):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        base, buffer = await self._to_be_written(flags)
+        buffers = self.fs.buffers
+        shared = await self._shared()
+        base = await self.current() if shared is None else None
+        buffer = buffers.get(self)
         if flags & os.O_EXCL and base is not None and not await self.exists():
             base = None  # a chunk that was removed and is shown as the fill value
         if flags & os.O_EXCL and (buffer is not None or base is not None):
@@ -206,8 +209,8 @@ class PublishedEntry(Entry, Published):
             new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
             status = new if base is None else base.attributes.status
             is_cut, exclusive = bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-            buffer = self.fs.buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
-        return self.fs.buffers.use(buffer, buffer.ino, flags)
+            buffer = buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
+        return buffers.use(buffer, buffer.ino, flags)
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
@@ -215,31 +218,31 @@ class PublishedEntry(Entry, Published):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        nchanges, is_cut = self.fs.store.nchanges, bool(flags & os.O_TRUNC)
-        base, buffer = await self._to_be_written(flags)
-        status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
-        if status is None:
-            raise StaleError(f"{self.path} was removed")
+        buffers, is_cut = self.fs.buffers, bool(flags & os.O_TRUNC)
+        buffer = buffers.get(self) if is_cut else await self._shared()
         if buffer is None or is_cut:
+            nchanges = self.fs.store.nchanges
+            base = await self.current()
+            if base is None and buffer is None:
+                raise StaleError(f"{self.path} was removed")
             if base is not None and not is_cut:
                 self.fs.note_shown(self, base, nchanges)
-            buffer = self.fs.buffers.begin(self, base, status, is_cut=is_cut)
-        return self.fs.buffers.use(buffer, self.ino, flags)
+            shared = None if is_cut else buffers.get(self)
+            status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
+            assert status is not None
+            buffer = shared or buffers.begin(self, base, status, is_cut=is_cut)
+        return buffers.use(buffer, self.ino, flags)
 
-    async def _to_be_written(self, flags: int) -> tuple[ChunkHandle | DocumentHandle | None, WriteBuffer | None]:
-        """Open the current version, if it matters, and return the buffer to share, if there is one.
-
-        A buffer without changes is not shared once its version has been replaced.
-        """
-        buffers = self.fs.buffers
-        buffer = buffers.get(self)
-        if buffer is not None and buffer.is_changed and not flags & os.O_TRUNC:
-            return None, buffer
-        base = await self.current()
-        buffer = buffers.get(self)
-        if buffer is None or buffer.is_changed or base is None or base.attributes.ino == buffer.version:
-            return base, buffer
-        return base, None
+    async def _shared(self) -> WriteBuffer | None:
+        """Return the buffer to share, if there is one; without changes, it continues from the current version."""
+        buffers, nchanges = self.fs.buffers, self.fs.store.nchanges
+        while (buffer := buffers.get(self)) is not None:
+            await buffer.catch_up()
+            if buffer is buffers.get(self):
+                if buffer.base is not None:
+                    self.fs.note_shown(self, buffer.base, nchanges)
+                break
+        return buffer
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the published version."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
-from shardfs.errors import NotFoundError, NotPermittedError, StaleError
+from shardfs.errors import NotFoundError, NotPermittedError, ShardfsError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
@@ -167,8 +167,8 @@ class Document(PublishedEntry):
         assert isinstance(handle, DocumentHandle)
         return handle
 
-    async def _lookup(self) -> Attributes:
-        await self.fs.hierarchy.node(self.node_path, fresh=True)
+    async def _lookup(self, *, fresh: bool = True) -> Attributes:
+        await self.fs.hierarchy.node(self.node_path, fresh=fresh)
         return await self.fs.view.directory(self.fs, self.node_path).lookup(self.name)
 
     async def makes_node(self) -> bool:
@@ -199,6 +199,8 @@ class Document(PublishedEntry):
         await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
+        with suppress(ShardfsError):  # it is published, even if nobody can look at it now
+            buffer.version = (await self._lookup(fresh=False)).ino
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
