@@ -127,8 +127,11 @@ class WritingMount(RuleBasedStateMachine):
     @rule(file=opened)
     def close(self, file: tuple[int, Handle]) -> None:
         fd, handle = file
+        is_empty = handle.draft is not None and handle.draft.is_fresh
         self.opened.remove(file)
         self._same(lambda: os.close(fd), lambda: self.model.close(handle))
+        if is_empty:
+            _files(self.mount.path)  # it is published at release, for which `close` does not wait
 
     @precondition(lambda self: self.opened)
     @rule(file=opened, mtime_ns=st.integers(10**18, 10**18 + 9))
@@ -246,7 +249,6 @@ class WritingMount(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        _files(self.mount.path)  # an empty file is published at release, for which `close` does not wait
         self.mount.process.kill()
         self.mount.process.wait()
         for fd, _ in self.opened:
