@@ -165,10 +165,6 @@ def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop
         start += sum(view.nbytes for view in batch)
 
 
-def _nlink(fd: int) -> int:
-    return os.fstat(fd).st_nlink
-
-
 def _read(fd: int, offset: int, nbytes: int) -> memoryview:
     buffer = np.empty(nbytes, np.uint8).data
     if read_fully(fd, buffer, offset) < nbytes:
@@ -217,7 +213,8 @@ class LocalEdit:
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         async with self._made():
-            has_names = self.file is not None and await self.store.threads.on_names(_nlink, self.file.fd) > 1
+            status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
+            has_names = status is not None and status.st_nlink > 1
             if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or has_names):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
