@@ -10,7 +10,7 @@ from shardfs.stores.base import PART_NBYTES
 from tests.bulk.test_pack import pack
 from tests.support.commands import FAILED, run
 from tests.support.datasets import files_below
-from tests.support.s3_faults import Reply
+from tests.support.s3_faults import NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -80,6 +80,20 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     assert s3_bucket.uploads() == []
     s3_proxy.heal()
     s3("pack", "--sync", "--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
+    pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
+    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
+        tmp_path / "packed"
+    )
+
+
+def test_a_shard_is_stored_by_a_server_whose_reply_has_no_etag(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
+) -> None:
+    write_large(tmp_path / "source", 12)
+    proxied = s3_bucket.through(s3_proxy.url)
+    s3_proxy.fail("CompleteMultipartUpload", NoETag())
+    s3("pack", "--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
+    assert s3_proxy.log.operations()["CompleteMultipartUpload"] == 1
     pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
     assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
         tmp_path / "packed"

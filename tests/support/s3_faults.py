@@ -82,7 +82,12 @@ class Ignore:
     header: str
 
 
-Fault = Reply | LostRequest | LostReply | Then | Before | Truncated | Hang | HangMidBody | Ignore
+@dataclass(frozen=True)
+class NoETag:
+    """The ETag in the body of the reply is empty, as in Ceph's reply to CompleteMultipartUpload."""
+
+
+Fault = Reply | LostRequest | LostReply | Then | Before | Truncated | Hang | HangMidBody | Ignore | NoETag
 
 Match = str | Callable[[Request], bool] | None
 """The name of an operation, what tells of a request whether it is meant, or None for all requests."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 import ssl
@@ -33,6 +34,7 @@ from tests.support.s3_faults import (
     LostReply,
     LostRequest,
     Match,
+    NoETag,
     Reply,
     Rule,
     Then,
@@ -188,6 +190,8 @@ class S3Proxy:
                 return None
             case Reply():
                 return _error(fault, request)
+            case NoETag():
+                return _without_etag(reply)
         return reply
 
     async def _call(self, fault: Before | Then) -> None:
@@ -253,6 +257,12 @@ def _error(fault: Reply, request: Request) -> Message:
     ).encode()
     headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body))), *fault.headers.items()]
     return Message(f"HTTP/1.1 {fault.status} {fault.code}", headers, b"" if request.method == "HEAD" else body)
+
+
+def _without_etag(reply: Message) -> Message:
+    body = re.sub(rb"<ETag>.*</ETag>", b"<ETag></ETag>", reply.body)
+    assert body != reply.body, "the reply has no ETag in its body"
+    return Message(reply.start, [*reply.without("content-length"), ("Content-Length", str(len(body)))], body)
 
 
 def _bound(port: int) -> socket.socket:

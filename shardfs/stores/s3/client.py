@@ -249,8 +249,8 @@ class S3Client:
 
     async def complete_upload(
         self, key: str, upload_id: str, etags: Sequence[str], *, condition: Condition | None
-    ) -> str:
-        """Make the object from its parts; return its ETag.
+    ) -> str | None:
+        """Make the object from its parts; return its ETag, None if the server (Ceph) does not tell.
 
         Raises the errors of `put`, and `UnknownOutcomeError` even without a condition: a completed upload is gone.
         """
@@ -258,9 +258,8 @@ class S3Client:
             "CompleteMultipartUpload", key, is_conditional=condition is not None, is_repeatable=False
         )
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        return etag_of(
-            await self._make(request, UploadId=upload_id, MultipartUpload={"Parts": parts}, **_if(condition))
-        )
+        reply = await self._make(request, UploadId=upload_id, MultipartUpload={"Parts": parts}, **_if(condition))
+        return etag_of(reply) if reply.get("ETag") else None
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort a multipart upload; no error if there is none."""

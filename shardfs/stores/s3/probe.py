@@ -7,6 +7,7 @@ Not all servers do: some ignore the condition, some reject it as unknown. So it 
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -111,7 +112,7 @@ async def _what_is_there(client: S3Client) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Which kinds of conditional requests are refused if their condition does not hold."""
+    """Which kinds of conditional requests are refused if, and only if, their condition does not hold."""
 
     put: bool
     copy: bool
@@ -124,8 +125,8 @@ class Conditions:
         return self.put and self.copy and self.complete
 
     def missing(self, url: str) -> str:
-        """Return what is not honoured for the source at *url*, with the way out."""
-        names = {"PUT": self.put, "part copy": self.copy, "complete": self.complete, "DELETE": self.delete}
+        """Return what is missing for `is_safe` at the source *url*, with the way out."""
+        names = {"PUT": self.put, "part copy": self.copy, "complete": self.complete}
         ignored = ", ".join(name for name, honoured in names.items() if not honoured)
         return (
             f"the endpoint of {url} does not honour conditions on {ignored}: concurrent writers would lose "
@@ -139,44 +140,76 @@ async def probe(client: S3Client) -> Conditions:
     Raises `SourceError` if that fails, for example because nothing can be written.
     """
     key = f".shardfs-probe-{secrets.token_hex(8)}"
+    deleted = completed = None
+
+    async def put(condition: Condition) -> str:
+        return await client.put(key, _BODY, _PROPERTIES, condition=condition)
+
+    async def copy(condition: Condition) -> str:
+        return await client.copy_part(key, upload, 1, 0, _BODY.nbytes, condition=condition)
+
+    async def complete(condition: Condition) -> str:
+        return await client.complete_upload(key, upload, [part], condition=condition) or ""
+
+    async def delete(condition: Condition) -> str:
+        await client.delete(key, condition=condition)
+        return ""
+
     try:
         try:
-            put = await _make(client, key)
-            put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)) and put
-            put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_OTHER)) and put
+            can_be_absent, etag = await _make(client, key)
+            is_refused = await _is_refused(put, _ABSENT)
+            again = await _tried(put, etag)
+            etag = again or etag
             upload = await client.create_upload(key, _PROPERTIES)
             try:
-                copy = await _is_refused(lambda: client.copy_part(key, upload, 1, 0, _BODY.nbytes, condition=_OTHER))
-                etag = await client.upload_part(key, upload, 1, _BODY)
-                complete = await _is_refused(lambda: client.complete_upload(key, upload, [etag], condition=_OTHER))
+                copied = await _tried(copy, etag)
+                part = copied or await client.upload_part(key, upload, 1, _BODY)
+                completed = await _tried(complete, etag)
             finally:
-                await client.give_up(key, upload)
-            try:
-                delete = await _is_refused(lambda: client.delete(key, condition=_OTHER))
-            except AccessDeniedError:  # enough for users who may only add and change objects
-                delete = False
+                if completed is None:
+                    await client.give_up(key, upload)
+            with suppress(AccessDeniedError):  # enough for users who may only add and change objects
+                deleted = await _tried(delete, completed or etag)
         finally:
-            with trio.CancelScope(shield=True):
-                await _remove(client, key)
+            if deleted is None:
+                with trio.CancelScope(shield=True):
+                    await _remove(client, key)
     except (AccessDeniedError, StoreError) as error:
         raise SourceError(f"{client.location.url} cannot be written: {error}") from None
-    return Conditions(put, copy, complete, delete)
+    return Conditions(
+        put=can_be_absent and is_refused and again is not None,
+        copy=copied is not None,
+        complete=completed is not None,
+        delete=deleted is not None,
+    )
 
 
-async def _make(client: S3Client, key: str) -> bool:
-    """Store the object on the condition that there is none; return whether the server supports that."""
+async def _make(client: S3Client, key: str) -> tuple[bool, str]:
+    """Store the object on the condition that there is none; return whether the server supports that, and the ETag."""
     try:
-        await client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)
+        return True, await client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)
     except UnsupportedError:
-        await client.put(key, _BODY, _PROPERTIES)
-        return False
-    return True
+        return False, await client.put(key, _BODY, _PROPERTIES)
 
 
-async def _is_refused(attempt: Callable[[], Awaitable[object]]) -> bool:
-    """Whether a request whose condition does not hold is refused for that reason."""
+async def _tried(attempt: Callable[[Condition], Awaitable[str]], etag: str) -> str | None:
+    """Return what a conditional request gives for the object *etag*; None if it is not refused for others only.
+
+    Ceph refuses some requests whatever their condition.
+    """
+    if not await _is_refused(attempt, _OTHER):
+        return None
     try:
-        await attempt()
+        return await attempt(Condition(etag))
+    except (ConflictError, UnsupportedError):
+        return None
+
+
+async def _is_refused(attempt: Callable[[Condition], Awaitable[object]], condition: Condition) -> bool:
+    """Whether a request whose *condition* does not hold is refused for that reason."""
+    try:
+        await attempt(condition)
     except ConflictError:
         return True
     except UnsupportedError:

@@ -204,12 +204,19 @@ class S3Edit:
 
             async def attempt() -> str:
                 condition = await self._condition(self.writing.conditions.complete)
-                return await self._client.complete_upload(self.key, upload_id, etags, condition=condition)
+                etag = await self._client.complete_upload(self.key, upload_id, etags, condition=condition)
+                return self._known(etag)
 
             return await self._make(new, attempt)
         except BaseException:
             await self._client.give_up(self.key, upload_id)
             raise
+
+    def _known(self, etag: str | None) -> str:
+        """Return the ETag of a reply; a missing one is like a lost reply: others may have changed the object."""
+        if etag is None:
+            raise UnknownOutcomeError(f"the server does not tell the ETag of {self._url}")
+        return etag
 
     async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
         """Make the new version by *attempt*, which returns its ETag, and inform the readers."""

@@ -55,6 +55,7 @@ class NewS3Object:
 
     async def finish(self, head: Buffer = b"") -> Stat:
         """Send the rest, and make the object."""
+        etag: str | None
         if self._upload_id is None:
             self._pending[: len(head)] = head
             etag = await self._client.put(
@@ -70,6 +71,8 @@ class NewS3Object:
                 await self._room.acquire()
             etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
             self._upload_id = None
+        if etag is None:
+            etag = (await self._client.head(self._key))[0].etag
         self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
         return file_stat(self._key, self.stat)
 

@@ -15,7 +15,7 @@ from tests.stores.local.splices import content
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
 from tests.support.fake_s3 import FakeS3
 from tests.support.opened import in_trio
-from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
+from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, NoETag, Reply, Then
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 from tests.support.s3_writing import writing
@@ -127,6 +127,18 @@ def test_a_host_that_is_faster_at_the_last_moment_wins(
 
 
 # Replies that are lost
+
+
+def test_a_completed_upload_whose_reply_has_no_etag_is_found_by_its_commit_id(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    s3_proxy.fail("CompleteMultipartUpload", NoETag())
+    stat = run(lambda: here.splice(KEY, append(LARGE, b"ours")))
+    assert s3_bucket.get(OBJECT) == appended(LARGE, b"ours")
+    assert stat.version == (s3_bucket.etag(OBJECT), len(LARGE) + 4)
+    assert s3_proxy.log.operations()["CompleteMultipartUpload"] == 1
+    assert no_trace(s3_bucket, here)
 
 
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])

@@ -8,7 +8,7 @@ import pytest
 from shardfs.errors import SourceError
 from shardfs.stores.s3.probe import Conditions, probe
 from tests.stores.s3.hosts import Host, host, run
-from tests.support.s3_faults import Ignore, LostReply, Reply
+from tests.support.s3_faults import Ignore, LostReply, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -33,12 +33,10 @@ def test_an_endpoint_that_honours_conditions_is_found_out(s3_bucket: Bucket, her
     assert conditions.complete
     assert conditions.is_safe
     assert s3_proxy.log.operations() == {
-        "PutObject": 3,
+        "PutObject": 4,
         "CreateMultipartUpload": 1,
-        "UploadPartCopy": 1,
-        "UploadPart": 1,
-        "CompleteMultipartUpload": 1,
-        "AbortMultipartUpload": 1,
+        "UploadPartCopy": 2,
+        "CompleteMultipartUpload": 2,
         "DeleteObject": 2,
     }
     assert nothing_is_left(s3_bucket, here)
@@ -72,6 +70,39 @@ def test_each_condition_that_is_ignored_is_noticed(
     conditions = probed(here)
     assert not getattr(conditions, ignored)
     assert all(getattr(conditions, name) for name in ("put", "copy", "complete") if name != ignored)
+    assert nothing_is_left(s3_bucket, here)
+
+
+def test_an_endpoint_that_completes_an_upload_whatever_the_condition_and_tells_no_etag_is_found_out(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_proxy.fail("CompleteMultipartUpload", Ignore("if-match"))
+    s3_proxy.fail("CompleteMultipartUpload", NoETag())
+    conditions = probed(here)
+    assert (conditions.put, conditions.copy, conditions.complete) == (True, True, False)
+    assert nothing_is_left(s3_bucket, here)
+
+
+@pytest.mark.parametrize(
+    ("operation", "header", "refused"),
+    [
+        ("PutObject", "if-match", "put"),
+        ("UploadPartCopy", "x-amz-copy-source-if-match", "copy"),
+        ("CompleteMultipartUpload", "if-match", "complete"),
+        ("DeleteObject", "if-match", "delete"),
+    ],
+)
+def test_an_endpoint_that_refuses_conditions_that_hold_is_found_out(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, header: str, refused: str
+) -> None:
+    s3_proxy.fail(
+        lambda request: request.operation == operation and header in request.headers,
+        Reply(412, "PreconditionFailed"),
+        times=None,
+    )
+    conditions = probed(here)
+    assert not getattr(conditions, refused)
+    assert all(getattr(conditions, name) for name in ("put", "copy", "complete", "delete") if name != refused)
     assert nothing_is_left(s3_bucket, here)
 
 
