@@ -11,12 +11,14 @@ from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copyi
 from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
 from shardfs.dataset.array import Array
-from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError
+from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError, counted
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens.packed import Decoder, decoder_of
 from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.v2 import shown_fill_value
+from shardfs.format.lens.v2_attributes import has_missing_value, naming_no_axes
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid
@@ -123,11 +125,15 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Pair:
-    """An array of the source and the array made from it; *coarse* is the grid of the one with the larger shards."""
+    """An array of the source and the array made from it; *coarse* is the grid of the one with the larger shards.
+
+    If it *has_all*, the one that was made must have all chunks, because a missing one would read as another value.
+    """
 
     source: _Form
     made: _Form
     coarse: ShardGrid
+    has_all: bool
 
     @classmethod
     def of(cls, source: BulkNode | None, made: BulkNode | None) -> "_Pair | None":
@@ -136,7 +142,8 @@ class _Pair:
         one, other = forms
         if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
             return None
-        return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid)
+        has_all = one.element != other.element and _is_missing_value(source, made)
+        return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid, has_all)
 
     async def shards(self, fail: Callable[[ShardfsError], None]) -> Sequence[Coords]:
         """Return the shards of the coarser grid in which either has anything.
@@ -145,6 +152,13 @@ class _Pair:
         """
         found = {shard async for shard in shards_touched(self.source.array, self.coarse, fail)}
         found |= {shard async for shard in shards_touched(self.made.array, self.coarse, fail)}
+        wanted = math.prod(dimension.nchunks for dimension in self.coarse.shards.dimensions)
+        if self.has_all and len(found) < wanted:
+            fail(
+                NotFoundError(
+                    f"all of {counted(wanted - len(found), 'shard')} missing, which would read as another value"
+                )
+            )
         return sorted(found)
 
     async def compare(self, shard: Coords) -> AsyncIterator[str]:
@@ -158,8 +172,16 @@ class _Pair:
 
         chunks: dict[Coords, int] = {}
         for form in (self.source, self.made):
+            nchunks = 0  # at last those that were made
             async for at, nbytes in chunks_within(form.array, self.coarse, shard, damaged, MadeOf()):
                 chunks[at] = max(nbytes, chunks.get(at, 0))
+                nchunks += 1
+        wanted = math.prod(len(self.coarse.covered(axis, index)) for axis, index in enumerate(shard))
+        if self.has_all and nchunks < wanted:
+            name = join_key(path, "/".join(map(str, shard)))
+            problems[
+                f"{name}: {wanted - nchunks} of {counted(wanted, 'chunk')} missing, which would read as another value"
+            ] = None
         for coords, nbytes in sorted(chunks.items()):
             name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
             if max(nbytes, self.source.nbytes) > 2 * MAX_CHUNK_NBYTES:
@@ -190,7 +212,7 @@ def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
     if isinstance(source.metadata, ArrayMetadata) and isinstance(made.metadata, ArrayMetadata):
         if canonical(normal_data_type(one["data_type"])) != canonical(normal_data_type(other["data_type"])):
             yield f"{name}: other data_type"
-        elif _fill(source.metadata) != _fill(made.metadata):
+        elif _fill(source.metadata) != _fill(made.metadata) and not _is_missing_value(source, made):
             yield f"{name}: other fill_value"
         elif _Pair.of(source, made) is None and canonical(one) != canonical(other):
             yield f"{name}: its chunks cannot be compared one by one"
@@ -202,6 +224,17 @@ def _fill(array: ArrayMetadata) -> object:
         return fill_element(array.document["data_type"], array.document["fill_value"])
     except ShardfsError:
         return canonical(array.document["fill_value"])
+
+
+def _is_missing_value(source: BulkNode | None, made: BulkNode | None) -> bool:
+    """Whether the fill value of *made* is the missing value of *source*, as the v2 view shows it."""
+    if source is None or made is None or source.metadata is None or made.metadata is None:
+        return False
+    one, other = naming_no_axes(source.metadata.document), made.metadata.document
+    if source.is_v2 or not made.is_v2 or not has_missing_value(one):
+        return False
+    shown = shown_fill_value(one, shows_missing=True)
+    return bool(shown == shown_fill_value(other, shows_missing=False))
 
 
 async def compare(

@@ -105,6 +105,23 @@ def test_what_was_packed_and_unpacked_is_the_same_however_it_is_stored(
     assert differences(source, tmp_path / "made") == []
 
 
+def test_unpacked_v2_with_the_missing_value_as_fill_value_is_the_same_if_no_chunk_is_missing(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    group = zarr.open_group(source, mode="w")
+    named = {"dtype": "f4", "fill_value": 5.0}
+    table = group.create_array("table", shape=(5, 7), chunks=(2, 2), shards=(4, 4), dimension_names=["x", "y"], **named)
+    table[:2] = 3
+    group.create_array("point", shape=(), chunks=(), **named)
+    assert run("unpack", "--jobs", "1", "--view", "v2", source, made).returncode == 0
+    assert json.loads((made / "table/.zarray").read_text())["fill_value"] is None
+    assert differences(source, made) == []
+    (made / "table/2.3").unlink()  # which the source does not have either
+    assert differences(source, made) == ["table/1/1: 1 of 2 chunks missing, which would read as another value"]
+    for chunk in [*made.glob("table/[2-3].*"), *made.glob("table/[0-3].[2-3]")]:
+        chunk.unlink(missing_ok=True)
+    assert "table: all of 2 shards missing, which would read as another value" in differences(source, made)
+
+
 def test_whatever_differs_is_named(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_v3(source)

@@ -244,7 +244,7 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
         "compressor": codecs.compressor,
         "dimension_separator": separator,
         "dtype": v2_dtype(data_type, codecs.endian),
-        "fill_value": _shown_fill_value(array.document, shows_missing=shows_missing),
+        "fill_value": shown_fill_value(array.document, shows_missing=shows_missing),
         "filters": list(codecs.filters) or None,
         "order": codecs.order,
         "shape": list(array.shape),
@@ -252,7 +252,7 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
     }
 
 
-def _shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
+def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
     """Return the `fill_value` of the `.zarray` for an array's *document*."""
     if shows_missing and has_missing_value(document):
         return missing_value(document)
@@ -345,7 +345,7 @@ def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing
     document = with_attributes(before, shown.ndim, attributes, keeps_missing_value=shows_missing)
     had, has = has_missing_value(before), has_missing_value(document)
     if shows_missing and had != has:
-        fill_value = _shown_fill_value(before, shows_missing=True)
+        fill_value = shown_fill_value(before, shows_missing=True)
         if has and FILL_VALUE not in attributes:
             document = with_missing_value(document, fill_value)
         elif had:
