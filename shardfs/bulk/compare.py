@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -272,7 +273,9 @@ async def compare(
                 names.add(path)
                 files = [name for name in files if name not in node.documents and not node.is_superseded(name)]
                 try:
-                    made = await find_node(new, path)
+                    made = None
+                    with suppress(NotFoundError):
+                        made = await find_node(new, path)
                     problems.extend(_differences(node, made))
                     pair = _Pair.of(node, made)
                     shards = await pair.shards(fail) if pair is not None else ()
