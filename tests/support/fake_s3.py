@@ -162,17 +162,18 @@ class FakeS3:
         key: str,
         upload_id: str,
         number: int,
-        offset: int,
-        nbytes: int,
+        part: Range | None,
         *,
         condition: Condition | None,
         source: str | None = None,
     ) -> str:
-        await self._pass(Request("UploadPartCopy", key, _http(Range(offset, nbytes)), _said(condition)))
+        await self._pass(Request("UploadPartCopy", key, _http(part), _said(condition)))
         source = key if source is None else source
         self._require(source, condition)
-        data = self._object(source).data[offset : offset + nbytes]
-        if len(data) != nbytes:
+        data = self._object(source).data
+        if part is not None:
+            data = data[part.offset : part.offset + part.nbytes]
+        if part is not None and len(data) != part.nbytes:
             raise StoreError(f"UploadPartCopy {key}: InvalidArgument")
         return self._part(key, upload_id, number, data)
 

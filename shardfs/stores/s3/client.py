@@ -234,13 +234,15 @@ class S3Client:
         key: str,
         upload_id: str,
         number: int,
-        offset: int,
-        nbytes: int,
+        part: Range | None,
         *,
         condition: Condition | None,
         source: str | None = None,
     ) -> str:
-        """Make a part from a range of the object *source*, None being *key* itself; return its ETag."""
+        """Make a part from a range of the object *source*, None being *key* itself; return its ETag.
+
+        No range is all of the object: S3 documents that it copies ranges only of objects of more than 5 MB.
+        """
         # A part may be made twice: only the request that makes the object must not be repeated.
         request = self._request("UploadPartCopy", key, is_conditional=condition is not None)
         reply = await self._make(
@@ -248,7 +250,7 @@ class S3Client:
             UploadId=upload_id,
             PartNumber=number,
             CopySource={"Bucket": request.bucket, "Key": self.location.full(key if source is None else source)},
-            CopySourceRange=f"bytes={offset}-{offset + nbytes - 1}",
+            **({} if part is None else {"CopySourceRange": f"bytes={part.offset}-{part.offset + part.nbytes - 1}"}),
             **({} if condition is None else {"CopySourceIfMatch": condition.etag}),
         )
         return etag_of(reply.get("CopyPartResult", {}))

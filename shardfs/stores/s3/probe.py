@@ -146,7 +146,7 @@ async def probe(client: S3Client) -> Conditions:
         return await client.put(key, _BODY, _PROPERTIES, condition=condition)
 
     async def copy(condition: Condition) -> str:
-        return await client.copy_part(key, upload, 1, 0, _BODY.nbytes, condition=condition)
+        return await client.copy_part(key, upload, 1, None, condition=condition)
 
     async def complete(condition: Condition) -> str:
         return await client.complete_upload(key, upload, [part], condition=condition) or ""

@@ -281,10 +281,11 @@ class S3Edit:
             if isinstance(part, Sent):
                 async with self._body(part) as body:
                     return await self._client.upload_part(key, upload_id, number, body)
-            place = part.offset, part.nbytes
+            is_all = source is not None and part.nbytes == source.size
+            wanted = None if is_all else Range(part.offset, part.nbytes)
             try:
                 return await self._client.copy_part(
-                    key, upload_id, number, *place, condition=condition, source=source_key
+                    key, upload_id, number, wanted, condition=condition, source=source_key
                 )
             except NotFoundError:
                 raise self._changed() from None

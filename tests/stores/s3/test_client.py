@@ -66,7 +66,7 @@ def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -
             assert (await tried.client.head(key))[0] == fetched.stat
             copy, nbytes = "copy/of" + key, len(key.encode())
             upload = await tried.client.create_upload(copy, PLAIN)
-            part = await tried.client.copy_part(copy, upload, 1, 0, nbytes, condition=None, source=key)
+            part = await tried.client.copy_part(copy, upload, 1, Range(0, nbytes), condition=None, source=key)
             await tried.client.complete_upload(copy, upload, [part], condition=None)
             assert bytes((await tried.client.get("copy/of" + key)).data) == key.encode()
             await tried.client.delete(key)
@@ -162,7 +162,7 @@ def test_the_requester_pays_for_every_request_if_asked(s3_bucket: Bucket, s3_pro
         await client.head("key")
         await client.list_page("")
         upload = await client.create_upload("key", PLAIN)
-        part = await client.copy_part("key", upload, 1, 0, 1, condition=None)
+        part = await client.copy_part("key", upload, 1, Range(0, 1), condition=None)
         await client.upload_part("key", upload, 2, Memory(b"y"))
         await client.complete_upload("key", upload, [part], condition=None)
         await client.abort_upload("key", await client.create_upload("key", PLAIN))

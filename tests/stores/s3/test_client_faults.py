@@ -73,7 +73,7 @@ def test_what_changes_nothing_or_the_same_twice_is_sent_again(
         await client.put("key", Memory(b"x" * (2 * MIB)), PLAIN)
         await client.list_page("")
         upload = await client.create_upload("key", PLAIN)
-        await client.copy_part("key", upload, 1, 0, 5, condition=Condition(s3_bucket.etag("key")))
+        await client.copy_part("key", upload, 1, Range(0, 5), condition=Condition(s3_bucket.etag("key")))
         await client.upload_part("key", upload, 2, Memory(b"y" * (2 * MIB)))
         await client.list_uploads("")
         await client.abort_upload("key", upload)

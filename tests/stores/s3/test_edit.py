@@ -126,6 +126,23 @@ def test_a_host_that_is_faster_at_the_last_moment_wins(
     assert no_trace(s3_bucket, here)
 
 
+def test_a_whole_object_is_copied_without_a_range_which_s3_documents_for_large_ones_only(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_bucket.put(OBJECT, SMALL)
+
+    async def main() -> None:
+        snapshot = await here.found(KEY)
+        assert snapshot is not None
+        await (await here.edit(f"{KEY}-copy")).copy(snapshot, KEY)
+
+    run(main)
+    assert s3_bucket.get(f"{OBJECT}-copy") == SMALL
+    (request,) = s3_proxy.log.of("UploadPartCopy")
+    assert "x-amz-copy-source-range" not in request.headers
+    assert request.headers["x-amz-copy-source-if-match"] == s3_bucket.etag(OBJECT)
+
+
 # Replies that are lost
 
 
