@@ -27,7 +27,6 @@ from shardfs.errors import (
     RefusedError,
     ShardfsError,
     StoreError,
-    UnreachableError,
     printable,
 )
 from shardfs.stores.base import Content
@@ -82,8 +81,6 @@ class Backoff:
 
 _TIMEOUTS: Final = Timeouts()
 _BACKOFF: Final = Backoff()
-_SILENT_FOR: Final = 0.5
-"""For how many seconds a server that was silent is not asked again."""
 
 
 class S3Client:
@@ -116,12 +113,9 @@ class S3Client:
         self._session = Session(location.bucket, options, timeouts)
         self.endpoint_url = self._session.endpoint_url
         self.address = location.address(self.endpoint_url)
-        self._timeouts = timeouts
         self._backoff = backoff
         self._lock = threading.Lock()
         self._limiter = trio.CapacityLimiter(self.max_connections)
-        self._silence: UnreachableError | None = None
-        self._silence_ends = 0.0
 
     def of_bucket(self) -> "S3Client":
         """Return a client of the whole bucket."""
@@ -344,21 +338,7 @@ class S3Client:
         return reply
 
     async def _read(self, function: Callable[[], T]) -> T:
-        """Return the result of *function*, which sends a request that changes nothing.
-
-        Right after one to which the server was silent, others fail at once: the kernel sends lookups of one name in
-        turn, and each would wait for a minute.
-        """
-        begun = trio.current_time()
-        if self._silence is not None and begun < self._silence_ends:
-            raise UnreachableError(str(self._silence))
-        try:
-            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
-        except UnreachableError as error:
-            now = trio.current_time()
-            if now - begun >= self._timeouts.silence:
-                self._silence, self._silence_ends = error, now + _SILENT_FOR
-            raise
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
 
     def _send(self, request: Request, attempt: Callable[[], T]) -> T:
         """Return the result of *attempt*, which sends the request once and raises `FailedRequest`; blocks.

@@ -227,32 +227,6 @@ def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
         run(partial(tried.client.get, key))
 
 
-def test_those_who_wait_behind_a_request_that_nobody_answers_do_not_wait_as_long_again(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, hasty: Tried
-) -> None:
-    s3_bucket.put("key", b"x")
-    fault = Hang()
-    s3_proxy.fail(None, fault, times=None)
-
-    async def main() -> None:
-        with pytest.raises(UnreachableError, match="no answer in time"):
-            await hasty.client.get("key")
-        for ask in (
-            partial(hasty.client.get, "key"),
-            partial(hasty.client.head, "key"),
-            partial(hasty.client.list_page, ""),
-        ):
-            with pytest.raises(UnreachableError, match="no answer in time"):
-                await ask()
-        assert hasty.counts.requests == {"GetObject": 2}
-        s3_proxy.heal()
-        fault.release()
-        await trio.sleep(0.6)
-        assert bytes((await hasty.client.get("key")).data) == b"x"
-
-    run(main)
-
-
 def test_a_read_is_abandoned_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried) -> None:
     s3_bucket.put("key", b"x")
     fault = Hang()
