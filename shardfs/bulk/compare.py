@@ -153,13 +153,9 @@ class _Pair:
         """
         found = {shard async for shard in shards_touched(self.source.array, self.coarse, fail)}
         found |= {shard async for shard in shards_touched(self.made.array, self.coarse, fail)}
-        wanted = math.prod(dimension.nchunks for dimension in self.coarse.shards.dimensions)
-        if self.has_all and len(found) < wanted:
-            fail(
-                NotFoundError(
-                    f"all of {counted(wanted - len(found), 'shard')} missing, which would read as another value"
-                )
-            )
+        nmissing = math.prod(dimension.nchunks for dimension in self.coarse.shards.dimensions) - len(found)
+        if self.has_all and nmissing:
+            fail(NotFoundError(f"all of {counted(nmissing, 'shard')} missing, which would read as another value"))
         return sorted(found)
 
     async def compare(self, shard: Coords) -> AsyncIterator[str]:
@@ -179,10 +175,8 @@ class _Pair:
                 nchunks += 1
         wanted = math.prod(len(self.coarse.covered(axis, index)) for axis, index in enumerate(shard))
         if self.has_all and nchunks < wanted:
-            name = join_key(path, "/".join(map(str, shard)))
-            problems[
-                f"{name}: {wanted - nchunks} of {counted(wanted, 'chunk')} missing, which would read as another value"
-            ] = None
+            missing = f"{wanted - nchunks} of {counted(wanted, 'chunk')} missing, which would read as another value"
+            problems[f"{join_key(path, '/'.join(map(str, shard)))}: {missing}"] = None
         for coords, nbytes in sorted(chunks.items()):
             name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
             if max(nbytes, self.source.nbytes) > 2 * MAX_CHUNK_NBYTES:

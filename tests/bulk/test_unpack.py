@@ -115,6 +115,10 @@ def test_unpacked_v2_with_the_missing_value_as_fill_value_is_the_same_if_no_chun
     assert run("unpack", "--jobs", "1", "--view", "v2", source, made).returncode == 0
     assert json.loads((made / "table/.zarray").read_text())["fill_value"] is None
     assert differences(source, made) == []
+    shown = (made / "table/.zarray").read_text()
+    (made / "table/.zarray").write_text(shown.replace('"fill_value": null', '"fill_value": 3.0'))
+    assert differences(source, made) == ["table: other fill_value"]
+    (made / "table/.zarray").write_text(shown)
     shutil.rmtree(made / "point")
     assert differences(source, made) == ["point is missing"]
     (made / "table/2.3").unlink()  # which the source does not have either
