@@ -10,7 +10,7 @@ from shardfs.stores.base import PART_NBYTES
 from tests.bulk.test_pack import pack
 from tests.support.commands import FAILED, run
 from tests.support.datasets import files_below
-from tests.support.s3_faults import NoETag, Reply
+from tests.support.s3_faults import Before, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -98,3 +98,19 @@ def test_a_shard_is_stored_by_a_server_whose_reply_has_no_etag(
     assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
         tmp_path / "packed"
     )
+
+    s3_proxy.fail("CompleteMultipartUpload", NoETag())
+    s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put("again/c/0", b"theirs")), key="again/c/0")
+    done = run(
+        "pack",
+        "--shards",
+        "12",
+        "--jobs",
+        "1",
+        tmp_path / "source",
+        proxied.url("again"),
+        "--endpoint-url",
+        s3_proxy.url,
+    )
+    assert done.returncode == FAILED
+    assert "again/c/0 was changed by another program" in done.stderr

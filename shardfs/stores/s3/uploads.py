@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from shardfs.errors import ConflictError
 from shardfs.stores.base import PART_NBYTES, Buffer, Stat
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import open_nursery
@@ -55,10 +56,9 @@ class NewS3Object:
 
     async def finish(self, head: Buffer = b"") -> Stat:
         """Send the rest, and make the object."""
-        etag: str | None
         if self._upload_id is None:
             self._pending[: len(head)] = head
-            etag = await self._client.put(
+            etag: str | None = await self._client.put(
                 self._key, MemoryContent(memoryview(self._pending)), Properties.of_new(self._key)
             )
         else:
@@ -72,7 +72,10 @@ class NewS3Object:
             etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
             self._upload_id = None
         if etag is None:
-            etag = (await self._client.head(self._key))[0].etag
+            found, _ = await self._client.head(self._key)
+            if found.size != self._nbytes:
+                raise ConflictError(f"{self._client.location.url_of(self._key)} was changed by another program")
+            etag = found.etag
         self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
         return file_stat(self._key, self.stat)
 
