@@ -14,7 +14,7 @@ DOCUMENT: Final = "zarr.json"
 """The object that shows that there is an array or a group, if nothing can be listed."""
 
 _SCHEME: Final = "s3://"
-_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MAX_PREFIX: Final = 1000
 """A key has at most 1024 bytes, and something follows the prefix."""
 
