@@ -134,3 +134,19 @@ def test_an_endpoint_that_ignores_a_condition_takes_one_writer_and_says_why(
     (mounted.path / "c/0/0").write_bytes(NEW)
     mounted.unmount()
     assert host.chunk(0, 0) == NEW
+
+
+def test_a_large_file_whose_name_a_server_could_take_for_another_one_is_not_copied_unconditionally(
+    host: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_proxy.fail("UploadPartCopy", Ignore("x-amz-copy-source-if-match"), times=None)
+    mounted = host.mounter(
+        host.url, write=True, state=host.state, env=host.bucket.environment, arguments=["--single-writer"]
+    )
+    data = os.urandom(9 * 2**20)
+    for name, copied in (("a%41", False), ("aA", True)):
+        (mounted.path / name).write_bytes(data)
+        s3_proxy.log.clear()
+        (mounted.path / name).rename(mounted.path / f"{name}.moved")
+        assert (mounted.path / f"{name}.moved").read_bytes() == data
+        assert bool(s3_proxy.log.of("UploadPartCopy")) is copied, name

@@ -235,7 +235,7 @@ class S3Client:
     ) -> str:
         """Make a part from a range of the object *source*, None being *key* itself; return its ETag.
 
-        No range is all of the object: S3 documents that it copies ranges only of objects of more than 5 MB.
+        No range is all of it: S3 documents that it copies ranges only of objects of more than 5 MB.
         """
         # A part may be made twice: only the request that makes the object must not be repeated.
         request = self._request("UploadPartCopy", key, is_conditional=condition is not None)

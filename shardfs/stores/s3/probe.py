@@ -194,9 +194,9 @@ async def _make(client: S3Client, key: str) -> tuple[bool, str]:
 
 
 async def _tried(attempt: Callable[[Condition], Awaitable[str]], etag: str) -> str | None:
-    """Return what a conditional request gives for the object *etag*; None if it is not refused for others only.
+    """Return what a request gives on the condition that the object is *etag*, which it is; None if not honoured.
 
-    Ceph refuses some requests whatever their condition.
+    It is if the request is refused on another condition, and only then: Ceph refuses some whatever their condition.
     """
     if not await _is_refused(attempt, _OTHER):
         return None

@@ -499,7 +499,7 @@ class S3Store(NewS3Objects):
             else:
                 snapshot = await self.objects.open(key)
                 source = snapshot.object
-                if snapshot.size >= COPIED_NBYTES:
+                if snapshot.size >= COPIED_NBYTES and files.writing.may_copy(key):
                     await files.put_by(to, expected, lambda edit: edit.copy(snapshot, key))
                 else:
                     splice = Splice((snapshot.content(0, snapshot.size),))

@@ -12,7 +12,7 @@ from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS
 from tests.stores.local.splices import content
-from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
+from tests.stores.s3.hosts import HONOURED, IGNORED, PREFIX, Host, host, run
 from tests.support.fake_s3 import FakeS3
 from tests.support.opened import in_trio
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, NoETag, Reply, Then
@@ -124,23 +124,6 @@ def test_a_host_that_is_faster_at_the_last_moment_wins(
     run(main)
     assert s3_bucket.get(OBJECT) == b"theirs"
     assert no_trace(s3_bucket, here)
-
-
-def test_a_whole_object_is_copied_without_a_range_which_s3_documents_for_large_ones_only(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
-) -> None:
-    s3_bucket.put(OBJECT, SMALL)
-
-    async def main() -> None:
-        snapshot = await here.found(KEY)
-        assert snapshot is not None
-        await (await here.edit(f"{KEY}-copy")).copy(snapshot, KEY)
-
-    run(main)
-    assert s3_bucket.get(f"{OBJECT}-copy") == SMALL
-    (request,) = s3_proxy.log.of("UploadPartCopy")
-    assert "x-amz-copy-source-range" not in request.headers
-    assert request.headers["x-amz-copy-source-if-match"] == s3_bucket.etag(OBJECT)
 
 
 # Replies that are lost
@@ -284,3 +267,17 @@ def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket,
 
     run(main)
     assert unconditional_bucket.get(OBJECT) == b"theirs"
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_a_key_that_a_server_could_take_for_another_one_is_not_copied_unless_the_condition_would_tell(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, honours: bool
+) -> None:
+    conditions = HONOURED if honours else IGNORED
+    here = host(s3_bucket.through(s3_proxy.url), tmp_path, conditions=conditions, single_writer=not honours)
+    for key, copied in (("a%41/c/0", honours), ("aA/c/0", True)):
+        s3_bucket.put(f"{PREFIX}/{key}", LARGE)
+        s3_proxy.log.clear()
+        run(lambda key=key: here.splice(key, append(LARGE, b"ours")))
+        assert s3_bucket.get(f"{PREFIX}/{key}") == appended(LARGE, b"ours")
+        assert bool(s3_proxy.log.of("UploadPartCopy")) is copied, key

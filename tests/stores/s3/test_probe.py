@@ -39,6 +39,7 @@ def test_an_endpoint_that_honours_conditions_is_found_out(s3_bucket: Bucket, her
         "CompleteMultipartUpload": 2,
         "DeleteObject": 2,
     }
+    assert not any("x-amz-copy-source-range" in request.headers for request in s3_proxy.log)  # of a small object
     assert nothing_is_left(s3_bucket, here)
     (key,) = {request.key for request in s3_proxy.log}
     assert key.startswith("data/x.zarr/.shardfs-probe-")
