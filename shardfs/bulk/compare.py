@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
-from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
-from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
+from shardfs.bulk.engine import Context, in_batches, run_tasks
+from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
 from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError, counted
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import canonical
@@ -27,55 +28,35 @@ from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
 
 _BATCH: Final = 64
+_SHARD_NBYTES: Final = 2**20  # a guess
 
 
 @dataclass(frozen=True)
-class CompareChunks:
-    """Compares the chunks of the arrays at *path* within *shards* of the array with the larger shards."""
+class Compare:
+    """Compares the files with these *keys*, and chunks of the arrays at *path*: all of *shards* of the coarser grid."""
 
     job: Job
     path: str
-    shards: tuple[Coords, ...]
-    nbytes: int
+    shards: tuple[Coords, ...] = ()
+    keys: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The path of the arrays, and the first of the shards."""
-        return join_key(self.path, "/".join(map(str, self.shards[0])))
+    def nbytes(self) -> int:
+        """About how much is compared."""
+        return _SHARD_NBYTES * len(self.shards)
 
     async def run(self, context: Context) -> Sequence[str]:
         """Return the differences, a line each."""
+        old, new = self.job.reading(context), self.job.made(context)
 
         async def find() -> _Pair | None:
-            stores = self.job.reading(context), self.job.made(context)
-            return _Pair.of(*[await find_node(store, self.path) for store in stores])
+            nodes = [await find_node(each, self.path) for each in (old, new)]
+            return _Pair.of(*nodes)
 
-        pair = await context.last("pair", (self.job, self.path), find)
-        if pair is None:
-            return [f"{self.path or '(root)'}: was changed meanwhile"]
-        return [line for shard in self.shards async for line in pair.compare(shard)]
-
-
-@dataclass(frozen=True)
-class CompareFiles:
-    """Compares the files that both have under the same *keys*."""
-
-    job: Job
-    keys: tuple[str, ...]
-    nbytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """The first of the keys."""
-        return self.keys[0]
-
-    async def run(self, context: Context) -> Sequence[str]:
-        """Return the keys that differ, a line each."""
-        stores = self.job.reading(context).store, self.job.made(context).store
         found: list[str] = []
         for key in self.keys:
             try:
-                one, other = [await store.open(key) for store in stores]
+                one, other = [await each.store.open(key) for each in (old, new)]
                 await copying(one.read, one.size)(Comparison(other))
             except DifferentError:
                 found.append(f"{key}: differs")
@@ -83,7 +64,17 @@ class CompareFiles:
                 found.append(f"{key}: is missing in DEST")
             except ShardfsError as error:
                 found.append(named(key, error))
+        pair = await context.last((self.job, self.path), find) if self.shards else None
+        for shard in self.shards:
+            found += await pair.compare(shard) if pair is not None else [f"{self._name(shard)}: was changed meanwhile"]
         return found
+
+    def failed(self, error: ShardfsError) -> Sequence[str]:
+        """Return the error for everything that was to be compared."""
+        return [named(key, error) for key in self.keys] + [f"{self._name(shard)}: {error}" for shard in self.shards]
+
+    def _name(self, shard: Coords) -> str:
+        return join_key(self.path, f"shard {'/'.join(map(str, shard))}")
 
 
 @dataclass(frozen=True)
@@ -146,20 +137,21 @@ class _Pair:
         has_all = one.element != other.element and _is_missing_value(source, made)
         return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid, has_all)
 
-    async def shards(self, fail: Callable[[ShardfsError], None]) -> Sequence[Coords]:
+    async def shards(self, failed: Callable[[ShardfsError], None]) -> Sequence[Coords]:
         """Return the shards of the coarser grid in which either has anything.
 
-        *fail* is called with what cannot be listed.
+        *failed* is called with what cannot be listed.
         """
-        found = {shard async for shard in shards_touched(self.source.array, self.coarse, fail)}
-        found |= {shard async for shard in shards_touched(self.made.array, self.coarse, fail)}
-        nmissing = math.prod(dimension.nchunks for dimension in self.coarse.shards.dimensions) - len(found)
+        found = {
+            shard for form in (self.source, self.made) async for shard in walk_shards(form.array, self.coarse, failed)
+        }
+        nmissing = self.coarse.shards.nchunks - len(found)
         if self.has_all and nmissing:
-            fail(NotFoundError(f"all of {counted(nmissing, 'shard')} missing, which would read as another value"))
+            failed(NotFoundError(f"all of {counted(nmissing, 'shard')} missing, which would read as another value"))
         return sorted(found)
 
-    async def compare(self, shard: Coords) -> AsyncIterator[str]:
-        """Yield the differences in the shard at *shard*, a line each."""
+    async def compare(self, shard: Coords) -> Sequence[str]:
+        """Return the differences in the shard at *shard*, a line each."""
         path = self.source.array.layout.path
         problems: dict[str, None] = {}
         is_alike = self.source.encoding == self.made.encoding
@@ -189,8 +181,7 @@ class _Pair:
                     problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
             except ShardfsError as error:
                 problems[f"{name}: {error}"] = None
-        for problem in problems:
-            yield problem
+        return list(problems)
 
 
 def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
@@ -252,43 +243,45 @@ async def compare(
     for each in (old, new):
         await each.store.check()
 
-    def add(path: str, error: ShardfsError) -> None:
-        problems.append(named(path, error))
-
-    async def tasks() -> AsyncIterator[Task[Sequence[str]]]:
+    async def tasks() -> AsyncIterator[Compare]:
         names: set[str] = set()
         async for path, entries, node in walk(old):
-            fail = partial(add, path)
             if isinstance(node, ShardfsError):
-                fail(node)
+                problems.append(named(path, node))
                 continue
             files = [entry.name for entry in entries if entry.kind is not Kind.DIRECTORY]
             if node is not None:
                 names.add(path)
                 files = [name for name in files if name not in node.documents and not node.is_superseded(name)]
-                try:
-                    made = None
-                    with suppress(NotFoundError):
-                        made = await find_node(new, path)
-                    problems.extend(_differences(node, made))
-                    pair = _Pair.of(node, made)
-                    shards = await pair.shards(fail) if pair is not None else ()
-                except ShardfsError as error:
-                    fail(error)
-                    shards = ()
-                for first in range(0, len(shards), _BATCH):
-                    yield CompareChunks(job, path, tuple(shards[first : first + _BATCH]), 2**20 * _BATCH)
-            for first in range(0, len(files), _BATCH):
-                yield CompareFiles(job, tuple(join_key(path, name) for name in files[first : first + _BATCH]))
+                for shards in in_batches(await _look(node, new, problems), _BATCH):
+                    yield Compare(job, path, shards=tuple(shards))
+            for keys in in_batches([join_key(path, name) for name in files], _BATCH):
+                yield Compare(job, path, keys=tuple(keys))
         async for path, _, node in walk(new):
             if node is not None and path not in names:
                 problems.append(f"{path or '(root)'} is in DEST only")
 
-    def done(outcome: Outcome[Sequence[str]]) -> None:
-        problems.extend(outcome.result or ())
-        if outcome.error is not None:
-            problems.append(f"{outcome.task.name}: {outcome.error}")
+    def done(found: Sequence[str]) -> None:
+        problems.extend(found)
         progress(1)
 
     await run_tasks(tasks(), done, context=context, executor=executor, jobs=jobs)
     return problems
+
+
+async def _look(source: BulkNode, destination: Source, problems: list[str]) -> Sequence[Coords]:
+    """Add the differences between a node and that made of it to *problems*; return which shards are to be compared."""
+
+    def failed(error: ShardfsError) -> None:
+        problems.append(named(source.path, error))
+
+    try:
+        made = None
+        with suppress(NotFoundError):
+            made = await find_node(destination, source.path)
+        problems.extend(_differences(source, made))
+        pair = _Pair.of(source, made)
+        return await pair.shards(failed) if pair is not None else ()
+    except ShardfsError as error:
+        failed(error)
+        return ()

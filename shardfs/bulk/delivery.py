@@ -9,10 +9,17 @@ from typing import Final
 
 from shardfs.bulk.engine import Context, as_told
 from shardfs.dataset.hierarchy import Source
-from shardfs.errors import IsADirectoryHereError, NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NoSpaceError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ReadOnlyError,
+    ShardfsError,
+)
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions, is_remote
+from shardfs.stores.url import StoreOptions
 
 _OBJECTS_AT_ONCE: Final = 64
 
@@ -31,22 +38,11 @@ class Job:
 
     def reading(self, context: Context) -> Source:
         """Return the source."""
-        return context.source(self.source, self._options(self.source))
+        return context.source(self.source, self.options)
 
     def made(self, context: Context) -> Source:
         """Return the destination."""
-        return context.source(self.destination, self._options(self.destination))
-
-    def storing(self, context: Context) -> Store:
-        """Return the store of the destination."""
-        return self.made(context).store
-
-    def at_once(self, context: Context) -> int:
-        """Return how many small objects to work on at a time."""
-        return _OBJECTS_AT_ONCE if self.reading(context).store.rewrites or self.storing(context).rewrites else 1
-
-    def _options(self, url: str) -> StoreOptions:
-        return self.options if is_remote(url) else StoreOptions()
+        return context.source(self.destination, self.options)
 
 
 @dataclass(frozen=True)
@@ -88,14 +84,28 @@ class StoreTask(ABC):
     items: tuple[Item, ...]
     nbytes: int
 
-    @property
-    def name(self) -> str:
-        """The key of the first item."""
-        return self.items[0].key
-
     async def run(self, context: Context) -> Sequence[Delivered]:
-        """Store the items; a failure of one stops no other."""
-        return await each_delivered(self.items, await self.storer(context), at_once=self.job.at_once(context))
+        """Store the items; a failure of one stops no other, unless it is fatal: then the rest is not in the result."""
+        store = await self.storer(context)
+        stores = self.job.reading(context).store, self.job.made(context).store
+        delivered: list[Delivered] = []
+
+        async def attempt(item: Item) -> None:
+            try:
+                delivered.append(await store(item))
+            except (NoSpaceError, ReadOnlyError) as error:
+                delivered.append(Delivered(item.key, fatal=error))
+                raise
+            except Exception as error:
+                delivered.append(_not_stored(item, as_told(error)))
+
+        with suppress(NoSpaceError, ReadOnlyError):
+            await for_each(self.items, attempt, _OBJECTS_AT_ONCE if any(each.rewrites for each in stores) else 1)
+        return delivered
+
+    def failed(self, error: ShardfsError) -> Sequence[Delivered]:
+        """Return the error for each item."""
+        return [_not_stored(item, error) for item in self.items]
 
     @abstractmethod
     async def storer(self, context: Context) -> "Storer":
@@ -234,22 +244,8 @@ def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Calla
     return produce
 
 
-async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int = 1) -> tuple[Delivered, ...]:
-    """Store each item; a failure of one stops no other, unless it is fatal: then the rest is not in the result."""
-    delivered: dict[Item, Delivered] = {}
-
-    async def attempt(item: Item) -> None:
-        try:
-            delivered[item] = await store(item)
-        except (NoSpaceError, ReadOnlyError) as error:
-            delivered[item] = Delivered(item.key, fatal=error)
-            raise
-        except Exception as error:
-            delivered[item] = Delivered(item.key, problems=(left_out(item.key, as_told(error)),))
-
-    with suppress(NoSpaceError, ReadOnlyError):
-        await for_each(items, attempt, at_once)
-    return tuple(delivered.values())
+def _not_stored(item: Item, error: ShardfsError) -> Delivered:
+    return Delivered(item.key, problems=(left_out(item.key, error),))
 
 
 def left_out(path: str, error: object) -> str:

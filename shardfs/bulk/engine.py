@@ -12,10 +12,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
@@ -25,7 +24,7 @@ import trio
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.local.syscalls import keep_freed_memory
-from shardfs.stores.url import StoreOptions, open_store
+from shardfs.stores.url import StoreOptions, is_remote, open_store
 
 log = logging.getLogger(__name__)
 
@@ -49,26 +48,28 @@ R_co = TypeVar("R_co", covariant=True)
 class Context:
     """What the tasks of a run share in one process: open sources, and what was found.
 
-    It belongs to one event loop at a time. *known* are sources that are open already, by URL and options.
+    It belongs to one event loop at a time. *known* are sources that are open already, by URL.
     """
 
-    def __init__(self, known: Mapping[tuple[str, StoreOptions], Source] | None = None) -> None:
+    def __init__(self, known: Mapping[str, Source] | None = None) -> None:
         self._sources = dict(known or {})
-        self._last: dict[str, tuple[object, object]] = {}
+        self._last: tuple[object, object] | None = None
 
     def source(self, url: str, options: StoreOptions) -> Source:
-        """Return the source at *url*, opened on first use; raises the errors of `open_store`."""
-        key = url, options
-        if key not in self._sources:
-            self._sources[key] = Source.of(open_store(url, options, ttl=_FOREVER))
-        return self._sources[key]
+        """Return the source at *url*, opened on first use; *options* are for a remote one.
 
-    async def last(self, purpose: str, key: object, make: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of *make* for *key*; the last one of each *purpose* is kept: tasks come in order."""
-        known = self._last.get(purpose)
-        if known is None or known[0] != key:
-            known = self._last[purpose] = key, await make()
-        return cast(R, known[1])
+        Raises the errors of `open_store`.
+        """
+        if url not in self._sources:
+            chosen = options if is_remote(url) else StoreOptions()
+            self._sources[url] = Source.of(open_store(url, chosen, ttl=_FOREVER))
+        return self._sources[url]
+
+    async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:
+        """Return the result of *make* for *key*; the last one is kept: tasks come in order."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, await make()
+        return cast(R, self._last[1])
 
 
 class Task(Protocol[R_co]):
@@ -79,25 +80,14 @@ class Task(Protocol[R_co]):
     """
 
     @property
-    def name(self) -> str:
-        """What it works on, for reports."""
-
-    @property
     def nbytes(self) -> int:
         """Its cost: about how many bytes could be copied in the same time."""
 
     async def run(self, context: Context) -> R_co:
         """Do the work; returns something small that can be pickled."""
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
-    """The outcome of the task at *index*: its *result*, or an *error*."""
-
-    index: int
-    task: Task[R]
-    result: R | None = None
-    error: ShardfsError | None = None
+    def failed(self, error: ShardfsError) -> R_co:
+        """Return what takes the place of the result if *error* prevents all of the work."""
 
 
 async def batched(
@@ -117,20 +107,24 @@ async def batched(
         yield batch, spent
 
 
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield *items*, *size* at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
 async def run_tasks(
     tasks: AsyncIterable[Task[R]],
-    done: Callable[[Outcome[R]], None],
+    done: Callable[[R], None],
     *,
     context: Context | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
-    window: int | None = None,
 ) -> None:
-    """Run *tasks*, taken from the iterator as there is room; *done* is called with each outcome, in any order.
+    """Run *tasks*, taken from the iterator as there is room; *done* is called with each result, in any order.
 
     Without an *executor*, up to *jobs* processes of this machine work, by default one for each processor. They are
-    started once there is enough to do; before that, and with one job, tasks run in this process, with *context*. At
-    most *window* tasks are with the executor at a time.
+    started once there is enough to do; before that, and with one job, tasks run in this process, with *context*.
 
     If this ends early, by Ctrl-C or because *done* raises, tasks that have not begun are dropped, and those that have
     are waited for, unless interrupted again. Executors other than the pools of `concurrent.futures` do not tell which
@@ -141,20 +135,19 @@ async def run_tasks(
     keep_freed_memory()
     context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
-    crew = _Crew(done, executor, jobs, window or (2 * jobs + 2 if executor is None else _WINDOW))
+    crew = _Crew(done, executor, jobs)
     here = executor is None
-    spent, index = 0.0, 0
+    spent = 0.0
     try:
         async for task in tasks:
             if here and jobs > 1:
                 here = task.nbytes <= _LARGE_NBYTES and spent < _PATIENCE
             if here:
                 begun = time.monotonic()
-                done(Outcome(index, task, *await _attempt(task, context)))
+                done(await _attempt(task, context))
                 spent += time.monotonic() - begun
             else:
-                await crew.add(_Assigned(index, task))
-            index += 1
+                await crew.add(task)
         await crew.finish()
     except BaseException:
         try:
@@ -168,50 +161,35 @@ async def run_tasks(
         crew.end()
 
 
-_Result = tuple[R | None, ShardfsError | None]
-
-
-@dataclass(slots=True)
-class _Assigned(Generic[R]):
-    """A task given to an executor, and how many pools broke while they had it."""
-
-    index: int
-    task: Task[R]
-    deaths: int = 0
-
-
 class _Crew(Generic[R]):
     """An executor and its tasks: a given executor, or a pool of *jobs* processes.
 
     When a process dies, its pool breaks, and nobody knows which task is to blame. All that may be are suspects: each is
-    run again alone.
+    run again alone. With each task goes how many processes died while they may have had it.
     """
 
-    def __init__(self, done: Callable[[Outcome[R]], None], executor: Executor | None, jobs: int, window: int) -> None:
+    def __init__(self, done: Callable[[R], None], executor: Executor | None, jobs: int) -> None:
         self._done = done
         self._given = executor
         self._pool: _Pool | None = None
-        self._nfailed = 0  # consecutive pools that never did anything
         self._jobs = jobs
-        self._window = window
+        self._window = 2 * jobs + 2 if executor is None else _WINDOW
         self._run = uuid4().hex
-        self._under_way: dict[Future[_Result[R]], _Assigned[R]] = {}
-        self._suspects: deque[_Assigned[R]] = deque()
-        self._settled, self._receiver = trio.open_memory_channel[Future[_Result[R]]](math.inf)
+        self._under_way: dict[Future[R], tuple[Task[R], int]] = {}
+        self._suspects: deque[tuple[Task[R], int]] = deque()
+        self._settled, self._receiver = trio.open_memory_channel[Future[R]](math.inf)
 
-    async def add(self, assigned: _Assigned[R]) -> None:
+    async def add(self, task: Task[R]) -> None:
         """Hand a task over as soon as there is room."""
-        while len(self._under_way) >= self._window:
+        # A given executor goes on, because a suspect that runs alone would keep many machines waiting.
+        while len(self._under_way) >= self._window or (self._suspects and self._given is None):
             await self._settle_next()
-        if self._given is None:  # a suspect that runs alone would keep many machines waiting
-            await self._clear_suspects()
-        self._submit(assigned)
+        self._submit(task, 0)
 
     async def finish(self) -> None:
         """Wait for all tasks."""
         while self._under_way or self._suspects:
-            await self._drain()
-            await self._clear_suspects()
+            await self._settle_next()
 
     async def abandon(self) -> None:
         """Drop the tasks that have not begun, and wait for the others."""
@@ -219,13 +197,9 @@ class _Crew(Generic[R]):
         for future in list(self._under_way) if tells else ():  # Dask also cancels tasks that have begun, but they go on
             if future.cancel():
                 del self._under_way[future]
-        if self._under_way and not tells:
-            log.warning(
-                "waiting for tasks that workers have: %d; if you interrupt again, they still write",
-                len(self._under_way),
-            )
-        elif self._under_way and (self._given or self._pool) is not None:
-            log.warning("waiting for tasks that have begun: %d; interrupt again to end them", len(self._under_way))
+        if self._under_way:
+            again = "interrupt again to end them" if self._given is None else "if you interrupt again, they still write"
+            log.warning("waiting for tasks that workers have: %d; %s", len(self._under_way), again)
         while self._under_way:
             with suppress(Exception):  # of the caller, which knows already why this ends
                 await self._settle_next()
@@ -241,65 +215,55 @@ class _Crew(Generic[R]):
         if pool is not None:
             pool.end()
 
-    async def _clear_suspects(self) -> None:
-        while self._suspects:
-            await self._drain()  # all tasks of a broken pool fail at once
-            self._submit(self._suspects.popleft())
-            await self._drain()
-
-    async def _drain(self) -> None:
-        while self._under_way:
-            await self._settle_next()
-
-    def _submit(self, assigned: _Assigned[R]) -> None:
+    def _submit(self, task: Task[R], deaths: int) -> None:
         if self._given is None:
             self._pool = self._pool or _Pool(self._jobs)
         executor = self._given or cast(_Pool, self._pool).executor
         try:
             with _without_interrupts():
-                future = executor.submit(_execute, self._run, assigned.task)
+                future = executor.submit(_execute, self._run, task)
         except BrokenExecutor as broken:  # an idle process died
             self._give_up_pool(broken)
-            self._suspects.append(assigned)
+            self._suspects.append((task, deaths))
             return
-        self._under_way[future] = assigned
+        self._under_way[future] = task, deaths
         token = trio.lowlevel.current_trio_token()
 
-        def settle(future: Future[_Result[R]]) -> None:
+        def settle(future: Future[R]) -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(self._settled.send_nowait, future)
 
         future.add_done_callback(settle)
 
     async def _settle_next(self) -> None:
+        """Wait for a task; if none is under way, for a suspect, which runs alone."""
+        while not self._under_way:
+            self._submit(*self._suspects.popleft())
         future = await self._receiver.receive()
-        assigned = self._under_way.pop(future, None)
-        if assigned is None:  # it was cancelled
+        if future not in self._under_way:  # it was cancelled
             return
-        result, error = None, None
+        task, deaths = self._under_way.pop(future)
         try:
-            result, error = future.result()
+            result = future.result()
         except (Exception, CancelledError) as failure:
+            error = as_told(failure)
             if isinstance(failure, BrokenExecutor):
                 self._give_up_pool(failure)
-            error = as_told(failure)
             if isinstance(failure, BrokenExecutor) or type(failure).__name__ == _DASK_DEATH:
-                assigned.deaths += not self._nfailed  # else it had not begun
-                if assigned.deaths < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
-                    self._suspects.append(assigned)
+                if deaths + 1 < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
+                    self._suspects.append((task, deaths + 1))
                     return
                 error = StoreError("each process that worked on it died; is there enough memory?")
-        self._done(Outcome(assigned.index, assigned.task, result, error))
+            result = task.failed(error)
+        self._done(result)
 
     def _give_up_pool(self, broken: BrokenExecutor) -> None:
         """Let the next task have a new pool; raises `StoreError` if that would fare no better."""
         if self._given is not None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
-        if self._pool is not None:
-            self._nfailed = 0 if self._pool.has_worked else self._nfailed + 1
-            self.end()
-        if self._nfailed == _MAX_DEATHS:
+        if self._pool is not None and not self._pool.has_worked:
             raise StoreError("no process can be started to work in; --jobs 1 does without") from None
+        self.end()
 
 
 class _Pool:
@@ -349,18 +313,18 @@ def _begin(watched: Connection) -> None:
 _local = threading.local()  # the run of this thread's last task, and its context
 
 
-def _execute(run: str, task: Task[R]) -> _Result[R]:
+def _execute(run: str, task: Task[R]) -> R:
     """Run a task in the process of an executor."""
     if getattr(_local, "run", None) != run:
         _local.run, _local.context = run, Context()
     return trio.run(_attempt, task, _local.context)
 
 
-async def _attempt(task: Task[R], context: Context) -> _Result[R]:
+async def _attempt(task: Task[R], context: Context) -> R:
     try:
-        return await task.run(context), None
+        return await task.run(context)
     except Exception as error:
-        return None, as_told(error)
+        return task.failed(as_told(error))
 
 
 def as_told(error: BaseException) -> ShardfsError:

@@ -1,7 +1,7 @@
 """The nodes of a source for bulk work, in either Zarr version, and where their chunks go."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -169,7 +169,7 @@ class Transfer:
                 raise StaleError(f"the array {path or 'at the root'} was changed meanwhile; go on with --sync")
             return transfer
 
-        return await context.last("transfer", (job, path, packing, version), find)
+        return await context.last((job, path, packing, version), find)
 
     @classmethod
     def of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
@@ -200,40 +200,6 @@ class Transfer:
         """Return the index layout of the target shard at *shard*."""
         level = self.target.grid.levels[0]
         return IndexLayout(level.index_codecs, self.target.grid.index_shape(shard), level.index_at_start)
-
-
-async def shards_touched(
-    array: Array,
-    grid: ShardGrid,
-    fail: Callable[[ShardfsError], None],
-    prefix: Coords = (),
-    stored: Sequence[Coords] = ((),),
-    others: Callable[[str, int], None] = lambda key, count: None,
-) -> AsyncIterator[Coords]:
-    """Yield, in C order, the coordinates below *prefix* of the shards of *grid* in which *array* has anything stored.
-
-    *stored* are the prefixes of its own shards that overlap those below *prefix*. *fail* is called with what cannot be
-    listed, and *others* with files among shards that are none: one key, and their number.
-    """
-    axis = len(prefix)
-    if axis == grid.ndim:
-        yield prefix
-        return
-    found: dict[int, list[Coords]] = {}
-    for above in stored:
-        try:
-            children = await array.listing.children(above)
-        except ShardfsError as error:
-            fail(error)
-            continue
-        if (beside := array.listing.others(above)) is not None:
-            others(*beside)
-        for index in children:
-            for number in _touched(grid, axis, array.grid.covered(axis, index)):
-                found.setdefault(number, []).append((*above, index))
-    for number in sorted(found):
-        async for shard in shards_touched(array, grid, fail, (*prefix, number), found[number], others):
-            yield shard
 
 
 async def chunks_within(
@@ -269,11 +235,3 @@ async def chunks_within(
                     await array.find((*prefix, number))  # which raises the error
                 except ShardfsError as error:
                     left_out(error, (*prefix, number))
-
-
-def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
-    """Return the shards of *grid* along *axis* that contain any of these inner chunks."""
-    if not chunks:
-        return range(0)
-    length, dimension = grid.chunk_shape[axis], grid.shards.dimensions[axis]
-    return range(dimension.chunk_at(chunks[0] * length), dimension.chunk_at(chunks[-1] * length) + 1)

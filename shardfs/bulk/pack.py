@@ -27,10 +27,10 @@ from shardfs.bulk.delivery import (
 )
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
-from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, shards_touched, walk
+from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
 from shardfs.dataset.hierarchy import DOCUMENT, Source
-from shardfs.dataset.maintenance.walk import walk_files
+from shardfs.dataset.maintenance.walk import walk_files, walk_shards
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
@@ -89,7 +89,29 @@ class CopyFiles(StoreTask):
 
     async def storer(self, context: Context) -> Storer:
         """Return a function that copies one of them."""
-        return partial(copy_file, self.job, self.job.reading(context).store, self.job.storing(context))
+        return partial(copy_file, self.job, self.job.reading(context).store, self.job.made(context).store)
+
+
+@dataclass(frozen=True)
+class StoreTexts(StoreTask):
+    """Stores a text for each item."""
+
+    texts: tuple[bytes, ...]
+
+    async def storer(self, context: Context) -> Storer:
+        """Return a function that stores one of them."""
+        texts = dict(zip(self.items, self.texts, strict=True))
+
+        async def write(item: Item) -> Delivered:
+            text = texts[item]
+
+            async def produce(new: NewObject) -> Stat:
+                await new.write([text])
+                return await new.finish()
+
+            return await deliver(self.job, self.job.made(context).store, item, MadeOf(text), len(text), produce)
+
+        return write
 
 
 class _KeptError(Exception):
@@ -110,7 +132,7 @@ class _Shard:
 
         If an earlier run stored all of it, with the same codecs, that version is kept instead.
         """
-        store = job.storing(context)
+        store = job.made(context).store
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
@@ -275,6 +297,7 @@ class PackPlan(Plan):
     _ranks: set[int] = field(default_factory=set)
     planned: list[PlannedArray] = field(default_factory=list)
     _copies: dict[str, list[str]] = field(default_factory=dict)
+    _texts: dict[str, bytes] = field(default_factory=dict)  # of documents, by key
 
     def __str__(self) -> str:
         return f"pack {self.packing}"
@@ -299,7 +322,8 @@ class PackPlan(Plan):
                     files = [file for file in files if not node.is_superseded(file)]
                 self.files.append((path, files))
         self._consolidate()
-        self.report.total += len(self.documents) + sum(len(files) for _, files in self.files)
+        self.documents += self._texts
+        self.report.total += len(self._texts) + sum(len(files) for _, files in self.files)
         if self._errors:
             more = f"; and {len(self._errors) - _MAX_ERRORS:,} more" if len(self._errors) > _MAX_ERRORS else ""
             listed = "; ".join(self._errors[:_MAX_ERRORS]) + more
@@ -327,6 +351,10 @@ class PackPlan(Plan):
         async for keys, _ in batched(files, lambda key: 1, most=_MAX_FILES, nbytes=_MAX_FILES):
             yield CopyFiles(job, manifest.items(keys), 0)
 
+    def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
+        """Return the task that stores these documents."""
+        return StoreTexts(job, items, 0, tuple(self._texts[item.key] for item in items))
+
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
         version = self.arrays[path]
@@ -340,7 +368,7 @@ class PackPlan(Plan):
         def others(key: str, count: int) -> None:
             beside[next(iter(beside), key)] += count
 
-        touched = shards_touched(transfer.array, transfer.target.grid, fail, others=others)
+        touched = walk_shards(transfer.array, transfer.target.grid, fail, others)
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
             cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
@@ -355,7 +383,7 @@ class PackPlan(Plan):
         if isinstance(node.metadata, GroupMetadata):
             document = Consolidated(self.packing).get(node.metadata.document)
             is_same = text is not None and document is node.metadata.document
-            self.documents[key] = text if is_same and text is not None else encode_json(document)
+            self._texts[key] = text if is_same and text is not None else encode_json(document)
             if ZMETADATA in node.documents:
                 self._copies[node.path] = [path for path in parse_consolidated(node.documents[ZMETADATA]) if path]
             return
@@ -368,22 +396,22 @@ class PackPlan(Plan):
         if transfer is not None:
             self.arrays[node.path] = transfer.version
             self.report.total += transfer.target.grid.shards.nchunks
-            self.documents[key] = encode_json(transfer.document)
+            self._texts[key] = encode_json(transfer.document)
         else:
             self.trees.append(node.path)
             self.report.total += node.array.grid.shards.nchunks if node.array is not None else 0
-            self.documents[key] = text or b""
+            self._texts[key] = text or b""
         self.planned.append(PlannedArray.of(node, transfer))
 
     def _consolidate(self) -> None:
         """Give groups that were consolidated as v2 the copies that v3 has in the group's document."""
         for group, paths in self._copies.items():
             keys = {path: join_key(join_key(group, path), DOCUMENT) for path in paths}
-            copies = {path: parse_json(self.documents[key]) for path, key in keys.items() if key in self.documents}
+            copies = {path: parse_json(self._texts[key]) for path, key in keys.items() if key in self._texts}
             key = join_key(group, DOCUMENT)
             consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
-            document = {**parse_json(self.documents[key]), "consolidated_metadata": consolidated}
-            self.documents[key] = encode_json(document)
+            document = {**parse_json(self._texts[key]), "consolidated_metadata": consolidated}
+            self._texts[key] = encode_json(document)
 
     async def _files(self, source: Source) -> AsyncIterator[str]:
         """Yield the keys of all files that are copied as they are, without documents of nodes."""

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from math import prod
-from typing import Final, Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Final, Generic, TypeVar
 
-from shardfs.bulk.engine import Context, Outcome, as_told, batched, run_tasks
+from shardfs.bulk.engine import Context, as_told, batched, run_tasks
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
@@ -28,60 +30,56 @@ Look = Callable[[Array, Coords], Awaitable[R | None]]
 """What is found in one shard; it can be pickled."""
 
 
-class StoredShard(NamedTuple):
-    """The shard at *coords* of the array at *path*, stored under *key*."""
+@dataclass(frozen=True)
+class Found(Generic[R]):
+    """What was found in the shard at *coords* of the array at *path*, the one with this *number* of all of the source.
 
+    It is stored under *key*. *error* says why it could not be examined.
+    """
+
+    number: int
     path: str
     coords: Coords
     key: str
-
-
-@dataclass(frozen=True)
-class Found(Generic[R]):
-    """What was found in a shard; *error* says why it could not be examined."""
-
-    shard: StoredShard
-    result: R | None
+    result: R | None = None
     error: ShardfsError | None = None
 
 
 @dataclass(frozen=True)
 class ShardBatch(Generic[R]):
-    """Some shards of the source at *url*, and how to examine each."""
+    """Some *shards* of the source at *url*, and how to examine each."""
 
     url: str
     options: StoreOptions
     look: Look[R]
-    shards: tuple[StoredShard, ...]
+    shards: tuple[Found[R], ...]
     nbytes: int
-
-    @property
-    def name(self) -> str:
-        """The key of the first shard, and how many more there are."""
-        more = f" and {len(self.shards) - 1} more" if len(self.shards) > 1 else ""
-        return self.shards[0].key + more
 
     async def run(self, context: Context) -> list[Found[R]]:
         """Return what was found, for the shards in which something was."""
         source = context.source(self.url, self.options)
-        found: dict[StoredShard, Found[R]] = {}
+        found: list[Found[R]] = []
 
-        async def look(shard: StoredShard) -> None:
-            result: R | None = None
-            error: ShardfsError | None = None
+        async def look(shard: Found[R]) -> None:
             try:
-                array = (await source.hierarchy.node(shard.path)).array
-                if array is None:
-                    error = StaleError("its array was changed meanwhile")
-                else:
-                    result = await self.look(array, shard.coords)
-            except Exception as failure:
-                error = as_told(failure)
-            if result is not None or error is not None:
-                found[shard] = Found(shard, result, error)
+                examined = replace(shard, result=await self._examine(source, shard))
+            except Exception as error:
+                examined = replace(shard, error=as_told(error))
+            if examined != shard:
+                found.append(examined)
 
         await for_each(self.shards, look, _REQUESTS if source.store.root is None else 1)
-        return [found[shard] for shard in self.shards if shard in found]
+        return found
+
+    async def _examine(self, source: Source, shard: Found[R]) -> R | None:
+        array = (await source.hierarchy.node(shard.path)).array
+        if array is None:
+            raise StaleError("its array was changed meanwhile")
+        return await self.look(array, shard.coords)
+
+    def failed(self, error: ShardfsError) -> list[Found[R]]:
+        """Return the error for each of the shards."""
+        return [replace(shard, error=error) for shard in self.shards]
 
 
 async def look_at_shards(
@@ -100,25 +98,20 @@ async def look_at_shards(
     *executor* and *jobs* are those of `run_tasks`.
     """
     url = source.store.url
-    found: dict[int, list[Found[R]]] = {}
-
-    def done(outcome: Outcome[list[Found[R]]]) -> None:
-        batch = outcome.task
-        assert isinstance(batch, ShardBatch)
-        if outcome.error is not None:
-            found[outcome.index] = [Found(shard, None, outcome.error) for shard in batch.shards]
-        elif outcome.result:
-            found[outcome.index] = outcome.result
-
+    found: list[Found[R]] = []
     cost = partial(_nbytes, reads_chunks=reads_chunks)
 
     async def batches() -> AsyncIterator[ShardBatch[R]]:
+        numbers = count()
         async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
-            stored = [StoredShard(array.layout.path, at, array.layout.shard_key(at)) for array, at in batch]
-            yield ShardBatch(url, options, look, tuple(stored), nbytes)
+            each = [
+                Found[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
+                for array, coords in batch
+            ]
+            yield ShardBatch(url, options, look, tuple(each), nbytes)
 
-    await run_tasks(batches(), done, context=Context({(url, options): source}), executor=executor, jobs=jobs)
-    return [each for index in sorted(found) for each in found[index]]
+    await run_tasks(batches(), found.extend, context=Context({url: source}), executor=executor, jobs=jobs)
+    return sorted(found, key=attrgetter("number"))
 
 
 def _nbytes(shard: tuple[Array, Coords], *, reads_chunks: bool) -> int:

@@ -1,7 +1,7 @@
 """Unpacking: what a mount would show of a dataset, written as files or objects."""
 
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -61,7 +61,7 @@ class Unpacking:
             await tree.start()
             return tree
 
-        return await context.last("tree", (job, self), make)
+        return await context.last((job, self), make)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class WriteFiles(StoreTask):
 
     async def storer(self, context: Context) -> Storer:
         """Return a function that writes one of them."""
-        source, store = self.job.reading(context), self.job.storing(context)
+        source, store = self.job.reading(context), self.job.made(context).store
         tree = await self.unpacking.tree(context, self.job)
         directories = {"": ROOT}
 
@@ -111,7 +111,7 @@ class WriteFiles(StoreTask):
             async for shard in walk_shards(handle.array):
                 made_of.add(shard, state_of((await handle.array.shard(shard)).stat))
 
-        return await deliver(self.job, self.job.storing(context), item, made_of, size, copying(handle.read, size))
+        return await deliver(self.job, self.job.made(context).store, item, made_of, size, copying(handle.read, size))
 
 
 @dataclass
@@ -143,24 +143,17 @@ class UnpackPlan(Plan):
                     yield f"{name}: {view.caveat(node)}"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
-        """Yield the tasks that write all files, and then the documents, those of the root last."""
+        """Yield the tasks that write all files but documents."""
         tree = await self.unpacking.tree(context, job)
-        documents: list[str] = []
+        async for batch, nbytes in batched(self._files(tree), itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
+            yield WriteFiles(job, manifest.items(key for key, _ in batch), nbytes, self.unpacking)
 
-        def write(keys: Iterable[str], nbytes: int = 0) -> WriteFiles:
-            return WriteFiles(job, manifest.items(keys), nbytes, self.unpacking)
+    def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
+        """Return the task that stores these documents."""
+        return WriteFiles(job, items, 0, self.unpacking)
 
-        files = self._files(tree, documents)
-        async for batch, nbytes in batched(files, itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
-            yield write((key for key, _ in batch), nbytes)
-        below = [key for key in reversed(documents) if "/" in key]
-        for start in range(0, len(below), _BATCH):
-            yield write(below[start : start + _BATCH])
-        if len(below) < len(documents):
-            self.last = write(key for key in documents if "/" not in key)
-
-    async def _files(self, tree: Filesystem, documents: list[str]) -> AsyncIterator[tuple[str, int]]:
-        """Yield all files with their sizes; *documents* are added to that list instead, parents first."""
+    async def _files(self, tree: Filesystem) -> AsyncIterator[tuple[str, int]]:
+        """Yield all files with their sizes; the documents among them are only noted."""
         pending = [("", ROOT)]
         while pending:
             path, ino = pending.pop()
@@ -173,7 +166,7 @@ class UnpackPlan(Plan):
                             tree.retain(number)
                             below.append((key, number))
                         elif tree.is_document(key):
-                            documents.append(key)
+                            self.documents.append(key)
                         else:
                             yield key, size
             except ShardfsError as error:

@@ -120,17 +120,17 @@ async def compact_source(
             with progress("compacting", len(found), "shard") as advance:
                 for each in found:
                     advance(1)
-                    shard, waste = each.shard, each.result
+                    waste = each.result
                     if waste is None or waste.reason is not None:
                         why = each.error if waste is None else f"{waste.reason} (--force compacts it)"
-                        report.leave(shard.key, why)
+                        report.leave(each.key, why)
                         continue
                     try:
-                        array = (await source.hierarchy.node(shard.path)).array
+                        array = (await source.hierarchy.node(each.path)).array
                         if array is not None:
-                            await commits.rewrite(array.layout, shard.coords, {}, compact=True)
+                            await commits.rewrite(array.layout, each.coords, {}, compact=True)
                     except ShardfsError as error:
-                        report.leave(shard.key, error)
+                        report.leave(each.key, error)
                         continue
                     report.compacted += 1
                     report.removed_nbytes += waste.use.dead or 0

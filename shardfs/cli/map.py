@@ -134,8 +134,8 @@ async def _look(
         jobs=jobs,
     )
     for each in found:
-        use = each.result or ShardUse(each.shard.key, 0, 0, 0, None, str(each.error))
-        maps[each.shard.path].uses.append((each.shard.coords, use))
+        use = each.result or ShardUse(each.key, 0, 0, 0, None, str(each.error))
+        maps[each.path].uses.append((each.coords, use))
     if not is_brief and maps:
         count = min(_MAX_DRAWN, max(_MAX_DRAWN_IN_ALL // len(maps), 1))
         drawn = [(each, coords, use) for each in maps.values() for coords, use in each.most_wasteful(count)]

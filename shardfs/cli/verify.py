@@ -176,7 +176,7 @@ async def verify_source(
         jobs=jobs,
     )
     for each in found:
-        for problem in each.result or [Problem(each.shard.key, None, str(each.error))]:
+        for problem in each.result or [Problem(each.key, None, str(each.error))]:
             report.add(problem)
     return report
 

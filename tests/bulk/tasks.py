@@ -5,14 +5,23 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
 from shardfs.bulk.engine import Context
-from shardfs.errors import CorruptionError
+from shardfs.errors import CorruptionError, ShardfsError
 
 LARGE = 2**40
 """A size for tasks that are worth a process of their own."""
+
+
+class Result(NamedTuple):
+    """What became of a task: who ran it, or the error."""
+
+    name: str
+    pid: int = 0
+    error: ShardfsError | None = None
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,18 @@ class Task:
     name: str = "a"
     nbytes: int = LARGE
 
-    async def run(self, context: Context) -> int:
-        return os.getpid()
+    async def run(self, context: Context) -> Result:
+        return Result(self.name, os.getpid())
+
+    def failed(self, error: ShardfsError) -> Result:
+        return Result(self.name, error=error)
 
 
 @dataclass(frozen=True)
 class Corrupt(Task):
     """Fails as tasks may."""
 
-    async def run(self, context: Context) -> int:
+    async def run(self, context: Context) -> Result:
         async with trio.open_nursery():
             raise CorruptionError(f"{self.name} is damaged")
 
@@ -39,7 +51,7 @@ class Corrupt(Task):
 class Faulty(Task):
     """Fails as no task may."""
 
-    async def run(self, context: Context) -> int:
+    async def run(self, context: Context) -> Result:
         raise ZeroDivisionError(self.name)
 
 
@@ -50,12 +62,12 @@ class Deadly(Task):
     where: Path = Path()
     times: int = 1000
 
-    async def run(self, context: Context) -> int:
+    async def run(self, context: Context) -> Result:
         ndeaths = len(list(self.where.iterdir()))
         if ndeaths < self.times:
             (self.where / f"{self.name}-{ndeaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return os.getpid()
+        return await super().run(context)
 
 
 @dataclass(frozen=True)
@@ -64,10 +76,10 @@ class Waiting(Task):
 
     where: Path = Path()
 
-    async def run(self, context: Context) -> int:
+    async def run(self, context: Context) -> Result:
         os.write(1, f"begun {self.name}\n".encode())
         fd = os.open(self.where, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_SH)
         os.close(fd)
         os.write(1, f"done {self.name}\n".encode())
-        return os.getpid()
+        return await super().run(context)

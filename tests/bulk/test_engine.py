@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.bulk.engine import Outcome, run_tasks
+from shardfs.bulk.engine import run_tasks
 from shardfs.errors import CorruptionError, StoreError
-from tests.bulk.tasks import Corrupt, Deadly, Faulty, Task
+from tests.bulk.tasks import Corrupt, Deadly, Faulty, Result, Task
 from tests.support.mounting import PATIENCE, environment
 
 
@@ -24,27 +24,26 @@ async def each(tasks: Iterable[Task]) -> AsyncIterator[Task]:
         yield task
 
 
-def run(tasks: Iterable[Task], **how: Any) -> list[Outcome[int]]:
-    """Outcomes of *tasks*, in the order of the tasks; there is exactly one of each."""
-    outcomes: list[Outcome[int]] = []
+def run(tasks: Iterable[Task], **how: Any) -> list[Result]:
+    """What became of *tasks*."""
+    results: list[Result] = []
 
     async def main() -> None:
-        await run_tasks(each(tasks), outcomes.append, **how)
+        await run_tasks(each(tasks), results.append, **how)
 
     trio.run(main)
-    outcomes.sort(key=lambda outcome: outcome.index)
-    assert [outcome.index for outcome in outcomes] == list(range(len(outcomes)))
-    return outcomes
+    return results
 
 
 def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
     for how in ({"jobs": 1}, {"jobs": 2}, {"executor": ThreadPoolExecutor(2)}):
-        outcomes = run([Task(), Corrupt("x"), Task(), Faulty("y"), Task()], **how)
-        assert [outcome.error is None for outcome in outcomes] == [True, False, True, False, True]
-        corrupt, faulty = (outcome.error for outcome in outcomes if outcome.error is not None)
-        assert (type(corrupt), str(corrupt)) == (CorruptionError, "x is damaged")
-        assert isinstance(faulty, StoreError)
-        assert str(faulty).startswith("ZeroDivisionError: y, in tasks.py, line ")
+        results = run([Task("a"), Corrupt("x"), Task("b"), Faulty("y"), Task("c")], **how)
+        assert sorted(result.name for result in results) == ["a", "b", "c", "x", "y"]
+        errors = {result.name: result.error for result in results if result.error is not None}
+        assert (type(errors["x"]), str(errors["x"])) == (CorruptionError, "x is damaged")
+        assert isinstance(errors["y"], StoreError)
+        assert str(errors.pop("y")).startswith("ZeroDivisionError: y, in tasks.py, line ")
+        assert errors.keys() == {"x"}
 
 
 def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp_path: Path) -> None:
@@ -53,9 +52,9 @@ def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp
     tasks = [Task(str(n)) for n in range(8)]
     tasks[2] = Deadly("always", where=tmp_path / "always")
     tasks[6] = Deadly("once", where=tmp_path / "once", times=1)
-    outcomes = run(tasks, jobs=2)
-    assert len(outcomes) == 8
-    failed = {outcome.task.name: str(outcome.error) for outcome in outcomes if outcome.error is not None}
+    results = run(tasks, jobs=2)
+    assert sorted(result.name for result in results) == sorted(task.name for task in tasks)
+    failed = {result.name: str(result.error) for result in results if result.error is not None}
     assert failed == {"always": "each process that worked on it died; is there enough memory?"}
     assert len(list((tmp_path / "always").iterdir())) == 3
 

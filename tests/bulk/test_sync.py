@@ -192,7 +192,10 @@ def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_
     shutil.rmtree(document)
     done = run(*sync)
     assert done.returncode == FAILED
-    assert "notes/more.bin is not in SOURCE any more, and was changed since it was stored" in done.stderr
+    assert (
+        "notes/more.bin is not in SOURCE any more, and cannot be removed: it was changed since it was stored"
+        in done.stderr
+    )
     assert files_below(made) == expected | {"notes/more.bin": b"mine"}
     gone.unlink()
     summary(*sync)
@@ -205,14 +208,13 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
     write_v3(source)
     place.mkdir()
     before = files_below(source)
-    for mounted in (source, source / "below"):
-        subprocess.run(["mount", "--bind", mounted, place], check=True)
-        try:
-            for destination in (place, place / "within"):
-                assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
-            assert "overlap" in run("unpack", "--sync", place, source).stderr
-        finally:
-            subprocess.run(["umount", place], check=True)
+    subprocess.run(["mount", "--bind", source, place], check=True)
+    try:
+        for destination in (place, place / "within"):
+            assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
+        assert "overlap" in run("unpack", "--sync", place, source).stderr
+    finally:
+        subprocess.run(["umount", place], check=True)
     assert files_below(source) == before
 
 
@@ -242,7 +244,6 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     pack(tmp_path / "plain", source, "--shards", "3")
     mounted = mount(source, write=True)
     (mounted.path / "a/c/0").write_bytes((mounted.path / "a/c/1").read_bytes())
-    assert "lies on a mount of shardfs" in one_line_of(run("pack", source, mounted.path / "b"), WRONG_USAGE)
     done = run("pack", "--shards", "3", "--jobs", "1", source, made)
     assert done.returncode == FAILED
     assert "SOURCE has a journal of chunks that may not be committed" in done.stderr

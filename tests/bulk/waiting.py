@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 
 async def main() -> None:
-    await run_tasks(tasks(), lambda outcome: say(f"told {outcome.task.name}"), jobs=2)
+    await run_tasks(tasks(), lambda result: say(f"told {result.name}"), jobs=2)
 
 
 if __name__ == "__main__":

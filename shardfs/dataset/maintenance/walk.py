@@ -7,6 +7,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from difflib import get_close_matches
+from functools import partial
 from typing import Final, Protocol
 
 from shardfs.dataset.array import Array
@@ -23,7 +24,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.sharding import Coords
+from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 
@@ -121,16 +122,54 @@ async def walk_files(store: Store, path: str, *, opens_links: bool = False) -> A
                 yield key
 
 
-async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords]:
-    """Yield the coordinates of every stored shard of *array* within its grid, in C order."""
-    if not array.grid.ndim and not await array.listing.any():
-        return
-    if len(prefix) == array.grid.ndim:
-        yield prefix
-        return
-    for index in await array.listing.children(prefix):
-        async for coords in walk_shards(array, (*prefix, index)):
-            yield coords
+async def walk_shards(
+    array: Array,
+    grid: ShardGrid | None = None,
+    failed: Callable[[ShardfsError], None] | None = None,
+    others: Callable[[str, int], None] = lambda key, count: None,
+) -> AsyncIterator[Coords]:
+    """Yield, in C order, the coordinates of the shards of *grid* in which *array* has anything stored.
+
+    By default they are its own shards. *failed* is called with what cannot be listed; without it, the error is raised.
+    *others* is called with files among shards that are none: one key, and their number.
+    """
+    chosen = grid or array.grid
+
+    async def below(prefix: Coords, stored: Sequence[Coords]) -> AsyncIterator[Coords]:
+        """Yield those below *prefix*; *stored* are the prefixes of the array's own shards that overlap them."""
+        axis = len(prefix)
+        if axis == chosen.ndim:
+            yield prefix
+            return
+        found: dict[int, list[Coords]] = {}
+        for above in stored:
+            try:
+                children = await array.listing.children(above)
+            except ShardfsError as error:
+                if failed is None:
+                    raise
+                failed(error)
+                continue
+            if (beside := array.listing.others(above)) is not None:
+                others(*beside)
+            for index in children:
+                for number in [index] if grid is None else _touched(grid, axis, array.grid.covered(axis, index)):
+                    found.setdefault(number, []).append((*above, index))
+        for number in sorted(found):
+            async for shard in below((*prefix, number), found[number]):
+                yield shard
+
+    if chosen.ndim or await array.listing.any():
+        async for shard in below((), [()]):
+            yield shard
+
+
+def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
+    """Return the shards of *grid* along *axis* that contain any of these inner chunks."""
+    if not chunks:
+        return range(0)
+    length, dimension = grid.chunk_shape[axis], grid.shards.dimensions[axis]
+    return range(dimension.chunk_at(chunks[0] * length), dimension.chunk_at(chunks[-1] * length) + 1)
 
 
 async def walk_all_shards(
@@ -141,27 +180,22 @@ async def walk_all_shards(
 ) -> AsyncIterator[tuple[Array, Coords]]:
     """Yield every stored shard of the arrays among *nodes*, after all were listed; *label* names the work.
 
-    *failed* is called with the paths of arrays whose shards cannot all be listed; without it, the error is raised.
+    *failed* is called with the path of an array for each directory of its shards that cannot be listed; without it, the
+    error is raised.
     """
-    listed: list[tuple[Array, list[Coords]]] = []
+    listed: list[tuple[Array, Coords]] = []
     with progress("listing shards", None, "shard") as advance:
         async for node in nodes:
             if node.array is None:
                 continue
-            listed.append((node.array, []))
-            try:
-                async for coords in walk_shards(node.array):
-                    listed[-1][1].append(coords)
-                    advance(1)
-            except ShardfsError as error:
-                if failed is None:
-                    raise
-                failed(node.path, error)
-    with progress(label, sum(len(shards) for _, shards in listed), "shard") as advance:
-        for array, shards in listed:
-            for coords in shards:
-                yield array, coords
+            fail = partial(failed, node.path) if failed is not None else None
+            async for coords in walk_shards(node.array, failed=fail):
+                listed.append((node.array, coords))
                 advance(1)
+    with progress(label, len(listed), "shard") as advance:
+        for shard in listed:
+            yield shard
+            advance(1)
 
 
 def holds_chunks(name: str) -> bool:
