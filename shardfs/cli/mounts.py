@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -19,7 +19,7 @@ from shardfs.cli.output import waiting
 from shardfs.dataset.statistics import Figure, Snapshot
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
-from shardfs.fuse.control import Mount, find_daemon, find_mount, is_near, list_daemons, list_mounts, pid_of
+from shardfs.fuse.control import Daemon, Mount, find_daemon, find_mount, list_daemons, list_mounts
 from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
@@ -81,10 +81,10 @@ def find_rows() -> list[Row]:
     with ThreadPoolExecutor(len(mounted) or 1) as threads:
         rows = list(threads.map(_row, mounted))
     known = {row.pid for row in rows}
-    for pid, figures in list_daemons():
-        if pid not in known:
-            state = "ending" if is_near(pid) else "elsewhere"
-            rows.append(_row_of(figures, state, pid, pending(figures)))
+    for daemon in list_daemons():
+        figures = daemon.latest()
+        if daemon.pid not in known and figures is not None:
+            rows.append(_row_of(figures, "ending" if daemon.is_near() else "elsewhere", daemon, pending(figures)))
     return rows
 
 
@@ -97,28 +97,42 @@ def _row(mount: Mount) -> Row:
         state = {errno.EACCES: "private", errno.ENOTCONN: "dead"}.get(error.errno or 0, "silent")
         note = control.explain(mount.path, error)
     else:
-        row = _row_of(figures, "serving", pid_of(figures))
+        row = _row_of(figures, "serving", find_daemon(mount.path, figures))
         return replace(row, mountpoint=mount.path, user=mount.owner, source=row.source or mount.source)
+    daemon = find_daemon(mount.path, None) if state == "silent" else None
     access = "read-write" if mount.is_writable else "read-only"
-    pid = find_daemon(mount.path) if state == "silent" else None
-    return Row(mount.path, state, mount.owner, pid, access, source=mount.source, note=note)
+    return Row(
+        mount.path,
+        state,
+        mount.owner,
+        daemon.pid if daemon is not None else None,
+        access,
+        source=mount.source,
+        note=note,
+    )
 
 
-def _row_of(figures: Snapshot, state: str, pid: int | None, note: str = "") -> Row:
-    place, source = figures.mountpoint or "", figures.source or ""
-    return Row(place, state, "", pid, figures.access or "", figures.view or "", figures.pending_chunks, source, note)
+def _row_of(figures: Snapshot, state: str, daemon: Daemon | None, note: str = "") -> Row:
+    return Row(
+        mountpoint=figures.mountpoint or "",
+        state=state,
+        pid=daemon.pid if daemon is not None else None,
+        access=figures.access or "",
+        view=figures.view or "",
+        pending_chunks=figures.pending_chunks,
+        source=figures.source or "",
+        note=note,
+    )
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
     header = ("MOUNTPOINT", "STATE", "USER", "PID", "ACCESS", "VIEW", "PENDING", "SOURCE")
     cells = [header, *(tuple("-" if cell in (None, "") else str(cell) for cell in astuple(row)[:-1]) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip(" ") for line in cells
-    ]
-    for number, row in reversed(list(enumerate(rows, 2))):
-        if row.note:
-            lines.insert(number, f"  {row.note}")
+    lines = []
+    for line, note in zip(cells, ["", *(row.note for row in rows)], strict=True):
+        lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip(" "))
+        lines += [f"  {note}"] if note else []
     return lines
 
 
@@ -230,26 +244,24 @@ def render(snapshot: Snapshot, before: Snapshot | None = None) -> list[str]:
 
     Rates are relative to the snapshot *before*.
     """
-    earlier = {} if before is None else {figure.name: value for figure, value in before.figures()}
-    seconds = 0.0 if before is None else (snapshot.uptime_seconds or 0.0) - (before.uptime_seconds or 0.0)
+    earlier = {} if before is None else dict(before.figures())
+    seconds = 0.0 if before is None else snapshot.uptime_seconds - before.uptime_seconds
     lines = []
     for figure, value in snapshot.figures():
         name = figure.name.replace("_timestamp_seconds", "_at").removesuffix("_seconds").replace("_", " ")
-        old = earlier.get(figure.name)
-        if figure.kind == "text":
+        old = earlier.get(figure)
+        if isinstance(value, Mapping):
+            olds = old if isinstance(old, Mapping) else {}
+            lines += [f"{name}:"] if value else []
+            lines += [_line(figure, f"  {label}", value[label], olds.get(label), seconds) for label in value]
+        elif figure.kind == "text":
             lines.append(f"{name:<26}{value}")
-            continue
-        match value, old:
-            case Mapping(), _:
-                lines += [f"{name}:"] if value else []
-                olds = old if isinstance(old, Mapping) else {}
-                lines += [_line(figure, f"  {label}", value[label], olds.get(label), seconds) for label in value]
-            case float() | int(), float() | int() | None if value or figure.kind != "counter":
-                lines.append(_line(figure, name, value, old, seconds))
+        elif value or figure.kind != "counter":
+            lines.append(_line(figure, name, value, old, seconds))
     return [printable(line) for line in lines]
 
 
-def _line(figure: Figure, label: str, value: float, old: float | None, seconds: float) -> str:
+def _line(figure: Figure, label: str, value: Any, old: Any, seconds: float) -> str:  # noqa: ANN401 - a number
     line = f"{label:<26}{_shown(figure, value):>20}"
     if figure.kind == "counter" and seconds > 0:
         line += f"{_shown(figure, round((value - (old or 0)) / seconds)):>14}/s"

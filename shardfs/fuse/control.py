@@ -1,8 +1,9 @@
 """The mounts of this machine, their daemons, and how commands talk to them.
 
 The kernel has a table of mounts. A daemon keeps its latest figures in a nameless file, which is found among its file
-descriptors, even if the daemon does not answer, or still commits after its mount is gone. Only its user and root can
-see that file. A daemon answers requests through extended attributes of the root of its mount, which are not listed.
+descriptors, even if the daemon does not answer, or still commits after its mount is gone; who has it open can read it
+after the end of the daemon too. Only its user and root can see that file. A daemon answers requests through extended
+attributes of the root of its mount, which are not listed.
 
 If a daemon is stopped or hangs, whoever asks it is stuck in the kernel, where nothing but an answer may wake it. So a
 separate process asks, and is left behind in that case. If root asks, that process becomes the user of the mount,
@@ -14,6 +15,7 @@ import os
 import pwd
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -117,77 +119,67 @@ def list_mounts() -> list[Mount]:
     return found
 
 
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
 def find_mount(path: str) -> Mount | None:
     """Return the mount at *path*, the topmost if there are several."""
     return next((mount for mount in reversed(list_mounts()) if mount.path == path), None)
 
 
-def list_daemons() -> Iterator[tuple[int, Snapshot]]:
-    """Yield the daemons that this process may look at: process ids as seen from here, and latest figures."""
-    for name in os.listdir("/proc"):
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A daemon that this process may look at: its process id as seen from here, and the file with its figures."""
+
+    pid: int
+    file: Descriptor
+
+    @property
+    def inode(self) -> int:
+        """The number of its file, which no other daemon has."""
+        return os.fstat(self.file.fd).st_ino
+
+    def latest(self) -> Snapshot | None:
+        """Return its latest figures, also after its end; None while they are being written, or if they are none."""
         with suppress(OSError, ValueError):
-            pid = int(name)
-            figures = open_figures(pid)
-            snapshot = None if figures is None else read_figures(figures)
-            if snapshot is not None and _is_told_by(pid, snapshot):
-                yield pid, snapshot
+            return Snapshot.parse(os.pread(self.file.fd, FIGURES_NBYTES, 0))
+        return None
+
+    def is_near(self) -> bool:
+        """Whether it sees the same mounts as this process."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(f"/proc/{self.pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
+        return False
 
 
-def _is_told_by(pid: int, snapshot: Snapshot) -> bool:
-    """Whether a process is the daemon of these figures, rather than one that has the file open to read it."""
-    namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
-    return namespace == snapshot.pid_namespace and (namespace != pid_namespace() or pid == snapshot.pid)
+def list_daemons() -> Iterator[Daemon]:
+    """Yield the daemons that this process may look at."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{name}"
+                with suppress(OSError):
+                    # Other processes have it open only to read it.
+                    is_own = os.lstat(path).st_mode & stat.S_IWUSR
+                    if is_own and os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
+                        yield Daemon(int(pid), Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
 
 
-def find_daemon(path: str) -> int | None:
-    """Return the process id of the daemon of the mount at *path*."""
-    return next((pid for pid, figures in list_daemons() if figures.mountpoint == path and is_near(pid)), None)
+def find_daemon(path: str, figures: Snapshot | None) -> Daemon | None:
+    """Return the daemon that answered with these figures, or, if there is no answer, that of a mount at *path*.
 
-
-def is_near(pid: int) -> bool:
-    """Whether a process sees the same mounts as this one."""
-    with suppress(OSError):
-        return os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
-    return False
-
-
-def pid_of(figures: Snapshot) -> int | None:
-    """Return the process id, as seen from here, of the daemon with these figures; None if it cannot be seen."""
-    if figures.pid_namespace == pid_namespace():
-        return figures.pid
-    wanted = (figures.pid_namespace, figures.pid)
-    return next((pid for pid, seen in list_daemons() if (seen.pid_namespace, seen.pid) == wanted), None)
-
-
-def pid_namespace() -> int:
-    """Return an identifier of this process's PID namespace."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def open_figures(pid: int) -> Descriptor | None:
-    """Open the file with the figures of a daemon; None if the process is no daemon, or another user's."""
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
-            with suppress(OSError):
-                if os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
-                    return Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    None if this process may not look at it.
+    """
+    for daemon in list_daemons():
+        if figures is not None:
+            is_it = daemon.inode == figures.file
+        else:
+            latest = daemon.latest()
+            is_it = latest is not None and latest.mountpoint == path and daemon.is_near()
+        if is_it:
+            return daemon
     return None
-
-
-def read_figures(figures: Descriptor) -> Snapshot:
-    """Return the latest snapshot in a file of figures; raises `ValueError` while it is being written."""
-    return Snapshot.parse(os.pread(figures.fd, FIGURES_NBYTES, 0))
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
-
-
-def id_of(directory: str) -> str:
-    """Return an identifier of a directory on this machine."""
-    status = os.stat(directory)
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 def ask(mountpoint: str, timeout: float) -> Snapshot:
@@ -242,8 +234,8 @@ def explain(mountpoint: str, error: OSError) -> str:
 
 
 def _silence(mountpoint: str, timeout: float) -> str:
-    pid = find_daemon(mountpoint)
-    wake, end = (f"`kill -CONT {pid}`", f"`kill -KILL {pid}`") if pid is not None else ("SIGCONT", "SIGKILL")
+    daemon = find_daemon(mountpoint, None)
+    wake, end = (f"`kill -{name} {daemon.pid}`" if daemon else f"SIG{name}" for name in ("CONT", "KILL"))
     return (
         f"{mountpoint} has not answered for {timeout:g} s: its daemon is stopped or hangs; {wake} wakes it, or {end} "
         "ends it, and leaves what was written in the journal, for the next mount with --write"

@@ -1,4 +1,4 @@
-"""The figures of a mount, taken in its daemon, and what systemd is told about them."""
+"""The figures of a mount, taken in its daemon, and who is told about them: other processes, Prometheus, systemd."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ import trio
 
 from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
-from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES, id_of, pid_namespace
+from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
 from shardfs.fuse.log import path as log_path
 from shardfs.fuse.options import MountOptions, parse_address
 from shardfs.fuse.progress import Progress
@@ -28,15 +28,13 @@ _LINE_SECONDS: Final = 10.0
 SYSTEMD_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 """Variables that systemd sets for one process only."""
 
-_TOLD_SECONDS: Final = 10.0
-"""Seconds between two reports to it."""
-_MORE_TIME: Final = f"EXTEND_TIMEOUT_USEC={int(3e6 * _TOLD_SECONDS)}"
+_MORE_TIME: Final = f"EXTEND_TIMEOUT_USEC={int(3e6 * _IDLE_SECONDS)}"
 
 
 class Figures:
-    """The figures of one mount; other threads, and `mounts.read_figures`, may read the latest snapshot at any time.
+    """The figures of one mount; other threads, and `control.Daemon`, may read the latest snapshot at any time.
 
-    *ending* is set when the mount is told to end, and commits what is pending.
+    *ending* is set by `end`.
     """
 
     def __init__(
@@ -55,7 +53,10 @@ class Figures:
         self._mountpoint = mountpoint
         self._options = options
         self._begun = time.monotonic()
-        self._descriptor = os.memfd_create(FIGURES_FILE)
+        self._file = os.memfd_create(FIGURES_FILE)
+        self._is_committed: bool | None = None
+        self._systemd = _Systemd()
+        self._is_ready = False
         self.ending = trio.Event()
         self.latest = self.take()
         logging.getLogger("shardfs").addHandler(_LastError(statistics))
@@ -63,12 +64,7 @@ class Figures:
     def take(self) -> Snapshot:
         """Take a snapshot now."""
         options = self._options
-        pending, written, written_id = Pending(), None, None
-        if self._writing is not None:
-            pending = pending_in(self._writing.writer.commits.pending)
-            directory = os.path.dirname(self._writing.state.path)
-            with suppress(OSError):
-                written, written_id = os.path.realpath(directory), id_of(directory)
+        pending = Pending() if self._writing is None else pending_in(self._writing.writer.commits.pending)
         return Snapshot(
             version=self._version,
             source=self._fs.store.url,
@@ -84,9 +80,8 @@ class Figures:
             pending_bytes=pending.nbytes,
             pending_age_seconds=pending.age,
             pending_reason=pending.reason,
-            pid_namespace=pid_namespace(),
-            written=written,
-            written_id=written_id,
+            file=os.fstat(self._file).st_ino,
+            is_committed=self._is_committed,
             counts=self._statistics.counts(),
             store=self._fs.store.statistics(),
         )
@@ -107,70 +102,73 @@ class Figures:
             return problem
         return None
 
+    def ready(self) -> None:
+        """Report that the mount answers."""
+        self._is_ready = True
+        self._systemd.say("READY=1")
+
+    def end(self) -> None:
+        """Report that the mount is ending, which takes as long as the commit."""
+        self.ending.set()
+        self._systemd.say("STOPPING=1", _MORE_TIME)
+
+    def ended(self, is_committed: bool) -> None:
+        """Leave the last figures, with the result, for those who wait for the end of this process."""
+        self._is_committed = is_committed
+        self._publish()
+
     async def run(self) -> None:
-        """Keep the latest snapshot up to date, until cancelled.
+        """Keep the latest snapshot up to date, and tell systemd, until cancelled.
 
         Once the mount is ending, log every ten seconds what is pending.
         """
         progress = Progress()
         next_line = math.inf
         while True:
-            self.latest = self.take()
-            with suppress(OSError):
-                # Written by one call, always of the same length: others may read it at any time.
-                os.pwrite(self._descriptor, self.latest.encode().ljust(FIGURES_NBYTES), 0)
-            is_ending = self.ending.is_set()
+            self._publish()
+            said, now, is_ending = progress.tell(self.latest), trio.current_time(), self.ending.is_set()
+            # Both ends may take longer than systemd waits.
+            more = () if self._is_ready and not is_ending else (_MORE_TIME,)
+            self._systemd.say(f"STATUS={said}", "WATCHDOG=1", *more)
             if is_ending and self.latest.pending_chunks:
-                said, now = progress.tell(self.latest), trio.current_time()
                 next_line = min(next_line, now + _LINE_SECONDS)
                 if now >= next_line:
                     log.info("%s: %s", self.latest.source, said)
                     next_line = now + _LINE_SECONDS
-            if is_ending:
-                await trio.sleep(_PERIOD_SECONDS)
-                continue
             # A mount with nothing to do must not keep a processor awake.
-            is_wanted = self.latest.pending_chunks or self._options.metrics is not None
-            with trio.move_on_after(_PERIOD_SECONDS if is_wanted else _IDLE_SECONDS):
-                await self.ending.wait()
+            is_wanted = is_ending or self.latest.pending_chunks or self._options.metrics is not None
+            seconds = min(_PERIOD_SECONDS if is_wanted else _IDLE_SECONDS, self._systemd.seconds)
+            if is_ending:
+                await trio.sleep(seconds)
+            else:
+                with trio.move_on_after(seconds):
+                    await self.ending.wait()
+
+    def _publish(self) -> None:
+        self.latest = self.take()
+        with suppress(OSError):
+            # Written by one call, always of the same length: others may read it at any time.
+            os.pwrite(self._file, self.latest.encode().ljust(FIGURES_NBYTES), 0)
 
 
-class Notifier:
-    """Reports to systemd by sd_notify(3): the mount answers, is alive, what is pending, it is ending.
+class _Systemd:
+    """Reports to systemd by sd_notify(3), at least every *seconds* if it watches; does nothing without `NOTIFY_SOCKET`.
 
-    Does nothing without `NOTIFY_SOCKET`, which is removed from the environment: no child process speaks for this one.
+    That is removed from the environment: no child process speaks for this one.
     """
 
     def __init__(self) -> None:
         address, usec, pid = (os.environ.pop(name, "") for name in SYSTEMD_VARIABLES)
         self._address = "\0" + address[1:] if address.startswith("@") else address
         is_watched = usec.isdecimal() and pid in ("", str(os.getpid()))
-        self._seconds = min(_TOLD_SECONDS, int(usec) / 2e6) if is_watched else _TOLD_SECONDS
-        self._more: tuple[str, ...] = (_MORE_TIME,)
+        self.seconds = int(usec) / 2e6 if is_watched else math.inf
 
-    def ready(self) -> None:
-        """Report that the mount answers."""
-        self._more = ()
-        self._say("READY=1")
-
-    def stopping(self) -> None:
-        """Report that the mount is ending, which takes as long as the commit."""
-        self._more = (_MORE_TIME,)
-        self._say("STOPPING=1", _MORE_TIME)
-
-    async def run(self, figures: Figures) -> None:
-        """Report regularly that the event loop is alive, and what is pending; ask for time at both ends."""
-        progress = Progress()
-        while self._address:
-            self._say(f"STATUS={progress.tell(figures.latest)}", "WATCHDOG=1", *self._more)
-            await trio.sleep(self._seconds)
-
-    def _say(self, *lines: str) -> None:
+    def say(self, *lines: str) -> None:
+        """Send a report."""
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        if not self._address:
-            return
-        with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
-            line.sendto("\n".join(lines).encode(), self._address)
+        if self._address:
+            with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
+                line.sendto("\n".join(lines).encode(), self._address)
 
 
 class _LastError(logging.Handler):

@@ -1,18 +1,15 @@
 """The log of a mount: what is logged, in which format, and where, also after its file was renamed."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
 from pythonjsonlogger.json import JsonFormatter
 
 from shardfs.errors import UsageError, printable
-
-log = logging.getLogger(__name__)
 
 FORMATS: Final = ("text", "json")
 """The formats of a log line."""
@@ -49,24 +46,15 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-class _LogFile(logging.FileHandler):
-    """A file that may be renamed, as logrotate does."""
+class _LogFile(WatchedFileHandler):
+    """A file that may be renamed, as logrotate does: each line is written to the file that has the name now."""
 
-    def reopen(self) -> None:
-        """Continue in the file that has the name now, also with what this process prints, if that went to the file."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; one that cannot be written fails no request."""
         try:
-            new = self._open()
-        except OSError as error:
-            log.warning("the log goes on in the old file: %s: %s", self.baseFilename, error.strerror)
-            return
-        old = self.setStream(new)
-        self.filters[:] = [Once()]  # nothing is in the new file yet
-        assert old is not None
-        for fd in (1, 2):
-            with suppress(OSError):
-                if os.path.sameopenfile(fd, old.fileno()):
-                    os.dup2(new.fileno(), fd)
-        old.close()
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
 
 def log_to(file: Path | None, level: str, form: str) -> None:
@@ -96,23 +84,11 @@ def log_to(file: Path | None, level: str, form: str) -> None:
     logging.getLogger("shardfs").setLevel(chosen)
 
 
-def reopen() -> None:
-    """Open the log file again, if there is one."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, _LogFile):
-            handler.reopen()
-
-
 def is_on_a_terminal() -> bool:
     """Whether the log goes to a terminal."""
     return any(isinstance(h, logging.StreamHandler) and h.stream.isatty() for h in logging.getLogger().handlers)
 
 
 def path() -> str | None:
-    """Return the path of the log file; None if this process logs to a terminal or a pipe."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            with suppress(OSError, ValueError):
-                file = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
-                return file if os.path.isfile(file) else None
-    return None
+    """Return the path of the log file; None if this process logs to standard error."""
+    return next((each.baseFilename for each in logging.getLogger().handlers if isinstance(each, _LogFile)), None)

@@ -5,32 +5,34 @@ from typing import Final
 
 from shardfs.dataset.statistics import Snapshot
 
-_WINDOW_SECONDS: Final = 15.0
+_NSNAPSHOTS: Final = 16  # for the rate: those of the last fifteen seconds, if there is one each second
 
 
 class Progress:
-    """What is pending, how fast it is committed, and why it waits, from the snapshots of the last seconds."""
+    """What is pending, how fast it is committed, and why it waits, from the latest snapshots."""
 
     def __init__(self) -> None:
-        self._seen: deque[Snapshot] = deque()
+        self._seen: deque[Snapshot] = deque(maxlen=_NSNAPSHOTS)
 
     def tell(self, snapshot: Snapshot) -> str:
         """Add a snapshot, and return the progress in words."""
         self._seen.append(snapshot)
-        now = snapshot.uptime_seconds or 0.0
-        while len(self._seen) > 2 and now - (self._seen[1].uptime_seconds or 0.0) > _WINDOW_SECONDS:
-            self._seen.popleft()
         return "; ".join(part for part in (pending(snapshot), self._rate(snapshot), snapshot.pending_reason) if part)
 
     def _rate(self, last: Snapshot) -> str:
         first = self._seen[0]
-        seconds = (last.uptime_seconds or 0.0) - (first.uptime_seconds or 0.0)
+        seconds = last.uptime_seconds - first.uptime_seconds
         if seconds <= 0 or not last.pending_chunks:
             return ""
         nchunks = (last.counts.get("committed_chunks", 0) - first.counts.get("committed_chunks", 0)) / seconds
-        nbytes = (_written_nbytes(last) - _written_nbytes(first)) / seconds
+        nbytes = (stored_nbytes(last) - stored_nbytes(first)) / seconds
         left = f", {duration(last.pending_chunks / nchunks)} left" if nchunks else ""
         return f"{nchunks:,.0f} chunks and {size(nbytes)} per second{left}"
+
+
+def stored_nbytes(snapshot: Snapshot) -> float:
+    """Return the bytes written to shards, or sent, including those of unfinished objects."""
+    return float(snapshot.store.get("bytes_sent", snapshot.counts.get("committed_bytes", 0)))
 
 
 def pending(snapshot: Snapshot) -> str:
@@ -61,8 +63,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _written_nbytes(snapshot: Snapshot) -> float:
-    """Return the bytes written to shards, or sent, including those of unfinished objects."""
-    return float(snapshot.store.get("bytes_sent", snapshot.counts.get("committed_bytes", 0)))

@@ -6,7 +6,6 @@ import resource
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Final
 
 import pyfuse3
@@ -17,8 +16,8 @@ from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, uns
 from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
-from shardfs.fuse.figures import Figures, Notifier
-from shardfs.fuse.log import is_on_a_terminal, reopen
+from shardfs.fuse.figures import Figures
+from shardfs.fuse.log import is_on_a_terminal
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
@@ -64,7 +63,6 @@ def serve(
     whether everything that was written is in the shards. Raises `SourceError` if the source cannot be read, or is to be
     written to and another mount does so, and the error that prevents replaying a journal.
     """
-    notifier = Notifier()
     entries = trio.run(store.check)  # before anybody sees the mount
     note = None if entries is None else foreign_format(entries)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
@@ -115,7 +113,7 @@ def serve(
         _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, _End(figures, notifier))
+            is_committed = trio.run(_Daemon(fs, writing, figures).run, ready, note)
             clean = True
         except ShardfsError:
             clean = True  # it could not start, and nobody has seen it
@@ -155,101 +153,84 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
 
 
-@dataclass(slots=True)
-class _End:
-    """How a mount ends, and who is told.
+class _Daemon:
+    """A mount from its first request to its end."""
 
-    *is_given_up*: it was told to end, and what is pending could not be committed. *has_begun*: it was told to end, or
-    unmounted; signals change nothing any more.
-    """
+    def __init__(self, fs: Filesystem, writing: Session | None, figures: Figures) -> None:
+        self._fs = fs
+        self._writing = writing
+        self._figures = figures
+        self._is_given_up = False  # it was told to end, and what is pending could not be committed
 
-    figures: Figures
-    notifier: Notifier
-    has_begun: bool = False
-    is_given_up: bool = False
+    async def run(self, ready: Callable[[str | None], None], note: str | None) -> bool:
+        """Answer requests until the mount ends; return whether everything that was written is in the shards.
 
-    def begin(self) -> None:
-        """Note and report that the mount is ending."""
-        self.has_begun = True
-        self.figures.ending.set()
-        self.notifier.stopping()
+        *ready* is called when the mount answers, with a note for the user.
+        """
+        trio.lowlevel.spawn_system_task(self._figures.run)
+        try:
+            is_committed = await self._serve(ready, note)
+        finally:
+            await self._fs.worker.end()
+        self._figures.ended(is_committed)
+        return is_committed
 
+    async def _serve(self, ready: Callable[[str | None], None], note: str | None) -> bool:
+        fs, writing, found = self._fs, self._writing, []
+        await fs.start()
+        if fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
+            note = note or unsharded(await fs.hierarchy.node(""))
+        found = [await self._figures.serve(), await writing.start() if writing is not None else None, note]
+        note = "; ".join(part for part in found if part) or None
+        async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
+            async with trio.open_nursery() as nursery:
+                await watching.start(self._end_on_signal, nursery)
+                if writing is not None:
+                    nursery.start_soon(writing.run)
+                nursery.start_soon(self._announce, ready, note)
+                await pyfuse3.main(max_tasks=_MAX_REQUESTS)
+                self._figures.end()
+                nursery.cancel_scope.cancel()
+            is_committed = writing is None or await writing.finish(commit=not self._is_given_up)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # all that is left is to unmount and to release the lock
+            watching.cancel_scope.cancel()
+        return is_committed
 
-async def _run_to_the_end(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, end: _End
-) -> bool:
-    trio.lowlevel.spawn_system_task(end.figures.run)
-    trio.lowlevel.spawn_system_task(end.notifier.run, end.figures)
-    try:
-        return await _run(fs, writing, ready, note, end)
-    finally:
-        await fs.worker.end()
+    async def _announce(self, ready: Callable[[str | None], None], note: str | None) -> None:
+        self._figures.ready()
+        try:
+            ready(note)
+        except OSError:
+            log.warning("nobody waits for the mount of %s; unmounting", self._fs.store.url)
+            pyfuse3.terminate()
 
+    async def _end_on_signal(self, requests: trio.Nursery, task_status: "trio.TaskStatus[None]") -> None:
+        # If the log goes to a terminal, that was closed, which ends the mount; otherwise the log file was renamed.
+        ends_on_hangup = is_on_a_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            task_status.started()
+            async for number in signals:
+                name = signal.Signals(number).name
+                if number == signal.SIGHUP and not ends_on_hangup:
+                    log.info("SIGHUP: the log goes on in the file that has its name now")
+                elif self._figures.ending.is_set():
+                    log.info(
+                        "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
+                    )
+                else:
+                    self._figures.end()
+                    log.info("unmounting on %s", name)
+                    requests.start_soon(self._end_requests, requests.cancel_scope)
 
-async def _run(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, end: _End
-) -> bool:
-    await fs.start()
-    if fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
-        note = note or unsharded(await fs.hierarchy.node(""))
-    if writing is not None:
-        note = "; ".join(part for part in (await writing.start(), note) if part) or None
-    note = "; ".join(part for part in (await end.figures.serve(), note) if part) or None
-    async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
-        async with trio.open_nursery() as nursery:
-            await watching.start(_end_on_signal, fs.store.url, writing, end, nursery)
-            if writing is not None:
-                nursery.start_soon(writing.run)
-            nursery.start_soon(_announce, ready, note, fs.store.url, end.notifier)
-            await pyfuse3.main(max_tasks=_MAX_REQUESTS)
-            end.begin()
-            nursery.cancel_scope.cancel()
-        is_committed = writing is None or await writing.finish(commit=not end.is_given_up)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # all that is left is to unmount and to release the lock
-        watching.cancel_scope.cancel()
-    return is_committed
-
-
-async def _announce(ready: Callable[[str | None], None], note: str | None, url: str, notifier: Notifier) -> None:
-    notifier.ready()
-    try:
-        ready(note)
-    except OSError:
-        log.warning("nobody waits for the mount of %s; unmounting", url)
+    async def _end_requests(self, requests: trio.CancelScope) -> None:
+        if self._writing is not None:
+            self._is_given_up = not await self._writing.commit()
         pyfuse3.terminate()
-
-
-async def _end_on_signal(
-    url: str, writing: Session | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
-) -> None:
-    # If the log goes to a terminal, that was closed, which ends the mount; otherwise the log file was renamed.
-    ends_on_hangup = is_on_a_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    with trio.open_signal_receiver(*_SIGNALS) as signals:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        task_status.started()
-        async for number in signals:
-            name = signal.Signals(number).name
-            if number == signal.SIGHUP and not ends_on_hangup:
-                reopen()
-                log.info("reopened the log on SIGHUP")
-            elif end.has_begun:
-                log.info(
-                    "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
-                )
-            else:
-                end.begin()
-                log.info("unmounting on %s", name)
-                requests.start_soon(_end_requests, url, writing, end, requests.cancel_scope)
-
-
-async def _end_requests(url: str, writing: Session | None, end: _End, requests: trio.CancelScope) -> None:
-    if writing is not None:
-        end.is_given_up = not await writing.commit()
-    pyfuse3.terminate()
-    if writing is None or end.is_given_up:
-        await trio.sleep(_GRACE_SECONDS)
-        log.warning("requests that wait for %s are given up", url)
-        requests.cancel()
+        if self._writing is None or self._is_given_up:
+            await trio.sleep(_GRACE_SECONDS)
+            log.warning("requests that wait for %s are given up", self._fs.store.url)
+            requests.cancel()
 
 
 def _raise_file_limit() -> int:

@@ -345,8 +345,8 @@ def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable
         done = run("umount", "--timeout", "4", here.path)
         assert done.returncode == UNFINISHED, str(done)
         assert not here.mounted.is_mounted
-        assert f"its daemon, process {here.mounted.process.pid}, is not done" in done.stderr
-        assert "made no progress for 4 s; 8 chunks not in their shards; it goes on" in done.stderr
+        assert f"its daemon, process {here.mounted.process.pid}, made no progress for 4 s" in done.stderr
+        assert "; 8 chunks are pending (" in done.stderr
         with here.proxy.down():
             assert here.mounted.process.wait(PATIENCE) == 1
     is_kept_and_committed_by_the_next_mount(here)
