@@ -58,11 +58,10 @@ class Figures:
         self._systemd = _Systemd()
         self._is_ready = False
         self.ending = trio.Event()
-        self.latest = self.take()
+        self.latest = self._take()
         logging.getLogger("shardfs").addHandler(_LastError(statistics))
 
-    def take(self) -> Snapshot:
-        """Take a snapshot now."""
+    def _take(self) -> Snapshot:
         options = self._options
         pending = Pending() if self._writing is None else pending_in(self._writing.writer.commits.pending)
         return Snapshot(
@@ -115,7 +114,7 @@ class Figures:
     def ended(self, is_committed: bool) -> None:
         """Leave the last figures, with the result, for those who wait for the end of this process."""
         self._is_committed = is_committed
-        self._publish()
+        self.publish()
 
     async def run(self) -> None:
         """Keep the latest snapshot up to date, and tell systemd, until cancelled.
@@ -125,7 +124,7 @@ class Figures:
         progress = Progress()
         next_line = math.inf
         while True:
-            self._publish()
+            self.publish()
             said, now, is_ending = progress.tell(self.latest), trio.current_time(), self.ending.is_set()
             # Both ends may take longer than systemd waits.
             more = () if self._is_ready and not is_ending else (_MORE_TIME,)
@@ -144,11 +143,13 @@ class Figures:
                 with trio.move_on_after(seconds):
                     await self.ending.wait()
 
-    def _publish(self) -> None:
-        self.latest = self.take()
+    def publish(self) -> Snapshot:
+        """Take a snapshot now, and let others see it."""
+        self.latest = self._take()
         with suppress(OSError):
             # Written by one call, always of the same length: others may read it at any time.
             os.pwrite(self._file, self.latest.encode().ljust(FIGURES_NBYTES), 0)
+        return self.latest
 
 
 class _Systemd:

@@ -100,9 +100,9 @@ def serve(
                 single_writer=options.single_writer,
             )
         figures = Figures(fs, source.statistics, writing, path, options, version)
-        operations = Operations(fs, source.statistics, figures.take, options)
+        operations = Operations(fs, source.statistics, figures.publish, options)
         if writing is not None:
-            operations = WritingOperations(fs, writing, source.statistics, figures.take, options)
+            operations = WritingOperations(fs, writing, source.statistics, figures.publish, options)
         words = options.to_arguments() + store_options.to_arguments()
         begun = figures.latest
         log.info(
