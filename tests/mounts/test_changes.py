@@ -1,39 +1,30 @@
-"""Shards that other programs change behind the mount: an open file keeps its version or fails, a new open sees the new.
+"""Shards, documents and other files that programs change behind the mount.
 
-With a TTL of an hour nothing is seen because it was forgotten, only because it was looked at.
+An open file keeps its version or fails, and a new open sees the new version. With a TTL of an hour nothing is seen
+because it was forgotten, only because it was looked at.
 """
 
 import errno
+import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.changing import ChangingArray, document, replace
-from tests.support.corpus import GZIP
+from tests.support.changing import ChangingArray, document, replace, version
+from tests.support.corpus import GZIP, LITTLE, array
 from tests.support.datasets import LONG_AGO, files_below
 from tests.support.mounting import PATIENCE, Mount, Mounter, refuses
+from tests.support.readers import read_zarr
 
 KEY, OTHER_SHARD = "c/0/0", "c/2/0"
 SHARD = "c/0/0"
-
-
-@dataclass
-class Dataset:
-    """An array that changes, and the mount that shows it."""
-
-    array: ChangingArray
-    mount: Mount
-
-    @property
-    def root(self) -> Path:
-        return self.mount.path / self.array.directory.name
+no_ttl = pytest.mark.parametrize("mounted", [0], ids=["no-ttl"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=[0, 3600], ids=["no-ttl", "long-ttl"])
@@ -41,157 +32,132 @@ def mounted(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory, req
     return module_mount(tmp_path_factory.mktemp("source"), metadata_ttl=request.param)
 
 
-def new_array(mounted: Mount, *around: Any) -> Dataset:
-    directory = mounted.source / f"array-{len(os.listdir(mounted.source))}"
-    return Dataset(ChangingArray(directory, document(*around)), mounted)
+@pytest.fixture
+def stored(mounted: Mount) -> ChangingArray:
+    return ChangingArray(Path(mounted.source) / f"array-{len(os.listdir(mounted.source))}")
 
 
 @pytest.fixture
-def dataset(mounted: Mount) -> Dataset:
-    return new_array(mounted)
+def root(mounted: Mount, stored: ChangingArray) -> Path:
+    """Where the array is shown."""
+    return mounted.path / stored.directory.name
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY)
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    fd = os.open(path, flags)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def assert_stale(fd: int, size: int = 10**6) -> None:
-    with refuses(errno.ESTALE):
-        os.pread(fd, size, 0)
+def chunks_below(directory: Path) -> dict[str, bytes]:
+    return {name: data for name, data in files_below(directory).items() if name.startswith("c/")}
 
 
-def test_a_replaced_shard_keeps_serving_open_files_and_new_opens_see_the_new_one(dataset: Dataset) -> None:
-    old, new = dataset.array.chunks(1), dataset.array.chunks(2)
-    with opened(dataset.root / KEY) as fd:
+# Shards
+
+
+def test_a_replaced_shard_keeps_serving_open_files_and_new_opens_see_the_new_one(
+    stored: ChangingArray, root: Path
+) -> None:
+    old, new, third = (stored.chunks(number) for number in (1, 2, 3))
+    assert chunks_below(root) == old
+    with opened(root / KEY) as fd:
         assert os.pread(fd, 100, 0) == old[KEY][:100]
-        dataset.array.replace(SHARD, 2)
-        assert (dataset.root / KEY).read_bytes() == new[KEY]
+        stored.replace(SHARD, 2)
+        for key, data in new.items():
+            assert (root / key).read_bytes() == (data if key.startswith(("c/0/", "c/1/")) else old[key])
         assert os.pread(fd, 10**6, 100) == old[KEY][100:]
         assert os.fstat(fd).st_size == len(old[KEY]) != len(new[KEY])
-        with opened(dataset.root / KEY) as second:
-            dataset.array.replace(SHARD, 3)
-            assert os.read(second, 10**6) == new[KEY]
-            assert os.read(fd, 10**6) == old[KEY]
-    assert (dataset.root / KEY).read_bytes() == dataset.array.chunks(3)[KEY]
-    assert (dataset.root / OTHER_SHARD).read_bytes() == old[OTHER_SHARD]
+        with opened(root / KEY) as second:
+            stored.replace(SHARD, 3)
+            assert (os.read(second, 10**6), os.read(fd, 10**6)) == (new[KEY], old[KEY])
+    assert (root / KEY).read_bytes() == third[KEY]
 
 
-def test_every_chunk_of_a_replaced_shard_is_the_new_one(dataset: Dataset) -> None:
-    old, new = dataset.array.chunks(1), dataset.array.chunks(2)
-    assert {name: data for name, data in files_below(dataset.root).items() if name in old} == old
-    dataset.array.replace(SHARD, 2)
-    for key, data in new.items():
-        expected = data if key.startswith(("c/0/", "c/1/")) else old[key]
-        assert (dataset.root / key).read_bytes() == expected
+def test_a_shard_that_is_rewritten_in_place_fails_open_files_with_estale(stored: ChangingArray, root: Path) -> None:
+    for number in (2, 2):  # even the same bytes
+        with opened(root / KEY) as fd:
+            assert os.pread(fd, 100, 0) == (root / KEY).read_bytes()[:100]
+            stored.overwrite(SHARD, number)
+            for nbytes in (10**6, 1):
+                with refuses(errno.ESTALE):
+                    os.pread(fd, nbytes, 0)
+            assert (root / KEY).read_bytes() == stored.chunks(number)[KEY]
+            with refuses(errno.ESTALE):
+                os.pread(fd, 10**6, 0)
 
 
-def test_a_shard_that_is_rewritten_in_place_fails_open_files_with_estale(dataset: Dataset) -> None:
-    old = dataset.array.chunks(1)
-    with opened(dataset.root / KEY) as fd:
-        assert os.pread(fd, 100, 0) == old[KEY][:100]
-        dataset.array.overwrite(SHARD, 2)
-        assert_stale(fd)
-        assert_stale(fd, 1)
-        assert (dataset.root / KEY).read_bytes() == dataset.array.chunks(2)[KEY]
-        assert_stale(fd)
-    with opened(dataset.root / KEY) as fd:
-        dataset.array.overwrite(SHARD, 2)  # even the same bytes
-        assert_stale(fd)
-    assert (dataset.root / KEY).read_bytes() == dataset.array.chunks(2)[KEY]
+def test_a_shard_that_was_appended_to_keeps_serving_open_files(stored: ChangingArray, root: Path) -> None:
+    old, payload = stored.chunks(1), stored.chunks(2)[KEY]
+    with opened(root / KEY) as fd, opened(root / "c/1/1") as neighbour:
+        for new in (payload, b"again"):
+            stored.append(SHARD, 0, new)
+            assert os.pread(fd, 10**6, 7) == old[KEY][7:]
+            assert (root / KEY).read_bytes() == new
+        assert os.pread(neighbour, 10**6, 0) == (root / "c/1/1").read_bytes() == old["c/1/1"]
 
 
-def test_a_shard_that_was_appended_to_keeps_serving_open_files(dataset: Dataset) -> None:
-    old = dataset.array.chunks(1)
-    payload = dataset.array.chunks(2)[KEY]
-    with opened(dataset.root / KEY) as fd, opened(dataset.root / "c/1/1") as neighbour:
-        dataset.array.append(SHARD, 0, payload)
-        assert os.read(fd, 10**6) == old[KEY]
-        assert (dataset.root / KEY).read_bytes() == payload
-        dataset.array.append(SHARD, 0, b"again")
-        assert os.pread(fd, 10**6, 7) == old[KEY][7:]
-        assert os.pread(neighbour, 10**6, 0) == old["c/1/1"]
-        assert (dataset.root / KEY).read_bytes() == b"again"
-        assert (dataset.root / "c/1/1").read_bytes() == old["c/1/1"]
-
-
-def test_a_deleted_shard_keeps_serving_open_files_and_is_enoent_to_new_opens(dataset: Dataset) -> None:
-    old = dataset.array.chunks(1)
-    with opened(dataset.root / KEY) as fd:
-        os.unlink(dataset.array.directory / SHARD)
+def test_a_deleted_shard_keeps_serving_open_files_and_is_enoent_to_new_opens(stored: ChangingArray, root: Path) -> None:
+    old = stored.chunks(1)
+    with opened(root / KEY) as fd:
+        os.unlink(stored.directory / SHARD)
         with pytest.raises(FileNotFoundError):
-            os.open(dataset.root / KEY, os.O_RDONLY)
+            os.open(root / KEY, os.O_RDONLY)
         assert os.read(fd, 10**6) == old[KEY]
-    assert (dataset.root / OTHER_SHARD).read_bytes() == old[OTHER_SHARD]
+    assert (root / OTHER_SHARD).read_bytes() == old[OTHER_SHARD]
 
 
-def test_a_shard_that_is_decoded_whole_keeps_its_version_too(mounted: Mount) -> None:
-    dataset = new_array(mounted, GZIP)
-    wrapped = dataset.array
+def test_a_shard_that_is_decoded_whole_keeps_its_version_too(stored: ChangingArray, mounted: Mount) -> None:
+    wrapped = ChangingArray(stored.directory.with_name(f"{stored.directory.name}-wrapped"), document(GZIP))
+    root = mounted.path / wrapped.directory.name
     first, second, third = (wrapped.chunks(number)[KEY] for number in (1, 2, 3))
-    with opened(dataset.root / KEY) as fd:
-        wrapped.replace(SHARD, 2)
-        assert (dataset.root / KEY).read_bytes() == second
-        assert os.pread(fd, 10**6, 0) == first
-        wrapped.overwrite(SHARD, 3)
-        assert (dataset.root / KEY).read_bytes() == third
-        assert os.pread(fd, 10**6, 0) == first
-    assert (dataset.root / OTHER_SHARD).read_bytes() == wrapped.chunks(1)[OTHER_SHARD]
+    with opened(root / KEY) as fd:
+        for change, number, new in ((wrapped.replace, 2, second), (wrapped.overwrite, 3, third)):
+            change(SHARD, number)
+            assert (root / KEY).read_bytes() == new
+            assert os.pread(fd, 10**6, 0) == first
+    assert (root / OTHER_SHARD).read_bytes() == wrapped.chunks(1)[OTHER_SHARD]
 
 
-def test_the_inode_number_names_a_version(dataset: Dataset) -> None:
-    before = os.stat(dataset.root / KEY)
-    other = os.stat(dataset.root / OTHER_SHARD).st_ino
-    with opened(dataset.root / KEY) as fd:
+def test_inode_number_time_and_mode_are_those_of_the_version_of_the_shard(stored: ChangingArray, root: Path) -> None:
+    before, other = os.stat(root / KEY), os.stat(root / OTHER_SHARD)
+    assert before.st_mtime_ns == LONG_AGO
+    with opened(root / KEY) as fd:
+        assert os.fstat(fd).st_ino == os.stat(root / KEY).st_ino == before.st_ino
+        assert {entry.name: entry.inode() for entry in os.scandir((root / KEY).parent)}["0"] == before.st_ino
+        stored.replace(SHARD, 2)
+        os.chmod(stored.directory / SHARD, 0o640)
+        with opened(root / KEY) as second:
+            after, of_shard = os.fstat(second), os.stat(stored.directory / SHARD)
         assert os.fstat(fd).st_ino == before.st_ino
-        assert os.stat(dataset.root / KEY).st_ino == before.st_ino
-        with os.scandir((dataset.root / KEY).parent) as entries:
-            assert {entry.name: entry.inode() for entry in entries}["0"] == before.st_ino
-        dataset.array.replace(SHARD, 2)
-        with opened(dataset.root / KEY) as second:
-            after = os.fstat(second)
-        assert os.fstat(fd).st_ino == before.st_ino
-    assert after.st_ino not in (before.st_ino, other)
-    with opened(dataset.root / OTHER_SHARD) as fd:
-        assert os.fstat(fd).st_ino == other
+    assert after.st_ino not in (before.st_ino, other.st_ino)
+    for name in ("st_mtime_ns", "st_ctime_ns", "st_mode"):
+        assert getattr(after, name) == getattr(of_shard, name)
+    with opened(root / OTHER_SHARD) as fd:
+        assert (os.fstat(fd).st_ino, os.fstat(fd).st_mtime_ns) == (other.st_ino, LONG_AGO)
 
 
-def test_modification_time_and_mode_are_the_shards(dataset: Dataset) -> None:
-    assert os.stat(dataset.root / KEY).st_mtime_ns == LONG_AGO
-    dataset.array.replace(SHARD, 2)
-    os.chmod(dataset.array.directory / SHARD, 0o640)
-    with opened(dataset.root / KEY) as fd:
-        shown, stored = os.fstat(fd), os.stat(dataset.array.directory / SHARD)
-    assert (shown.st_mtime_ns, shown.st_ctime_ns) == (stored.st_mtime_ns, stored.st_ctime_ns)
-    assert shown.st_mode == stored.st_mode
-    with opened(dataset.root / OTHER_SHARD) as fd:
-        assert os.fstat(fd).st_mtime_ns == LONG_AGO
-
-
-def test_an_open_never_mixes_versions_while_shards_are_replaced(dataset: Dataset) -> None:
-    versions = [dataset.array.chunks(number)[KEY] for number in (1, 2)]
-    shards = [dataset.array.shard(SHARD, number) for number in (1, 2)]
-    done = threading.Event()
+def test_an_open_file_never_mixes_versions_while_shards_are_replaced(stored: ChangingArray, root: Path) -> None:
+    versions = [stored.chunks(number)[KEY] for number in (1, 2)]
+    shards = [stored.shard(SHARD, number) for number in (1, 2)]
+    done, seen = threading.Event(), [0, 0]
 
     def replace_on_and_on() -> None:
-        path = dataset.array.directory / SHARD
         turn = 0
         while not done.wait(0.001):
-            replace(path, shards[turn % 2])
+            replace(stored.directory / SHARD, shards[turn % 2])
             turn += 1
 
     writer = threading.Thread(target=replace_on_and_on)
     writer.start()
-    seen = [0, 0]
     try:
         end = time.monotonic() + PATIENCE
-        while min(seen) < 50 and time.monotonic() < end:
+        while min(seen) < 30 and time.monotonic() < end:
             try:
-                with opened(dataset.root / KEY) as fd:
+                with opened(root / KEY) as fd:
                     size = os.fstat(fd).st_size
                     read = os.pread(fd, 700, 0) + os.pread(fd, 10**6, 700)
             except OSError as error:
@@ -203,4 +169,89 @@ def test_an_open_never_mixes_versions_while_shards_are_replaced(dataset: Dataset
     finally:
         done.set()
         writer.join()
-    assert min(seen) >= 50
+    assert min(seen) >= 30
+
+
+# Documents and other files
+
+
+def test_a_replaced_document_is_seen_at_the_next_open_and_an_open_one_is_kept(
+    stored: ChangingArray, root: Path
+) -> None:
+    with (root / "zarr.json").open("rb", buffering=0) as file:
+        before = file.read()
+        stored.document = document(attributes={"title": "a new title" * 1000})
+        stored.replace_document()
+        assert json.loads((root / "zarr.json").read_text())["attributes"] == stored.document["attributes"]
+        assert os.pread(file.fileno(), 10**6, 0) == before
+        assert os.fstat(file.fileno()).st_size == len(before)
+
+
+@no_ttl
+def test_a_change_of_attributes_leaves_chunks_and_their_inode_numbers(stored: ChangingArray, root: Path) -> None:
+    with (root / KEY).open("rb", buffering=0) as file:
+        before = os.fstat(file.fileno())
+        stored.document = document(attributes={"title": "new"})
+        stored.replace_document()
+        assert os.stat(root / KEY).st_ino == before.st_ino
+        assert file.read() == stored.chunks(1)[KEY]
+    assert chunks_below(root) == stored.chunks(1)
+
+
+@no_ttl
+def test_another_inner_chunk_shape_is_another_tree(stored: ChangingArray, root: Path) -> None:
+    old = stored.chunks(1)
+    with opened(root / "c/0", os.O_RDONLY | os.O_DIRECTORY) as directory, (root / KEY).open("rb", buffering=0) as file:
+        number = os.fstat(file.fileno()).st_ino
+        stored.document = document(inner=(32, 128))
+        stored.replace_document()
+        for key in ("c/0/0", "c/1/0"):
+            stored.replace(key, 2)
+        assert chunks_below(root) == stored.chunks(2)
+        assert np.array_equal(read_zarr(root), version(2))
+        assert os.stat(root / KEY).st_ino != number
+        assert file.read() == old[KEY]
+        with pytest.raises(FileNotFoundError):
+            os.stat(root / "c/3/1")
+        with refuses(errno.ESTALE):
+            os.stat("0", dir_fd=directory)
+
+
+@no_ttl
+@pytest.mark.parametrize(
+    "change",
+    [
+        os.unlink,
+        lambda path: replace(path, b"{"),
+        lambda path: replace(path, json.dumps(array((64, 512), (32, 512), LITTLE, data_type="uint8")).encode()),
+    ],
+    ids=["removed", "broken", "not-sharded"],
+)
+def test_without_the_document_of_a_sharded_array_a_directory_is_shown_as_stored(
+    stored: ChangingArray, root: Path, change: Callable[[Path], None]
+) -> None:
+    assert chunks_below(root) == stored.chunks(1)
+    change(stored.directory / "zarr.json")
+    assert files_below(root) == files_below(stored.directory)
+    stored.replace_document()
+    assert chunks_below(root) == stored.chunks(1)
+    assert os.listxattr(root) == []
+
+
+@no_ttl
+def test_passed_through_files_follow_every_change(stored: ChangingArray, root: Path) -> None:
+    plain, shown = stored.directory / "plain", root / "plain"
+    plain.write_bytes(b"one")
+    assert shown.read_bytes() == b"one"
+    number = os.stat(shown).st_ino
+    with shown.open("rb", buffering=0) as file:
+        plain.write_bytes(b"number two")
+        assert (file.read(), os.fstat(file.fileno()).st_size) == (b"number two", 10)
+        assert (shown.read_bytes(), os.stat(shown).st_ino) == (b"number two", number)
+        replace(plain, b"three")
+        assert (shown.read_bytes(), os.stat(shown).st_ino != number) == (b"three", True)
+        assert os.pread(file.fileno(), 100, 0) == b"number two"
+    os.unlink(plain)
+    assert not shown.exists()
+    os.mkdir(plain)
+    assert shown.is_dir()
