@@ -200,7 +200,7 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     standard error. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
     encoded as a whole.
     """
-    source.hierarchy.looks_above = view.shower.looks_above
+    source.hierarchy.looks_above = view.lens.looks_above
     groups, left_out, failed, separator = [], set(), 0, "\n"
     file.write('{"version": 1, "refs": {')
     arrays: list[Node] = []

@@ -29,17 +29,9 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
-from shardfs.format.lens.show import (
-    NO_CONTEXT,
-    ZARR_JSON,
-    Contents,
-    Context,
-    Shower,
-    Shown,
-    read_document,
-    read_large_document,
-)
-from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.lens import NO_CONTEXT, Context, Lens, Shown
+from shardfs.format.lens.show import Contents, read_document, read_large_document
+from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -115,7 +107,7 @@ class Hierarchy:
         self.clock = clock
         self.takes_unsharded = False
         self.looks_above = False
-        self._shower: Shower | None = None
+        self._lens: Lens | None = None
         self._worker: Worker | None = None
         self._told: set[tuple[str, str]] = set()
         # Inode numbers depend on layouts, so a layout is kept as long as it is in use or has history.
@@ -128,10 +120,10 @@ class Hierarchy:
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
 
-    def show(self, shower: Shower, worker: Worker | None = None) -> None:
-        """Let the view *shower* generate what nodes show; *worker* processes large documents."""
-        self._shower, self._worker = shower, worker
-        self.takes_unsharded, self.looks_above = shower.translates, shower.looks_above
+    def show(self, lens: Lens, worker: Worker | None = None) -> None:
+        """Let *lens* generate what nodes show; *worker* processes large documents."""
+        self._lens, self._worker = lens, worker
+        self.takes_unsharded, self.looks_above = lens.translates, lens.looks_above
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
@@ -241,9 +233,9 @@ class Hierarchy:
             found = await while_it_changes(partial(self._read, key))
             document, document_stat = found
             if self._worker is not None and len(document) > LARGE_NBYTES:
-                contents = await self._worker.call(read_large_document, document, self._shower, context)
+                contents = await self._worker.call(read_large_document, document, self._lens, context)
             else:
-                contents = read_document(document, self._shower, context)
+                contents = read_document(document, self._lens, context)
             self._left.pop(path, None)
             reason = contents.reason
         except (NotFoundError, NotADirectoryHereError):
@@ -260,7 +252,7 @@ class Hierarchy:
         node = Node(path, stat, document, document_stat, reason=reason, context=context)
         if contents is None:
             in_image = known.in_image if known is not None else context.in_image
-            shown = self._shower.show_broken(str(reason)) if self._shower is not None else None
+            shown = self._lens.show_broken(str(reason)) if self._lens is not None else None
             node = replace(node, in_image=in_image, shown=shown)
         else:
             metadata = contents.metadata
@@ -280,11 +272,11 @@ class Hierarchy:
         is_shown = shown is None or shown.reason is None
         if is_shown and node.reason is not None and (known is None or known.reason != node.reason):
             log.warning("%s is shown as stored: %s", path, node.reason)
-        if self._shower is not None and told is not None and (path, told) not in self._told:
+        if self._lens is not None and told is not None and (path, told) not in self._told:
             self._told.add((path, told))
             what = "is not read correctly by all users of" if is_shown else "is left out of"
             what = "cannot be shown in" if node.metadata is None else what
-            log.warning("%s %s the %s view: %s", path, what, self._shower.name, told)
+            log.warning("%s %s the %s view: %s", path, what, self._lens.name, told)
 
     async def _context(self, path: str, known: Node | None) -> Context:
         """Return what must be known to show the node at *path*; below a broken group, what was known before."""

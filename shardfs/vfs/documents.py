@@ -27,7 +27,6 @@ from shardfs.errors import (
 )
 from shardfs.format.document import Document, encode_json
 from shardfs.format.lens.consolidated import Consolidated, copies_told, put_text
-from shardfs.format.lens.show import says_the_same
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
@@ -298,6 +297,7 @@ class Documents:
             generated = shown.get(name, NO_ATTRIBUTES if name == ZATTRS and shown else None)
             if text is None:
                 continue
+            says_the_same = self._view.lens.says_the_same
             is_same = generated is not None and await fs.worker.work(says_the_same, name, generated, text.text)
             fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 

@@ -70,7 +70,7 @@ class Filesystem:
         self.scratch = scratch
         self.hierarchy = hierarchy
         self.worker = Worker()
-        hierarchy.show(view.shower, self.worker)
+        hierarchy.show(view.lens, self.worker)
         self.view = view
         self.chunk_cache = chunk_cache
         self.ttl = ttl

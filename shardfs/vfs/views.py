@@ -27,10 +27,11 @@ from shardfs.errors import (
 )
 from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import Lens
+from shardfs.format.lens import Lens, Shown
 from shardfs.format.lens.consolidated import every_copy, inline_copies
-from shardfs.format.lens.show import ATTRIBUTES, NpyShower, Shower, Shown, V2Shower, V3Shower, shown_by
-from shardfs.format.lens.unsharded import require_decoded
+from shardfs.format.lens.npy import ATTRIBUTES, Npy
+from shardfs.format.lens.show import shown_by
+from shardfs.format.lens.unsharded import V3, require_decoded
 from shardfs.format.lens.v2 import (
     V2,
     V2_NAMES,
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class View:
-    """A way to show a dataset; *shower* generates its documents.
+    """A way to show a dataset; *lens* converts the documents of nodes.
 
     *document_names* are the names of documents in any directory, *directory* is the class of stored directories.
     """
@@ -62,9 +63,9 @@ class View:
     directory: type[Directory] = Directory
     document_names: frozenset[str] = frozenset()
 
-    def __init__(self, shower: Shower) -> None:
-        self.shower = shower
-        self.translates = shower.translates
+    def __init__(self, lens: Lens) -> None:
+        self.lens = lens
+        self.translates = lens.translates
         """Whether arrays are shown in another format, unsharded ones too; some may not be shown at all."""
         self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
 
@@ -73,8 +74,8 @@ class View:
         if node.shown is not None:
             return node.shown
         if node.metadata is not None:
-            return shown_by(self.shower, node.metadata, node.context._replace(in_image=node.in_image))
-        return Shown() if node.reason is None else self.shower.show_broken(node.reason)
+            return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
+        return Shown() if node.reason is None else self.lens.show_broken(node.reason)
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides the stored file of that name."""
@@ -122,12 +123,7 @@ class Edit:
 
 
 class EditableView(View, ABC):
-    """A view through which a dataset may be changed.
-
-    *lens* converts the documents of arrays, and their copies in consolidated metadata.
-    """
-
-    lens: Lens
+    """A view through which a dataset may be changed."""
 
     @abstractmethod
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
@@ -149,9 +145,7 @@ class ZarrV3(EditableView):
     document_names = frozenset({DOCUMENT})
 
     def __init__(self, *, decoded: bool = False) -> None:
-        shower = V3Shower(decoded)
-        super().__init__(shower)
-        self.lens = shower.lens
+        super().__init__(V3(decodes=decoded))
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the chunk keys that the document names."""
@@ -181,8 +175,7 @@ class ZarrV2(EditableView):
     lens: V2
 
     def __init__(self, separator: str = ".", *, decoded: bool = False, fills_missing: bool = True) -> None:
-        self.lens = V2(separator, decodes=decoded, fills_missing=fills_missing)
-        super().__init__(V2Shower(self.lens))
+        super().__init__(V2(separator, decodes=decoded, fills_missing=fills_missing))
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is the v3 document, or a v2 document stored beside one."""
@@ -301,7 +294,7 @@ class NpyView(View):
     directory = NpyDirectory
 
     def __init__(self, url: str) -> None:
-        super().__init__(NpyShower())
+        super().__init__(Npy())
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
         self.nopened: Counter[str] = Counter()
         self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.unsharded import Unsharded, unshard
+from shardfs.format.lens.unsharded import V3, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
@@ -24,7 +24,7 @@ def outcome(data: bytes) -> dict[str, Any] | str:
     try:
         node = parse_document(data)
         if not isinstance(node, ArrayMetadata):
-            encode_json(Consolidated(Unsharded()).get(node.document))
+            encode_json(Consolidated(V3()).get(node.document))
             return node.document
         unsharded = unshard(node)
         encode_json(unsharded.document)

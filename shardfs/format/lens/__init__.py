@@ -3,20 +3,97 @@
 One direction makes the shown document from the stored one, or raises the reason why nothing is shown. The other takes
 an edited document, and returns the document to be stored, or raises the reason why the edit is refused. Whatever was
 not edited stays as it is stored, spelling included.
+
+Lenses, and what they generate, can be sent to another process, where large documents are processed.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shardfs.errors import NotShownError, RefusedError
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import Document
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.metadata import ArrayMetadata, Metadata
+
+if TYPE_CHECKING:
+    from shardfs.format.lens.npy import NpyFile
+    from shardfs.format.lens.unsharded import UnshardedArray
+    from shardfs.format.lens.v2_attributes import FillValues
 
 
-class Lens(Protocol):
-    """How the documents of arrays are shown.
+class Context(NamedTuple):
+    """What a document does not say itself.
+
+    *in_image*: the node is in an OME-Zarr image. *as_stored* are the paths, relative to the node, of sharded arrays
+    that are shown as stored because their writers write shards.
+    """
+
+    in_image: bool = False
+    as_stored: frozenset[str] = frozenset()
+
+
+NO_CONTEXT: Final = Context()
+
+
+class ChunkForm(NamedTuple):
+    """How chunks are shown: their names, decoded by *codec* if there is one, and *fill* for missing ones."""
+
+    key_encoding: ChunkKeyEncoding
+    codec: ChunkCodec | None = None
+    fill: "FillValues | None" = None
+
+
+class NpyForm(NamedTuple):
+    """An array as one *file*: *codec* decodes chunks, *fill* is the element of missing ones."""
+
+    file: "NpyFile"
+    codec: ChunkCodec
+    fill: bytes
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a view generates for one node: *documents* by name, and how its *chunks* are shown, if they are.
+
+    *reason* is set if the node is not shown at all, *caveat* if some readers get wrong values.
+    """
+
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    chunks: ChunkForm | None = None
+    npy: NpyForm | None = None
+    reason: str | None = None
+    caveat: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the documents."""
+        return sum(map(len, self.documents.values()))
+
+
+class Lens(ABC):
+    """The pure part of a view.
+
+    *looks_above*: how a node is shown depends on the groups above it.
 
     `put(stored, get(stored))` is the stored document, and `get(put(stored, shown))` means the same as *shown*.
     """
 
+    looks_above = False
+
+    @property
+    def name(self) -> str:
+        """The name of the view in messages."""
+        return type(self).__name__.lower()
+
+    @property
+    def translates(self) -> bool:
+        """Whether arrays are shown in another format, unsharded ones too; some may not be shown at all."""
+        return True
+
+    @abstractmethod
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the document that is shown; `stored.document` itself if the array is shown as stored.
 
@@ -28,3 +105,19 @@ class Lens(Protocol):
 
         Raises `RefusedError` with the reason if the edit changes what stored bytes mean.
         """
+        raise RefusedError("an array cannot be changed like this")
+
+    def show(self, stored: Metadata, array: "UnshardedArray | None", context: Context) -> Shown:
+        """Return what is generated for a node; *array* is its description if it is an array.
+
+        Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.
+        """
+        raise NotShownError("it has no form in this view")
+
+    def show_broken(self, reason: str) -> Shown:
+        """Return what is generated for a node whose document cannot be read for this *reason*: by default nothing."""
+        return Shown()
+
+    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+        """Whether a document *name*, as it was *written* and as it is *shown*, means the same."""
+        return False

@@ -181,10 +181,10 @@ def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: M
     return written if document == edited else encode_json(document)
 
 
-def says_the_same(one: Json, other: Json) -> bool:
+def says_the_same(one: bytes, other: bytes) -> bool:
     """Whether two documents of a node, including copies in them, mean the same."""
     try:
-        return _says_the_same(one, other)
+        return _says_the_same(parse_json(one), parse_json(other))
     except (MetadataError, RecursionError):
         return False
 

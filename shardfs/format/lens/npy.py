@@ -13,8 +13,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from shardfs.errors import NotShownError
-from shardfs.format.dtype import DataType
+from shardfs.format.document import Document, encode_json
+from shardfs.format.dtype import DataType, fill_element
 from shardfs.format.grid import coords_in_c_order
+from shardfs.format.lens import Context, Lens, NpyForm, Shown
+from shardfs.format.lens.unsharded import UnshardedArray, codec_of
+from shardfs.format.lens.v2_attributes import v2_attributes
+from shardfs.format.metadata import ArrayMetadata, Metadata
+
+ATTRIBUTES: Final = ".json"
+"""The suffix of the names under which attributes are shown."""
 
 _MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
@@ -143,6 +151,28 @@ class NpyFile:
                 copies.setdefault(coords, []).append(Copy(shape, source, at, strides))
             target += math.prod(box_shape)
         return copies
+
+
+class Npy(Lens):
+    """The lens without a way back that shows arrays as .npy files, and attributes as JSON."""
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the document of the array, whose attributes are shown, as it is stored."""
+        return stored.document
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the file of an array, and the attributes of a node."""
+        attributes: Document = stored.document.get("attributes", {})
+        if isinstance(stored, ArrayMetadata) and attributes:
+            # With axis names, and the missing value as a number, as in v2.
+            attributes = {**attributes, **v2_attributes(stored.document)}
+        documents = {ATTRIBUTES: encode_json(attributes)} if attributes else {}
+        if array is None:
+            return Shown(documents)
+        codec, document = codec_of(array), array.document
+        file = NpyFile.of(codec.data_type, tuple(document["shape"]), codec.chunk_shape)
+        fill = fill_element(document["data_type"], document["fill_value"])
+        return Shown(documents, npy=NpyForm(file, codec, fill))
 
 
 def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:

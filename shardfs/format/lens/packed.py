@@ -25,6 +25,7 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import Document, Extension, Json, brief, canonical, encode_json, parse_codecs, parse_json
 from shardfs.format.dtype import item_nbytes
+from shardfs.format.lens import Lens
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, shard_new
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
 from shardfs.format.lens.v2_codecs import PREFIX
@@ -48,7 +49,7 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(Lens):
     """How arrays are packed: a lens without a way back.
 
     A shard gets as many chunks as have at most *shard_nbytes* bytes without compression, or *chunks_per_shard* in
@@ -83,10 +84,6 @@ class Packing:
             if stored.is_sharded and self.codecs is None:  # in a way that our shards cannot
                 return stored.document
             raise
-
-    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Refuse: this lens is read-only."""
-        raise RefusedError("a packed array is not changed where it came from")
 
     def _packed(self, stored: ArrayMetadata, shown: UnshardedArray) -> Document:
         counts = self._counts(shown)

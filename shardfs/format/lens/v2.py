@@ -40,17 +40,21 @@ from shardfs.format.dtype import (
     v3_data_type,
     v3_fill_value,
 )
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens import ChunkForm, Context, Shown
 from shardfs.format.lens.consolidated import MAX_PATH_LENGTH, every_copy, inline_copies
-from shardfs.format.lens.unsharded import accept_decoded, decoded_document, describe, require_decoded, reshard
+from shardfs.format.lens.unsharded import V3, UnshardedArray, codec_of, decoded_document, describe, require_decoded
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
     SAYS,
     SEPARATOR,
+    FillValues,
     fill_values,
     has_missing_value,
     is_image,
     missing_value,
     naming_no_axes,
+    odd_missing_value,
     saying_fill_value,
     says_fill_value,
     v2_attributes,
@@ -65,6 +69,10 @@ ZGROUP: Final = ".zgroup"
 ZATTRS: Final = ".zattrs"
 ZMETADATA: Final = ".zmetadata"
 V2_NAMES: Final = frozenset({ZARRAY, ZGROUP, ZATTRS, ZMETADATA})
+_STORED_FILLS: Final = (
+    "xarray and netCDF take its fill value, which is not its _FillValue, as missing value: mount without "
+    "--fill-missing no"
+)
 _REQUIRED: Final = ("shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters")
 
 
@@ -93,7 +101,7 @@ def can_show_missing(stored: ArrayMetadata) -> bool:
 
 
 @dataclass(frozen=True)
-class V2:
+class V2(V3):
     """The lens of Zarr v2, with chunk keys joined by *separator*, and decoded chunks if it *decodes*.
 
     With *fills_missing*, the fill value of an array that may have missing values is the missing value, as xarray takes
@@ -101,9 +109,10 @@ class V2:
     """
 
     separator: str = "."
-    decodes: bool = False
     fills_missing: bool = True
     in_image: bool = False
+    translates = True
+    looks_above = True
 
     def within(self, in_image: bool) -> "V2":
         """Return the lens for nodes of an OME-Zarr image, or for others if not *in_image*.
@@ -118,9 +127,36 @@ class V2:
         array_documents(shown, self.separator)  # or the reason why it is impossible
         return shown.document
 
-    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Return the stored document of the array whose unsharded v3 document is *shown*."""
-        return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the v2 documents of a node, and fill values for missing chunks if readers would assume another value."""
+        lens = self.within(context.in_image)
+        documents = {name: encode_json(document) for name, document in lens.documents(stored).items()}
+        if array is None:
+            return Shown(documents)
+        if not context.in_image:
+            array = replace(array, document=naming_no_axes(array.document))
+        codec = codec_of(array) if self.decodes else None
+        fill, caveat = lens._fill(array)
+        return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
+
+    def show_broken(self, reason: str) -> Shown:
+        """Leave the node out: other files beside it are not v2."""
+        return Shown(reason=reason)
+
+    def _fill(self, array: UnshardedArray) -> tuple[FillValues | None, str | None]:
+        """Return the fill value to show for missing chunks, and why some readers get wrong values nevertheless."""
+        names = array.document.get("dimension_names")
+        if isinstance(names, list) and None in names and len({*names}) > 1:
+            return None, "only some of its axes have names: xarray opens it natively, but finds no dimensions in v2"
+        if self.in_image or not has_missing_value(array.document):
+            return None, None
+        try:
+            values = fill_values(array)
+            if not self.fills_missing:
+                return None, _STORED_FILLS if values.codec is not None else None
+        except NotShownError as reason:
+            return None, f"xarray takes values that equal the fill value as missing: {reason}"
+        return values if values.codec is not None else None, odd_missing_value(array.document)
 
     def documents(self, stored: Metadata) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
@@ -205,6 +241,21 @@ class V2:
             else:
                 copied = parse_group(with_attributes(stored.document, None, copy))
         return copied
+
+    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+        """Whether two documents *name* mean the same.
+
+        The one *written* may omit the missing value from a `.zattrs`, as xarray does: the `.zarray` has it.
+        """
+        try:
+            if name != ZMETADATA:
+                return _is_same_document(name, _parse(name, shown), _parse(name, written))
+            these, those = _copies(shown), _copies(written)
+            return these.keys() == those.keys() and all(
+                _is_same_document(key[1], copy, those[key]) for key, copy in these.items()
+            )
+        except (MetadataError, RefusedError):
+            return False
 
     def _named(self, stored: ArrayMetadata) -> ArrayMetadata:
         """Return the metadata of an array with what xarray omits for an array without axes."""
@@ -473,22 +524,6 @@ def require_same_encoding(shown: Document, written: Document) -> None:
     for was, codec in zip(old, new, strict=True):
         if not is_same_codec(was, codec):
             raise RefusedError(f"the codec {canonical(codec)[:120]} instead of {canonical(was)[:120]}")
-
-
-def says_the_same(name: str, one: bytes, other: bytes) -> bool:
-    """Whether two documents *name* mean the same.
-
-    *one* is shown. *other* may omit the missing value from a `.zattrs`, as xarray does, because the `.zarray` has it.
-    """
-    try:
-        if name != ZMETADATA:
-            return _is_same_document(name, _parse(name, one), _parse(name, other))
-        these, those = _copies(one), _copies(other)
-        return these.keys() == those.keys() and all(
-            _is_same_document(key[1], copy, those[key]) for key, copy in these.items()
-        )
-    except (MetadataError, RefusedError):
-        return False
 
 
 def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardfs.errors import RefusedError
 from shardfs.format.document import Json
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.unsharded import Decoded, Unsharded, unshard
+from shardfs.format.lens.unsharded import V3, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import (
     BASE,
@@ -41,8 +41,8 @@ def group(metadata: Any = None, **members: Any) -> dict[str, Any]:
     return document
 
 
-UNSHARDED = Consolidated(Unsharded())
-DECODED = Consolidated(Decoded())
+UNSHARDED = Consolidated(V3())
+DECODED = Consolidated(V3(decodes=True))
 
 
 def unsharded(document: dict[str, Any]) -> Any:
@@ -175,7 +175,7 @@ def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
 def test_an_edited_copy_of_decoded_chunks_is_stored_with_the_codecs_of_the_array() -> None:
     compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
     for stored in (BASE, compressed, PLAIN):
-        copy = {**Decoded().get(parsed(stored)), "attributes": {"edited": 1}}
+        copy = {**V3(decodes=True).get(parsed(stored)), "attributes": {"edited": 1}}
         result = DECODED.put(group({"a": stored}), group({"a": copy}), {"a": stored})
         assert result == group({"a": stored | {"attributes": {"edited": 1}}})
     encoded = group({"a": compressed | {"attributes": {"old": 1}}})

@@ -11,12 +11,12 @@ from shardfs.errors import NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import canonical
 from shardfs.format.lens import Lens
 from shardfs.format.lens.consolidated import Consolidated, every_copy
-from shardfs.format.lens.unsharded import Decoded, Unsharded
+from shardfs.format.lens.unsharded import V3
 from shardfs.format.lens.v2 import V2
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import CASES, LITTLE, array
 
-LENSES: dict[str, Lens] = {"unsharded": Unsharded(), "decoded": Decoded(), "v2": V2(), "decoded v2": V2(decodes=True)}
+LENSES: dict[str, Lens] = {"unsharded": V3(), "decoded": V3(decodes=True), "v2": V2(), "decoded v2": V2(decodes=True)}
 ARRAYS = [*(case.document for case in CASES), array((7, 5), (2, 3), LITTLE)]
 edits = st.fixed_dictionaries(
     {},
