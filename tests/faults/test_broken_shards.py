@@ -13,21 +13,17 @@ from typing import Any
 import pytest
 
 from tests.support.corpus import CRC32C, GZIP, LITTLE, array, sharding
-from tests.support.damage import Change, edit, flip, index
+from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, Change, document, edit, flip
 from tests.support.datasets import files_below, store
-from tests.support.encoder import EMPTY
 from tests.support.mounting import Mount, Mounter
 
 MAX_MEMORY = 250 * 2**20
-BROKEN = "c/0/0"
-"""Shards; each of them holds 2 × 2 inner chunks."""
-INSIDE = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
-PLAIN = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP))
-BARE = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP, index_codecs=[LITTLE]))
-START = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP, index_location="start"))
-WRAPPED = array((8, 12), (8, 6), sharding((4, 3), LITTLE), CRC32C)
+INSIDE = ("c/0/0", "c/0/1", "c/1/0", "c/1/1")
+"""The chunks of the damaged shard."""
+PLAIN = document(LITTLE, GZIP)
+START = document(LITTLE, GZIP, index_location="start")
 NESTED = array((8, 12), (8, 6), sharding((4, 6), sharding((4, 3), LITTLE, GZIP)))
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def content(change: Change) -> Damage:
@@ -35,11 +31,7 @@ def content(change: Change) -> Damage:
 
 
 def instead(make: Callable[[Path], object]) -> Damage:
-    def damage(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return damage
+    return lambda path: (path.unlink(), make(path))
 
 
 def make_socket(path: Path) -> None:
@@ -54,32 +46,30 @@ class Fault:
     """A damaged shard, and which inner chunks it takes with it."""
 
     damage: Damage
-    touched: tuple[str, ...] = tuple(INSIDE)
+    touched: tuple[str, ...] = INSIDE
     document: dict[str, Any] = field(default_factory=lambda: PLAIN)
     errno: int = errno.EIO
 
 
+def in_enclosed_index(data: bytes) -> bytes:
+    """Damage the index of the first enclosed shard, which ends where the second one begins."""
+    (second_offset,) = struct.unpack_from("<Q", data, len(data) - 20)
+    return flip(second_offset - 7)(data)
+
+
 FAULTS = {
-    "cut-by-one": Fault(content(lambda data: data[:-1])),
-    "cut-in-half": Fault(content(lambda data: data[: len(data) // 2])),
+    **{name: Fault(content(change)) for name, change in SHARD_FAULTS.items()},
+    **{name: Fault(content(change), ("c/0/1",)) for name, change in ENTRY_FAULTS.items()},
+    "garbage": Fault(content(lambda data: bytes(1000))),
     "cut-behind-start-index": Fault(content(lambda data: data[:70]), document=START),
     "cut-in-start-index": Fault(content(lambda data: data[:40]), document=START),
-    "0-bytes": Fault(content(lambda data: b"")),
-    "shorter-than-index": Fault(content(lambda data: data[:10])),
-    "one-byte-more": Fault(content(lambda data: data + b"\0")),
-    "garbage": Fault(content(lambda data: bytes(1000))),
-    "bit-in-index": Fault(content(flip(-20))),
     "bit-in-start-index": Fault(content(flip(5)), document=START),
-    "bit-in-checksum": Fault(content(flip(-1))),
-    "bit-under-checksum": Fault(content(flip(0)), document=WRAPPED),
-    "entry-beyond-the-end": Fault(content(index(1, 10, 10**6)), ("c/0/1",)),
-    "entry-far-beyond": Fault(content(index(2, 2**40, 1)), ("c/1/0",)),
-    "entry-overflows": Fault(content(index(3, 2**64 - 2, 100)), ("c/1/1",)),
-    "entry-overflows-to-0": Fault(content(index(3, 2**64 - 16, 16)), ("c/1/1",)),
-    "entry-half-empty-offset": Fault(content(index(0, EMPTY, 5)), ("c/0/0",)),
-    "entry-half-empty-nbytes": Fault(content(index(0, 5, EMPTY)), ("c/0/0",)),
-    "bit-in-bare-index": Fault(content(flip(-9)), ("c/1/1",), document=BARE),  # the last offset, far beyond
+    "bit-under-checksum": Fault(content(flip(0)), document=document(LITTLE, after=(CRC32C,))),
+    "bit-in-index-without-checksum": Fault(
+        content(flip(-9)), ("c/1/1",), document(LITTLE, GZIP, index_codecs=[LITTLE])
+    ),  # the last offset, far beyond
     "bit-in-outer-index": Fault(content(flip(-20)), document=NESTED),
+    "bit-in-enclosed-index": Fault(content(in_enclosed_index), ("c/0/0", "c/0/1"), NESTED),
     "directory": Fault(instead(os.mkdir)),
     "fifo": Fault(instead(os.mkfifo)),
     "socket": Fault(instead(make_socket)),
@@ -88,7 +78,6 @@ FAULTS = {
     "link-to-itself": Fault(instead(lambda path: path.symlink_to(path.name))),
     "mode-000": Fault(lambda path: path.chmod(0), errno=errno.EACCES),
 }
-every_fault = pytest.mark.parametrize("name", FAULTS)
 
 
 @dataclass(frozen=True)
@@ -105,70 +94,40 @@ def hospital(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) ->
     chunks = {"sound": store(source / "sound", PLAIN)}
     for name, fault in FAULTS.items():
         chunks[name] = store(source / name, fault.document)
-        fault.damage(source / name / BROKEN)
+        fault.damage(source / name / SHARD)
     expected = ("unreadable shard: ", r"\b(lookup|getattr|open|readdir|read): ")
     return Hospital(module_mount(source, bound_by_modes=True, expect=expected, address_space=2**32), chunks)
 
 
-@every_fault
-def test_what_is_touched_answers_with_an_error_and_never_with_absence(hospital: Hospital, name: str) -> None:
-    for key in FAULTS[name].touched:
-        path = hospital.mount.path / name / key
-        for call in (
-            os.stat,
-            lambda path: os.open(path, os.O_RDONLY),
-            lambda path: os.getxattr(path, "user.shardfs.offset"),
-        ):
+@pytest.mark.parametrize("name", FAULTS)
+def test_damage_fails_what_it_touches_and_cp_r_copies_everything_else(
+    hospital: Hospital, name: str, tmp_path: Path
+) -> None:
+    fault, shown = FAULTS[name], hospital.mount.path / name
+    for key in fault.touched:
+        for call in (os.stat, Path.read_bytes, lambda path: os.getxattr(path, "user.shardfs.offset")):
             with pytest.raises(OSError) as raised:
-                call(path)
-            assert raised.value.errno == FAULTS[name].errno
-
-
-@every_fault
-def test_cp_r_fails_and_copies_everything_else(hospital: Hospital, name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["cp", "-r", hospital.mount.path / name, tmp_path], capture_output=True, text=True, check=False
-    )
+                call(shown / key)
+            assert raised.value.errno == fault.errno
+    done = subprocess.run(["cp", "-r", shown, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    for key in FAULTS[name].touched:
-        assert f"{name}/{key}'" in done.stderr
+    assert all(f"{name}/{key}'" in done.stderr for key in fault.touched)
     copied = files_below(tmp_path / name)
     copied.pop("zarr.json")
-    assert copied == {key: data for key, data in hospital.chunks[name].items() if key not in FAULTS[name].touched}
-
-
-def test_a_damaged_enclosed_shard_takes_only_its_own_chunks(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    chunks = store(source, NESTED)
-    shard = (source / BROKEN).read_bytes()
-    (second_offset,) = struct.unpack_from("<Q", shard, len(shard) - 20)
-    edit(source / BROKEN, flip(second_offset - 7))  # in the index of the first enclosed shard, which ends there
-    root = mount(source, expect=("lookup: ", "open: ")).path
-    assert sorted(os.listdir(root / "c/0")) == ["0", "1", "2", "3"]
-    for key, data in chunks.items():
-        if key in ("c/0/0", "c/0/1"):
-            with pytest.raises(OSError, match="Input/output error"):
-                (root / key).read_bytes()
-        else:
-            assert (root / key).read_bytes() == data
-
-
-def test_a_mended_shard_is_read_again_at_once(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    chunks = store(source, PLAIN)
-    sound = (source / BROKEN).read_bytes()
-    edit(source / BROKEN, flip(-20))
-    root = mount(source, metadata_ttl=3600, expect=("unreadable shard: ", "lookup: ")).path
-    with pytest.raises(OSError, match="Input/output error"):
-        (root / BROKEN).read_bytes()
-    (source / BROKEN).write_bytes(sound)
-    for key, data in chunks.items():
-        assert (root / key).read_bytes() == data
-
-
-def test_after_all_that_the_daemon_lives_and_is_small(hospital: Hospital) -> None:
-    for name in FAULTS:
-        subprocess.run(["find", hospital.mount.path / name, "-size", "+0"], capture_output=True, check=False)
+    assert copied == {key: data for key, data in hospital.chunks[name].items() if key not in fault.touched}
     for key, data in hospital.chunks["sound"].items():
         assert (hospital.mount.path / "sound" / key).read_bytes() == data
     assert hospital.mount.peak_memory() < MAX_MEMORY
+
+
+def test_a_mended_shard_is_read_again_at_once(mount: Mounter, tmp_path: Path) -> None:
+    chunks = store(tmp_path / "source", PLAIN)
+    shard = tmp_path / "source" / SHARD
+    sound = shard.read_bytes()
+    edit(shard, SHARD_FAULTS["bit-in-the-index"])
+    root = mount(tmp_path / "source", metadata_ttl=3600, expect=("unreadable shard: ", "lookup: ")).path
+    with pytest.raises(OSError, match="Input/output error"):
+        (root / SHARD).read_bytes()
+    shard.write_bytes(sound)
+    for key, data in chunks.items():
+        assert (root / key).read_bytes() == data

@@ -102,9 +102,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--view=npy"], ["--view=v2", "--decode"], ["--view=v3", "--decode"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [["--view=npy"], ["--view=v2", "--decode"]], ids=" ".join)
 def test_whatever_documents_say_every_name_answers_and_the_daemon_is_small(
     source: Path, mount: Mounter, arguments: list[str]
 ) -> None:
