@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item
-from shardfs.dataset.slots import state_home
-from shardfs.dataset.state import needed
+from shardfs.dataset.state import needed, state_home
 from shardfs.errors import SourceError, StoreError, UsageError
 from shardfs.stores.base import Address, Descriptor
 from shardfs.stores.local.syscalls import ofd_lock

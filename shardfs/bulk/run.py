@@ -14,8 +14,7 @@ import trio
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
-from shardfs.dataset.slots import has_journal, hold
-from shardfs.dataset.state import needed
+from shardfs.dataset.state import has_journal, hold, needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
     NotADirectoryHereError,

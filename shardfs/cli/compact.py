@@ -17,7 +17,7 @@ from shardfs.cli.sources import executor, open_checked, single_writer_option, so
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
-from shardfs.dataset.slots import hold
+from shardfs.dataset.state import hold, slots_of
 from shardfs.dataset.wal.recovery import opened
 from shardfs.errors import ShardfsError, SourceError, counted, printable
 from shardfs.stores.base import Store
@@ -101,13 +101,14 @@ async def compact_source(
     """
     source = Source.of(store, ttl=_FOREVER)
     report = Report()
-    with hold(store) as claim:
-        if any(state.has_pending() for state in claim.directories):
+    with hold(store) as state:
+        left = [slot.state for slot in slots_of(store) if slot.holder is None]
+        if any(each.has_pending() for each in (state, *left)):
             raise SourceError(
                 f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
             )
-        await store.start_writing(claim.state.root, single_writer=single_writer)
-        with opened(source, claim.state) as (_, commits):
+        await store.start_writing(state.root, single_writer=single_writer)
+        with opened(source, state) as (_, commits):
             found = await look_at_shards(
                 source,
                 options,

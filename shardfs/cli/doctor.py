@@ -17,8 +17,7 @@ from shardfs import __version__
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.sources import store_options
-from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
-from shardfs.dataset.state import StateDirectory, find_holder
+from shardfs.dataset.state import Slot, StateDirectory, all_slots, find_holder, hold, slots_of
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError, counted, printable
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
@@ -107,7 +106,7 @@ def _library(name: str) -> Finding:
 
 def _left(slot: Slot) -> Iterator[Finding]:
     """Say what an ended process has left in a slot."""
-    nfiles = len(kept_files(slot.state)) if slot.holder is None else 0
+    nfiles = len(slot.state.kept_files()) if slot.holder is None else 0
     has_journal = slot.holder is None and slot.state.has_journal()
     if has_journal or nfiles:
         found = ["a journal of chunks that are not committed"] if has_journal else []
@@ -141,8 +140,8 @@ def _writing(store: Store) -> Finding:
     if any(slot.state.has_journal() for slot in slots_of(store)):
         return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
     try:
-        with hold(store) as claim:
-            trio.run(partial(store.start_writing, claim.state.root, single_writer=False))
+        with hold(store) as state:
+            trio.run(partial(store.start_writing, state.root, single_writer=False))
     except ShardfsError as error:
         return _failure(error)
     return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))

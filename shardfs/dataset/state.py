@@ -1,28 +1,40 @@
-"""The state directory: `.shardfs`, in the source if that is a local directory, else in a slot.
+"""The state directory of a process that writes: `.shardfs`, in the source if that is a local directory, else in a slot.
 
 It contains the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.
 
 The lock allows one writing mount at a time. It is an open file description lock, so it ends with the process, however
 that ends. The lock file says who holds it, which counts where locks do not reach other hosts.
+
+A source that is not a local directory may be written by several processes, on one host or several. Each has a slot of
+the user's state directory, `shardfs/remote/<name>-<hash>/<number>`, which contains `.shardfs`, and `source.json`, which
+names the source. A process takes the first slot that nobody has, and of those one in which a killed process left
+something. Slots are never removed, so none disappears while it is looked at. In a home that is shared by hosts that do
+not see each other's locks, a slot belongs to the host that had it last, until somebody removes its lock file.
 """
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shlex
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import PurePath
 from typing import ClassVar, Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import holds_chunks
-from shardfs.errors import ShardfsError, SourceError
+from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from shardfs.stores.base import Descriptor
+from shardfs.stores.base import Address, Descriptor, Store
+from shardfs.stores.kept_files import KeptFile, KeptFiles, read_note, write_note
 from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 DIRECTORY: Final = ".shardfs"
@@ -91,23 +103,31 @@ class StateDirectory:
         """Whether there may be changes in the conflict log."""
         return _has_segments(self.conflicts)
 
+    def is_left(self) -> bool:
+        """Whether it has any file but the lock file."""
+        return any(names and names != ["lock"] for _, _, names in os.walk(self.path))
+
+    def kept_files(self, *, in_use: bool = False) -> Sequence[KeptFile]:
+        """Return the files that a remote store does not have; if the directory is *in_use*, only those it refused."""
+        return [file for file in KeptFiles(self.spools).find() if file.reason or not in_use]
+
 
 @contextmanager
-def needed(path: str, way_out: str = "") -> Iterator[None]:
-    """Turn an operating system error in the block into a `SourceError` that names *path*.
-
-    *way_out* is added for a file system without locks.
-    """
+def needed(path: str) -> Iterator[None]:
+    """Turn an operating system error in the block into a `SourceError` that names *path*."""
     try:
         yield
     except OSError as error:
-        why = f"{error.strerror}{way_out if error.errno in _NO_LOCKS else ''}"
+        why = str(error.strerror)
+        if error.errno in _NO_LOCKS:
+            why += "; shardfs can only write to a file system with locks"
+            why += "; for a bucket, set XDG_STATE_HOME to a directory on one"
         if error.errno == errno.EACCES:
             why += f"; you need permission to write in {os.path.dirname(shown(path))}"
         raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
 
 
-def make_directory(path: str) -> None:
+def _make_directory(path: str) -> None:
     """Create a directory of our own, unless it exists.
 
     A link is refused: it may come with a dataset and lead anywhere.
@@ -119,7 +139,7 @@ def make_directory(path: str) -> None:
             raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
 
 
-def sync_directory(path: str) -> None:
+def _sync_directory(path: str) -> None:
     """Make the names in a directory durable; raises `SourceError`."""
     with needed(path):
         directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -154,11 +174,6 @@ class Holder(NamedTuple):
             f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host} that has ended"
         )
 
-    @classmethod
-    def own(cls) -> "Holder":
-        """Return how this process appears to others."""
-        return cls(os.getpid(), socket.gethostname())
-
     @property
     def is_elsewhere(self) -> bool:
         """Whether it is on another host, so that nobody here can tell whether it is alive."""
@@ -173,50 +188,54 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     those has changes that are not in the store, which only a mount of that source may commit.
     """
     root = state.root
-    file = try_lock(state)
+    file = _try_lock(state)
     if file is None:
-        raise SourceError(_refusal(f"{root} is", state, read_holder(state)))
+        raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
     try:
         _require_in_place(state)
-        for other in (*_ancestors(root), *_descendants(root)):
+        for other in (*map(str, PurePath(root).parents), *_descendants(root)):
             _require_idle(root, StateDirectory(other))
-        prepare(state)
+        _prepare(state)
         yield state
     finally:
-        release(state, file)
+        _tidy(state, file)
+        with suppress(OSError):
+            if os.listdir(state.path) == ["lock"] and _is_lock_of(state, file):
+                os.unlink(state.lock)
+                os.rmdir(state.path)
+            _write_holder(file.fd, Holder())
+        ofd_unlock(file.fd)
 
 
-def try_lock(state: StateDirectory) -> Descriptor | None:
+def _try_lock(state: StateDirectory) -> Descriptor | None:
     """Lock a directory of our own, which is created if it is missing; return the lock file.
 
     Returns None if another process has it: one that holds the lock, or one on another host where locks may not reach.
     Raises `SourceError` if the lock cannot be created.
     """
-    with needed(state.lock, "; shardfs can only write to a file system with locks"):
+    with needed(state.lock):
         while True:
-            make_directory(state.path)
+            _make_directory(state.path)
             file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             if not ofd_lock(file.fd):
                 return None
-            with suppress(OSError):
-                if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
-                    break  # else whoever had it has removed it
-        if read_holder(state).is_elsewhere and not _locks_reach(state):
+            if _is_lock_of(state, file):
+                break  # else whoever had it has removed it
+        if _other_host(state) is not None:
             return None
-        _write_holder(file.fd, Holder.own())
+        _write_holder(file.fd, Holder(os.getpid(), socket.gethostname()))
     return file
 
 
-def release(state: StateDirectory, file: Descriptor, last: Holder | None = None) -> None:
-    """Tidy a directory and release its lock, which then says who had it *last*, if anybody needs to know."""
-    tidy(state, file)
+def _is_lock_of(state: StateDirectory, file: Descriptor) -> bool:
+    """Whether *file* is still the lock file of a directory: nobody has removed that, and made it again."""
     with suppress(OSError):
-        _write_holder(file.fd, last or Holder())
-    ofd_unlock(file.fd)
+        return os.path.samestat(os.fstat(file.fd), os.stat(state.lock))
+    return False
 
 
 def find_holder(state: StateDirectory) -> Holder | None:
-    """Return who holds the lock of a directory, as `try_lock` sees it; None if nobody does.
+    """Return who holds the lock of a directory, or has it on another host; None if nobody does.
 
     Raises `SourceError` if that cannot be determined.
     """
@@ -227,17 +246,21 @@ def find_holder(state: StateDirectory) -> Holder | None:
         return None
     except OSError as error:
         raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
-    holder = read_holder(state)
-    return holder if is_locked or (holder.is_elsewhere and not _locks_reach(state)) else None
+    return _read_holder(state) if is_locked else _other_host(state)
 
 
-def _locks_reach(state: StateDirectory) -> bool:
-    """Whether locks on the file system of a directory reach all hosts that have it mounted, as far as known."""
-    try:
+def _other_host(state: StateDirectory) -> Holder | None:
+    """Return the process on another host that has a directory, unless locks of all hosts that see it reach each other.
+
+    The locks of a file system of this machine do, and nothing is known about others.
+    """
+    holder = _read_holder(state)
+    if not holder.is_elsewhere:
+        return None
+    with suppress(OSError):
         directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return is_local(directory.fd)
+        return None if is_local(directory.fd) else holder
+    return holder
 
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
@@ -247,12 +270,12 @@ def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
     return f"{what} already being written by {holder}; unmount it there first{way_out}"
 
 
-def prepare(state: StateDirectory) -> None:
+def _prepare(state: StateDirectory) -> None:
     """Create the contents of a locked directory; raises `SourceError`."""
     for directory in (state.journal, state.conflicts, state.drafts):
-        make_directory(directory)
+        _make_directory(directory)
     for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
-        sync_directory(directory)
+        _sync_directory(directory)
 
 
 def _require_in_place(state: StateDirectory) -> None:
@@ -265,6 +288,8 @@ def _require_in_place(state: StateDirectory) -> None:
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:
+    if not os.path.isdir(other.path):
+        return
     holder = find_holder(other)
     if holder is not None:
         raise SourceError(_refusal(f"{other.root}, which overlaps {root}, is", other, holder))
@@ -281,7 +306,7 @@ def _write_holder(fd: int, holder: Holder) -> None:
     os.ftruncate(fd, _HOLDER_NBYTES)
 
 
-def read_holder(state: StateDirectory) -> Holder:
+def _read_holder(state: StateDirectory) -> Holder:
     """Return who wrote that it has the lock, whether it still does or not; without a host if nobody did."""
     try:
         with open(os.open(state.lock, READ), "rb") as file:
@@ -292,31 +317,16 @@ def read_holder(state: StateDirectory) -> Holder:
         return Holder()
 
 
-def _ancestors(root: str) -> Iterator[str]:
-    path = root
-    while (parent := os.path.dirname(path)) != path:
-        path = parent
-        if os.path.isdir(os.path.join(path, DIRECTORY)):
-            yield path
-
-
 def _descendants(root: str) -> Iterator[str]:
-    """Yield the directories below *root* that contain a state directory; directories of chunks are not entered.
+    """Yield the directories below *root* that may contain a state directory; directories of chunks are not entered.
 
     A name like a chunk's may be an array: the levels of an image pyramid are `0`, `1` and so on.
     """
-    pending = [root]
-    while pending:
-        path = pending.pop()
-        with suppress(OSError), os.scandir(path) as entries:
-            is_array = _is_array(path)
-            for entry in entries:
-                if not entry.is_dir(follow_symlinks=False) or (is_array and holds_chunks(entry.name)):
-                    continue
-                if entry.name != DIRECTORY:
-                    pending.append(entry.path)
-                elif path != root:
-                    yield path
+    for path, names, _ in os.walk(root):
+        if path != root and DIRECTORY in names:
+            yield path
+        is_array = _is_array(path)
+        names[:] = [name for name in names if name != DIRECTORY and not (is_array and holds_chunks(name))]
 
 
 def _is_array(directory: str) -> bool:
@@ -328,15 +338,178 @@ def _is_array(directory: str) -> bool:
         return False
 
 
-def tidy(state: StateDirectory, file: Descriptor) -> None:
-    """Remove empty parts of a directory locked by *file*, and the lock file if nothing else is left."""
-    with suppress(OSError):
-        if not os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
-            return  # somebody removed our directory, and another process has created it again
+def _tidy(state: StateDirectory, file: Descriptor) -> None:
+    """Remove the empty directories in a directory locked by *file*."""
+    if _is_lock_of(state, file):
         for directory, _, _ in os.walk(state.path, topdown=False):
             with suppress(OSError):
                 if directory != state.path:
                     os.rmdir(directory)
-        if os.listdir(state.path) == ["lock"]:
-            os.unlink(state.lock)
-            os.rmdir(state.path)
+
+
+# Slots
+
+_SOURCE: Final = "source.json"
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
+_MAX_NAME: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a process that writes to a source has, or left, on this machine; *holder* is that process.
+
+    *address* is None if the slot does not name its source, or names another one than its path implies.
+    """
+
+    address: Address | None
+    number: int
+    state: StateDirectory
+    holder: Holder | None
+
+    @property
+    def may_be_left(self) -> bool:
+        """Whether it has a journal of a process that ended, or may have: one on another host."""
+        return (self.holder is None or self.holder.is_elsewhere) and self.state.has_journal()
+
+
+@contextmanager
+def hold(store: Store) -> Iterator[StateDirectory]:
+    """Hold the directory that a process needs to write to *store*.
+
+    Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if something was
+    left in a slot of another source.
+    """
+    if store.root is not None:
+        with locked(StateDirectory(store.root, store.directory)) as state:
+            yield state
+        return
+    directory = _directory(store.address)
+    _make_directories(directory)
+    free = [slot for slot in _slots(directory) if slot.holder is None]
+    for slot in sorted(free, key=lambda slot: (not slot.state.has_pending(), not slot.state.is_left())):
+        if slot.address is None and slot.state.is_left():
+            raise SourceError(f"{slot.state.root} does not name {store.address} as its source; move it away")
+        if slot.address is not None and (file := _try_lock(slot.state)) is not None:
+            break
+    else:
+        slot, file = _new_slot(directory, store.address)
+    with _released(slot.state, file):
+        yield slot.state
+
+
+@contextmanager
+def hold_all(store: Store) -> Iterator[Sequence[StateDirectory]]:
+    """Hold the directory that `hold` does, and all others in which processes that ended left something."""
+    with hold(store) as own, ExitStack() as held:
+        states = [own]
+        for slot in slots_of(store):
+            is_free = slot.holder is None and slot.address is not None
+            if is_free and slot.state.is_left() and (file := _try_lock(slot.state)) is not None:
+                held.enter_context(_released(slot.state, file))
+                states.append(slot.state)
+        yield states
+
+
+def slots_of(store: Store) -> Sequence[Slot]:
+    """Return the slots of a source on this machine; for a local directory, its own `.shardfs`, whoever holds it."""
+    if store.root is not None:
+        return [Slot(store.address, 0, StateDirectory(store.root), None)]
+    return _slots(_directory(store.address))
+
+
+def all_slots() -> Sequence[Slot]:
+    """Return the slots of all remote sources."""
+    home = _home()
+    return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
+
+
+def has_journal(store: Store) -> bool:
+    """Whether a process that ended may have left published changes that are not in *store*."""
+    with suppress(UsageError):  # there is no home directory, and nothing in it
+        return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
+    return False
+
+
+def state_home() -> str:
+    """Return the user's directory for state that outlives a process; raises `UsageError` if it is unknown."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):
+        return state
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or not os.path.isdir(home):
+        raise UsageError(
+            f"this user has no home directory ({home}); set XDG_STATE_HOME to a directory for logs and state"
+        )
+    return os.path.join(home, ".local/state")
+
+
+def _home() -> str:
+    return os.path.join(state_home(), "shardfs", "remote")
+
+
+def _directory(address: Address) -> str:
+    name = re.sub(r"[^\w.-]+", "-", address.url.partition("://")[2], flags=re.ASCII).strip("-.")[:_MAX_NAME]
+    digest = hashlib.sha256("\n".join(address).encode(errors="surrogateescape")).hexdigest()[:16]
+    return os.path.join(_home(), f"{name}-{digest}")
+
+
+def _new_slot(directory: str, address: Address) -> tuple[Slot, Descriptor]:
+    """Make and lock a slot, which gets the first free number when it is complete."""
+    with needed(directory):
+        made = StateDirectory(tempfile.mkdtemp(prefix=".new-", dir=directory))
+        file = _try_lock(made)
+        assert file is not None
+        _prepare(made)
+        write_note(os.path.join(made.root, _SOURCE), address._asdict())
+        for number in count():
+            state = StateDirectory(os.path.join(directory, str(number)))
+            try:
+                os.rename(made.root, state.root)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                break
+    _sync_directory(directory)
+    return Slot(address, number, state, None), file
+
+
+@contextmanager
+def _released(state: StateDirectory, file: Descriptor) -> Iterator[None]:
+    """Release the lock of a slot after the block; its lock file then says on which host it was."""
+    try:
+        _prepare(state)
+        yield
+    finally:
+        _tidy(state, file)
+        with suppress(OSError):
+            _write_holder(file.fd, Holder(host=socket.gethostname()))
+        ofd_unlock(file.fd)
+
+
+def _make_directories(path: str) -> None:
+    """Create a directory and the missing ones above it, durably."""
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        _make_directories(parent)
+        _make_directory(path)
+        _sync_directory(parent)
+
+
+def _names(directory: str) -> Sequence[str]:
+    with suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def _slots(directory: str) -> Sequence[Slot]:
+    found = []
+    for number in sorted(int(name) for name in _names(directory) if _NUMBER.fullmatch(name)):
+        state, address = StateDirectory(os.path.join(directory, str(number))), None
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            note = read_note(os.path.join(state.root, _SOURCE))
+            address = Address(str(note["url"]), str(note["endpoint"]))
+        if address is not None and _directory(address) != directory:
+            address = None
+        found.append(Slot(address, number, state, find_holder(state)))
+    return found

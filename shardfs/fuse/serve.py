@@ -13,7 +13,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
-from shardfs.dataset.slots import has_journal, hold
+from shardfs.dataset.state import has_journal, hold
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
@@ -69,7 +69,7 @@ def serve(
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
     if note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None:
         note = None  # to be filled
-    with hold(store) if options.write else nullcontext() as claim:
+    with hold(store) if options.write else nullcontext() as state:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
         view = make_view(
@@ -79,24 +79,23 @@ def serve(
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
-        if claim is None and has_journal(store):
+        if state is None and has_journal(store):
             left = (
                 "it has a journal of chunks that are not committed yet, and that this mount does not show: mount "
                 f"it with --write, or see `{recover_command(store.address)}`"
             )
             log.warning("%s: %s", store.url, left)
             note = "; ".join(part for part in (left, note) if part)
-        scratch = None if claim is None else claim.state.scratch_key
+        scratch = None if state is None else state.scratch_key
         fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=scratch)
         writing = None
-        if claim is not None:
+        if state is not None:
             writing = Session(
                 source,
                 fs,
-                claim.state,
+                state,
                 options.chunks_per_shard,
                 options.auto_compact,
-                left=claim.left,
                 single_writer=options.single_writer,
             )
         figures = Figures(fs, source.statistics, writing, path, options, version)

@@ -1,13 +1,12 @@
 """The life of a writing mount: the log is replayed, used, and emptied."""
 
 import logging
-from collections.abc import Sequence
 
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.state import StateDirectory, shown
-from shardfs.dataset.wal.recovery import bring_home, log_damage, open_log, recover_command, replay
+from shardfs.dataset.state import StateDirectory, shown, slots_of
+from shardfs.dataset.wal.recovery import log_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, counted
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
@@ -20,9 +19,9 @@ log = logging.getLogger(__name__)
 class Session:
     """What a writing mount has in addition to a read-only one.
 
-    The caller holds the lock of the directory *state*, which contains the log, and those of *left*, directories of
-    killed mounts of this source. *fs* has an `EditableView`. *single_writer*: the user says that nobody else writes to
-    the source. Raises `StoreError` for a log that cannot be read.
+    The caller holds the lock of the directory *state*, which contains the log. *fs* has an `EditableView`.
+    *single_writer*: the user says that nobody else writes to the source. Raises `StoreError` for a log that cannot be
+    read.
     """
 
     def __init__(
@@ -33,13 +32,11 @@ class Session:
         chunks_per_shard: tuple[int, ...] | None = None,
         auto_compact: float | None = None,
         *,
-        left: Sequence[StateDirectory] = (),
         single_writer: bool = False,
         disk: Syscalls = SYSCALLS,
     ) -> None:
         self.source = source
         self.state = state
-        self._left = left
         self._single_writer = single_writer
         self._contents, self.journal = open_log(state.journal, disk)
         self._aside, self.conflicts = open_log(state.conflicts, disk)
@@ -56,7 +53,6 @@ class Session:
     async def start(self) -> str | None:
         """Replay what earlier mounts published and did not commit; return the problems found."""
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
-        await bring_home(self.source.store, self._left)
         log_damage(self.state.journal, self._contents)
         log_damage(self.state.conflicts, self._aside)
         recovery = await replay(self.source, self._contents, self.writer.commits)
@@ -64,14 +60,15 @@ class Session:
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
         await self.changes.orphans.resume()
         await self.commit()
-        count = len(recovery.conflicts)
-        found = [f"{count} conflict{'' if count == 1 else 's'}"] if count else []
+        found = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
         found += ["damage"] if self._contents.damage or self._aside.damage else []
-        return (
-            f"its journal has {' and '.join(found)}; see `{recover_command(self.source.store.address)}`"
-            if found
-            else None
-        )
+        problems = [f"its journal has {' and '.join(found)}"] if found else []
+        for slot in slots_of(self.source.store):
+            if slot.state != self.state and slot.may_be_left:
+                whose = slot.holder or "a mount that was killed"
+                problems.append(f"{slot.state.root} has a journal of {whose}, which this mount does not show")
+                log.warning("%s", problems[-1])
+        return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def run(self) -> None:
         """Commit what is due, until cancelled."""

@@ -124,7 +124,7 @@ def test_where_nothing_can_be_locked_a_bucket_is_not_written(s3_bucket: Bucket, 
     (tmp_path / "place").mkdir()
     without = {"TEST_WITHOUT_LOCKS": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     done = run("mount", "--write", s3_bucket.url(PREFIX), tmp_path / "place", **s3_bucket.environment, **without)
-    assert "set XDG_STATE_HOME to a directory on a file system with locks" in one_line_of(done, SOURCE)
+    assert "for a bucket, set XDG_STATE_HOME to a directory on one" in one_line_of(done, SOURCE)
 
 
 def test_a_source_that_hosts_share_is_written_by_one_of_them_at_a_time(

@@ -18,8 +18,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
-from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state import Slot, StateDirectory, all_slots, hold_all, slots_of
 from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
@@ -178,10 +177,10 @@ async def recover_source(
     for slot in slots_of(source.store):
         if slot.holder is not None:
             await _show_slot(source, slot, found)
-    with hold(source.store) as claim:
-        await source.store.start_writing(claim.state.root, single_writer=single_writer)
+    with hold_all(source.store) as states:
+        await source.store.start_writing(states[0].root, single_writer=single_writer)
         is_read = True
-        for state in claim.directories:
+        for state in states:
             try:
                 await _apply_journals(source, state, found)
             except ShardfsError as error:
@@ -189,11 +188,11 @@ async def recover_source(
                 is_read = False
             with suppress(ShardfsError):  # which was reported
                 _report_damage(state, found)  # by the names under which damaged segments are now kept
-        for kept in kept_files(claim.state):
-            await _store_file(source, kept, found)
+            for kept in state.kept_files():
+                await _store_file(source, kept, found)
         if is_read:  # else a journal may know more about torn shards than the shards do
             async for torn in find_torn(source, progress):
-                await _report_torn(source, torn, claim.state, found)
+                await _report_torn(source, torn, states[0], found)
 
 
 async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
@@ -202,7 +201,7 @@ async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
         line = f"{state.root} does not name {source.store.address} as its source; move it away"
         found.append(Finding("slot", line, left=True, path=state.root))
         return
-    for file in kept_files(state, in_use=holder is not None):
+    for file in state.kept_files(in_use=holder is not None):
         found.append(_not_stored(file))
     try:
         if holder is None:
@@ -368,7 +367,7 @@ def list_slots(found: Findings) -> None:
         state, holder = slot.state, slot.holder
         is_running = holder is not None and not holder.is_elsewhere
         held = ["conflicts"] if state.has_conflicts() else []
-        held += [f"{file.key}, which is not stored" for file in kept_files(state, in_use=holder is not None)]
+        held += [f"{file.key}, which is not stored" for file in state.kept_files(in_use=holder is not None)]
         if state.has_pending() and not is_running:
             held.insert(0, "chunks that may not be committed yet")
         if not held and not is_running:

@@ -32,10 +32,10 @@ from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_lo
 from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name, unpack_ranges
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
-from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
+from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.stores.base import Address, Store, in_pieces
+from shardfs.stores.base import Address, in_pieces
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
@@ -288,23 +288,3 @@ def opened(
     (contents, journal), (_, conflicts) = (open_log(path) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
         yield contents, GroupCommit(source, journal, conflicts)
-
-
-async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
-    """Commit to *store* what is in the journals in *left*, whose locks the caller holds.
-
-    A journal that cannot be committed stays for the next mount, and the log says so. To be called before anything is
-    pending or cached: each journal is replayed as if there were nothing else.
-    """
-    for state in left:
-        try:
-            source = Source.of(store)
-            with opened(source, state) as (contents, commits):
-                log_damage(state.journal, contents)
-                recovery = await replay(source, contents, commits)
-                await commits.flush()
-        except ShardfsError as error:
-            log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
-        else:
-            where = shown(state.journal)
-            log.info("committed %s of another mount, from %s", counted(len(recovery.pending), "chunk"), where)

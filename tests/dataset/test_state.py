@@ -10,16 +10,13 @@ from typing import cast
 
 import pytest
 
-from shardfs.dataset.slots import Claim, hold, slots_of
-from shardfs.dataset.state import StateDirectory, locked
+from shardfs.dataset.state import StateDirectory, hold, hold_all, locked, slots_of
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.local import syscalls
 from tests.support.mounting import PATIENCE
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")
-
-
 JOURNAL = "journal/00000001.journal"
 
 
@@ -40,81 +37,59 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state/shardfs/remote"
 
 
-def leave(*names: str, count: int) -> list[StateDirectory]:
-    """Slots with files in them, as *count* mounts that are killed at the same time leave them."""
+def leave(*names: str) -> list[StateDirectory]:
+    """Slots with one file each, as mounts that are killed at the same time leave them."""
     with ExitStack() as stack:
-        states = [stack.enter_context(hold(remote())).state for _ in range(count)]
-        for number, state in enumerate(states):
-            for name in names:
-                path = Path(state.path, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(str(number))
+        states = [stack.enter_context(hold(remote())) for _ in names]
+        for state, name in zip(states, names, strict=True):
+            Path(state.path, name).parent.mkdir(exist_ok=True)
+            Path(state.path, name).touch()
     return states
 
 
-def test_the_journals_of_other_killed_mounts_are_held_by_the_one_that_comes_next(home: Path) -> None:
-    first, second, third = leave(JOURNAL, count=3)
+def test_what_killed_mounts_left_is_held_by_one_process_after_the_other_or_by_one_that_recovers(home: Path) -> None:
+    spool, first, second = leave("spools/0123", JOURNAL, JOURNAL)
     assert [os.stat(path).st_mode & 0o077 for path in (home, first.root, first.path, first.journal)] == [0] * 4
-    with hold(remote()) as claim:
-        assert claim == Claim(first, (second, third))
-        with hold(remote()) as later:
-            assert os.path.basename(later.state.root) == "3"
-            assert not later.left
-    assert [slot.state for slot in slots_of(remote())] == [first, second, third]
-
-
-def test_files_that_killed_mounts_left_are_in_the_directory_of_the_next_or_stay(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    names = ("spools/0123", "scratch/c/.0.partial", "staged/x/.chunks/c/0")
-    first, second = leave(*names, "staged/f", "staged/g", count=2)
-    for name in names:
-        Path(second.path, name).rename(Path(second.path, name + ".2"))
-    os.unlink(Path(second.path, "staged/f"))
-    Path(second.path, "staged/f").mkdir()
-    Path(second.path, "staged/f/x").write_text("x")
-    with hold(remote()) as claim:
-        assert claim == Claim(first, ())
-        for name in names:
-            assert (Path(first.path, name).read_text(), Path(first.path, name + ".2").read_text()) == ("0", "1")
-        assert Path(first.path, "staged/f").read_text() == Path(first.path, "staged/g").read_text() == "0"
-    assert (Path(second.path, "staged/f/x").read_text(), Path(second.path, "staged/g").read_text()) == ("x", "1")
-    assert caplog.text.count("stays where it is") == 2
+    with hold_all(remote()) as states:
+        assert states == [first, spool, second]
+        with hold(remote()) as own:
+            assert own not in states
+    with hold(remote()) as one, hold(remote()) as two, hold(remote()) as three:
+        assert (one, two, three) == (first, second, spool)
 
 
 @pytest.mark.parametrize("said", ['{"url": "s3://bucket/other", "endpoint": ""}', "", '"damaged"', "{}"])
 def test_a_journal_of_another_source_is_refused(said: str) -> None:
-    first, second = leave(JOURNAL, count=2)
-    source = Path(second.root, "source.json")
+    (state,) = leave(JOURNAL)
+    source = Path(state.root, "source.json")
     own = source.read_text()
     assert json.loads(own) == {"url": ADDRESS.url, "endpoint": ADDRESS.endpoint}
     source.write_text(said) if said else source.unlink()
     with pytest.raises(SourceError, match="move it away") as caught, hold(remote()):
         pass
-    assert second.root in str(caught.value)
-    assert "s3://bucket/other" in str(caught.value) or "url" not in said
-    assert Path(second.path, JOURNAL).exists()
+    assert state.root in str(caught.value)
+    assert Path(state.path, JOURNAL).exists()
     source.write_text(own)
-    with hold(remote()) as claim:
-        assert claim == Claim(first, (second,)), "the refused claim holds nothing"
+    with hold(remote()) as held:
+        assert held == state
 
 
 CLAIMING = """
 from pathlib import Path
-from shardfs.dataset.slots import hold
-from tests.dataset.test_slots import remote
+from shardfs.dataset.state import hold
+from tests.dataset.test_state import remote
 for turn in range(40):
-    with hold(remote()) as claim:
-        mine = Path(claim.state.path, "mine")
+    with hold(remote()) as state:
+        mine = Path(state.path, "mine")
         mine.touch(exist_ok=False)
         mine.unlink()
 """
 
 
-def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None:
+def test_processes_that_come_and_go_never_have_the_same_slot() -> None:
     processes = [subprocess.Popen([sys.executable, "-c", CLAIMING]) for _ in range(4)]
     assert [process.wait(PATIENCE) for process in processes] == [0] * 4
-    assert os.listdir(home) == ["lock"]
+    assert len(slots_of(remote())) <= len(processes), "a free slot is used again"
 
 
 # The lock of a directory
