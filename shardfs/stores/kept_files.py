@@ -63,15 +63,13 @@ class KeptFile:
 
 
 class KeptFiles:
-    """The files and notes in *directory*; a name there is used only once.
-
-    It remembers what this process has kept, by key, because a version that is stored later supersedes it.
-    """
+    """The files and notes in *directory*; a name there is used only once."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._nbytes = 0
-        self._paths: dict[str, list[str]] = {}
+        """How many bytes are kept; some may have been stored or removed since by another process."""
+        self._keeping = trio.Lock()
 
     def resume(self) -> None:
         """Log what earlier processes have kept, which is left alone. Remove files without a note.
@@ -90,7 +88,7 @@ class KeptFiles:
 
     def require_room(self) -> None:
         """Raise `NoSpaceError` if too much is kept for anything more to be written."""
-        if self._nbytes >= _MAX_NBYTES:  # some may have been stored or removed since
+        if self._nbytes >= _MAX_NBYTES:
             self._nbytes = sum(file.nbytes for file in self.find() if file.reason)
         if self._nbytes >= _MAX_NBYTES:
             raise NoSpaceError(
@@ -109,19 +107,19 @@ class KeptFiles:
                 self.note(name, key, reason)
                 return os.stat(path).st_size
 
-        paths = self._paths.setdefault(key, [])
         with trio.CancelScope(shield=True):
-            nbytes = await trio.to_thread.run_sync(keep)
-        self._nbytes += nbytes
+            async with self._keeping:
+                self._nbytes += await trio.to_thread.run_sync(keep)
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
-        if self._paths.get(key) is paths:
-            paths.append(path)
-        else:  # a later version has been stored meanwhile
-            self._supersede(key, [path])
 
-    def supersede(self, key: str) -> None:
+    async def supersede(self, key: str) -> None:
         """Note that a later version of *key* was stored: what is kept of it stays until somebody removes it."""
-        self._supersede(key, self._paths.pop(key, []))
+        async with self._keeping:
+            for file in self.find() if self._nbytes else ():
+                if file.key == key and file.reason and not file.is_superseded:
+                    self.note(os.path.basename(file.path), key, file.reason, is_superseded=True)
+                    older = f"what was written to {key} and is kept in {file.path} is older than what is stored"
+                    log.warning("%s: `recover` leaves it alone", older)
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""
@@ -151,14 +149,6 @@ class KeptFiles:
         """Remove the note of the file *name*: its bytes are stored."""
         with suppress(OSError):
             os.unlink(self.path(name) + _SUFFIX)
-
-    def _supersede(self, key: str, paths: Sequence[str]) -> None:
-        for path in paths:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                kept = self._read(os.path.basename(path))
-                self.note(os.path.basename(path), kept.key, kept.reason, is_superseded=True)
-            older = f"what was written to {key} and is kept in {path} is older than what is stored"
-            log.warning("%s: `recover` leaves it alone", older)
 
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)

@@ -343,6 +343,6 @@ def test_a_large_file_that_is_renamed_is_copied_by_s3(shard: Shard) -> None:
     path = shard.mount().path / "files"
     path.mkdir()
     asked(shard)
-    replace(path / "large.bin", bytes(9 * MIB))
+    replace(path / "large.bin", bytes(MIN_PART))
     upload = ["CreateMultipartUpload", "UploadPartCopy", "CompleteMultipartUpload"]
     assert asked(shard) == ["PUT files/tmp", *[f"{name} files/large.bin" for name in upload], "DELETE files/tmp"]

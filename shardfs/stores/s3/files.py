@@ -5,17 +5,15 @@ closes it. The object that it replaces must be the one that this mount last show
 gets an error, and what was written is kept on this machine.
 """
 
-import enum
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Unpack, cast
+from typing import Final, Unpack, cast, overload
 
 import trio
 
-from shardfs.errors import ConflictError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
-from shardfs.stores.base import Buffer, Content, NewAttributes, Snapshot, Splice, Stat, join_key
+from shardfs.errors import ConflictError, ExistsError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
+from shardfs.stores.base import Buffer, Content, Kept, NewAttributes, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import ENDED, KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.s3.heads import split
@@ -23,31 +21,19 @@ from shardfs.stores.s3.objects import S3Snapshot, file_stat
 from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.shards import S3Edit, Writing, commit_ids
 
-log = logging.getLogger(__name__)
-
 SPOOLS: Final = ".shardfs/spools"
 """The directory, within that of the mount, for spools and for kept files."""
 
 _PIECE_NBYTES: Final = 8 * 2**20
 
 
-class _State(enum.Enum):
-    """How the content of a spool relates to the bucket."""
-
-    STORED = enum.auto()
-    EMPTY = enum.auto()  # new or truncated to nothing, and not stored until more follows
-    CHANGED = enum.auto()
-    FAILED = enum.auto()
-    REFUSED = enum.auto()  # because of a conflict
-
-
 class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
     Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*,
-    which has a note of its key while it is not stored. *expected* is what the store must contain when it is stored,
-    *error* says why it could not be stored. One that *is_nameless* was removed or replaced, and is not stored. Whoever
-    changes or stores it holds *lock*.
+    which has a note of its key while it *is_unsent*. *expected* is what the store must contain when it is sent, *error*
+    is why the last attempt failed. One that *is_nameless* was removed or replaced, and is not sent. Whoever changes or
+    sends it holds *lock*.
     """
 
     __slots__ = (
@@ -56,29 +42,29 @@ class Spool:
         "file",
         "identity",
         "is_nameless",
+        "is_unsent",
         "key",
         "lock",
         "mtime_ns",
         "name",
         "nchanges",
         "snapshot",
-        "state",
         "users",
     )
 
     def __init__(self, key: str, snapshot: S3Snapshot | None) -> None:
         self.key = key
         self.snapshot = snapshot
-        self.state = _State.STORED if snapshot is not None else _State.EMPTY
+        self.is_unsent = snapshot is None
         self.name = new_name()
         self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
         self.mtime_ns = time.time_ns()
         self.file: LocalFile | None = None
         self.expected: ObjectStat | None = None
+        self.error: ShardfsError | None = None
         self.is_nameless = False
         self.nchanges = 0
         self.users = 0
-        self.error = ""
         self.lock = trio.Lock()
 
     @property
@@ -94,16 +80,10 @@ class Spool:
         stat = file_stat(self.key, ObjectStat(size, "", self.mtime_ns))
         return stat._replace(version=(self.name, self.nchanges), identity=self.identity)
 
-    def set_attributes(self, changes: NewAttributes) -> Stat:
-        """Set the time of what is being written; objects have no attributes to set. Return the status."""
-        mtime_ns = changes.get("mtime_ns")
-        if mtime_ns is not None:  # without effect on what `stat` says of an unchanged object
-            self.mtime_ns = mtime_ns
-        return self.stat()
-
-    def changed(self, *, is_empty: bool) -> None:
+    def changed(self) -> None:
         """Note that it was written."""
-        self.state = _State.EMPTY if is_empty else _State.CHANGED
+        self.is_unsent = True
+        self.error = None
         self.nchanges += 1
         self.mtime_ns = time.time_ns()
 
@@ -127,7 +107,7 @@ class Files:
 
     @asynccontextmanager
     async def holding(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of what is written to *key*, if anything is, so that it is not stored in the block."""
+        """Hold the lock of what is written to *key*, if anything is, so that it is not sent in the block."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
                 if self.spools.get(key) is spool:
@@ -137,10 +117,11 @@ class Files:
 
     async def snapshot(self, spool: Spool) -> Snapshot:
         """Return the present state of a local spool."""
-        if spool.file is None:  # an empty object, for which no request is needed
-            empty = S3Snapshot(self._objects, spool.key, ObjectStat(0, "", spool.mtime_ns))
-            empty.stat = spool.stat()
-            return empty
+        async with spool.lock:
+            await self.local_file(spool)
+        return await self._written(spool)
+
+    async def _written(self, spool: Spool) -> Snapshot:
         return await self.side.open(join_key(SPOOLS, spool.name))
 
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
@@ -150,34 +131,28 @@ class Files:
         return spool
 
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
-        """Store what is not stored; raises `StaleError` if another host was first."""
+        """Store what is not stored; raises `StaleError` if another host was first.
+
+        An empty file waits for more, unless *also_empty* or an attempt to store it has failed.
+        """
         async with spool.lock:
-            if also_empty or spool.state is not _State.EMPTY:
+            if also_empty or spool.error is not None or spool.stat().size:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if spool.state is _State.STORED or spool.is_nameless:
-            return
-        try:
+        if spool.is_unsent and not spool.is_nameless:
             await self.store(spool, spool.key, spool.expected)
-        except ConflictError:
-            raise StaleError(f"{spool.error}; read it again") from None
 
-    async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
+    async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         file = await self.local_file(spool)
-        spool.state = _State.FAILED
-        content = await self.side.open(join_key(SPOOLS, spool.name))
+        written = (await self._written(spool)).content(0, file.stat().size)
         try:
-            spool.expected = await self.put(key, content.content(0, file.stat().size), expected)
-        except ConflictError:
-            spool.error = f"{key} was changed by another program since this mount showed it"
-            spool.state = _State.REFUSED
-            raise
+            spool.expected = await self.put(key, written, expected, exclusive=exclusive)
         except ShardfsError as error:
-            spool.error = str(error)
+            spool.error = error
             raise
-        spool.state = _State.STORED
+        spool.is_unsent, spool.error = False, None
         self.kept.forget_note(spool.name)
 
     async def close(self, spool: Spool) -> None:
@@ -185,7 +160,7 @@ class Files:
         spool.users -= 1
         async with spool.lock:  # it may be moving to another name
             try:
-                if not spool.users and spool.state in (_State.EMPTY, _State.CHANGED):
+                if not spool.users and spool.error is None:
                     await self._flush(spool)
             finally:
                 if not spool.users and self.spools.get(spool.key) is spool:
@@ -196,7 +171,7 @@ class Files:
         del self.spools[spool.key]
         spool.key = to
         self.spools[to] = spool
-        if spool.file is not None and spool.state is not _State.STORED:
+        if spool.file is not None and spool.is_unsent:
             self.kept.note(spool.name, to)
 
     def detach(self, key: str) -> None:
@@ -218,26 +193,42 @@ class Files:
         for directory in (split(to)[0], SPOOLS):
             await self.side.sync_directory(directory)
 
-    async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
-        """Store an object, replacing the version *expected*, or nothing; raises `ConflictError`."""
-        return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
+    async def copy(self, source: S3Snapshot, to: str, expected: ObjectStat | None, *, exclusive: bool) -> ObjectStat:
+        """Make *to* a copy of *source*, with its properties; raises the errors of `put`."""
+        whole = Splice((Kept(0, source.size),))
+        return await self._put(to, whole, expected, exclusive=exclusive, source=source)
 
-    async def put_by(
-        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
+    async def put(
+        self, key: str, content: Content, expected: ObjectStat | None, *, exclusive: bool = False
     ) -> ObjectStat:
-        """Do what `put` does, where *make* makes the new version, perhaps more than once.
+        """Store an object, replacing the version *expected*, or nothing.
 
-        An earlier change of ours whose outcome is unknown is not a conflict: it is what is replaced.
+        Raises `StaleError`, or `ExistsError` if *exclusive*, if another program has changed it.
         """
+        return await self._put(key, Splice((content,)), expected, exclusive=exclusive)
+
+    async def _put(
+        self,
+        key: str,
+        splice: Splice,
+        expected: ObjectStat | None,
+        *,
+        exclusive: bool,
+        source: S3Snapshot | None = None,
+    ) -> ObjectStat:
+        """Store an object; an earlier change of ours whose outcome is unknown is no conflict: it is replaced."""
         while True:
-            edit = self.change(key, expected)
+            edit = self.change(key, expected, source)
             try:
-                new = object_of(await make(edit))
+                new = object_of(await edit.splice(splice))
                 break
             except ConflictError:
                 own = await self._find_doubtful(key)
                 if own is None or own == expected:
-                    raise
+                    if exclusive:
+                        raise ExistsError(f"{key} exists: another program has made it") from None
+                    reason = f"{key} was changed by another program since this mount showed it; read it again"
+                    raise StaleError(reason) from None
                 self.heads.note_replaced(key, expected, own)
                 expected = own
             except BaseException:
@@ -246,12 +237,13 @@ class Files:
         self._doubtful.pop(key, None)  # no earlier change can take effect any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
-        self.kept.supersede(key)
+        await self.kept.supersede(key)
         return new
 
-    def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
+    def change(self, key: str, expected: ObjectStat | None, source: S3Snapshot | None = None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
-        return S3Edit(self.writing, key, S3Snapshot(self._objects, key, expected) if expected is not None else None)
+        snapshot = S3Snapshot(self._objects, key, expected) if expected is not None else None
+        return S3Edit(self.writing, key, snapshot, source)
 
     def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
         """Return what must be there when *key* is replaced: what was shown or, if that is unknown, what was *found*.
@@ -261,9 +253,7 @@ class Files:
         shown, spool = self.heads.shown(key), self.local_spool(key)
         if shown is not None:
             return shown.state
-        if spool is not None:
-            return spool.expected
-        return object_of(found) if found is not None else None
+        return object_of(found) if spool is None else spool.expected
 
     async def _find_doubtful(self, key: str) -> ObjectStat | None:
         """Return the state of an object if a change of ours with a lost reply made it; None for any other."""
@@ -283,11 +273,11 @@ class Files:
         """
         del self.spools[spool.key]
         spool.is_nameless = True
-        is_void = spool.state is _State.REFUSED and not spool.stat().size
-        if spool.file is None or spool.state is _State.STORED or is_void:
+        is_void = isinstance(spool.error, StaleError) and not spool.stat().size
+        if spool.file is None or not spool.is_unsent or is_void:
             remove_kept(self.kept.path(spool.name))
-            return
-        await self.kept.keep(spool.name, spool.key, spool.error or ENDED)
+        else:
+            await self.kept.keep(spool.name, spool.key, str(spool.error or ENDED))
 
     async def local_file(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to change, and note its key.
@@ -295,7 +285,7 @@ class Files:
         If it does not exist yet, create it with the first *nbytes* bytes of the object, or with all.
         """
         if spool.file is not None:
-            if spool.state is _State.STORED and not spool.is_nameless:
+            if not spool.is_unsent and not spool.is_nameless:
                 self.kept.note(spool.name, spool.key)
             return spool.file
         snapshot = spool.snapshot
@@ -323,18 +313,17 @@ class Files:
 
 
 class SpoolFile:
-    """An open spool; those open for writing count as its users.
+    """An open spool, of which this is a user if *files* are given; with None, it is only read.
 
-    An object that nobody writes is open as a nameless spool: it keeps its version, or cannot be read any more.
+    An object that nobody writes is open as a spool without a name: it keeps its version, or cannot be read any more.
     """
 
-    __slots__ = ("_files", "_writes", "spool")
+    __slots__ = ("_files", "spool")
 
-    def __init__(self, files: Files | None, spool: Spool, *, writable: bool) -> None:
-        self._files = files
+    def __init__(self, spool: Spool, files: Files | None) -> None:
         self.spool = spool
-        self._writes = files if writable else None
-        spool.users += writable
+        self._files = files
+        spool.users += files is not None
 
     def stat(self) -> Stat:
         """Return the present status."""
@@ -347,7 +336,7 @@ class SpoolFile:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
             return b""
-        if not spool.is_nameless and self._files is not None:
+        if self._files is not None and not spool.is_nameless:
             self._files.heads.note_shown(spool.key, spool.snapshot.object)
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))
@@ -360,7 +349,7 @@ class SpoolFile:
             try:
                 return await file.write(offset, data)
             finally:
-                self.spool.changed(is_empty=False)
+                self.spool.changed()
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
@@ -370,7 +359,7 @@ class SpoolFile:
             try:
                 await file.truncate(nbytes)
             finally:
-                self.spool.changed(is_empty=nbytes == 0)
+                self.spool.changed()
 
     async def flush(self) -> None:
         """Store what was written; an empty file waits for more."""
@@ -384,21 +373,26 @@ class SpoolFile:
 
     async def close(self) -> None:
         """Release the file; store now what no attempt was made to store."""
-        if self._writes is not None:
-            files, self._writes = self._writes, None
-            await files.close(self.spool)
+        if self._files is not None:
+            await self._files.close(self.spool)
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
-        """Set the time of what is being written; objects have no attributes to set."""
-        return self.spool.set_attributes(changes)
+        """Do nothing but return the status: objects have no attributes to set."""
+        return self.stat()
 
     def _writing(self) -> Files:
-        if self._writes is None:
+        if self._files is None:
             raise ReadOnlyError(f"{self.spool.key} is open for reading only")
-        return self._writes
+        return self._files
 
 
-def object_of(state: Stat) -> ObjectStat:
+@overload
+def object_of(state: Stat) -> ObjectStat: ...
+@overload
+def object_of(state: Stat | None) -> ObjectStat | None: ...
+def object_of(state: Stat | None) -> ObjectStat | None:
     """Return the version of an object with this *state*."""
+    if state is None:
+        return None
     etag, size = cast(tuple[str, int], state.version)
     return ObjectStat(size, etag, state.mtime_ns)

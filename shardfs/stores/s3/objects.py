@@ -267,7 +267,7 @@ class _Version:
         try:
             async with self._objects.connections:
                 fetched = await self._objects.client.get(self._key, Range(start, nbytes), etag=self._id[1])
-            _require_all(self._key, nbytes, fetched.data)
+            require_all(self._key, nbytes, fetched.data)
             if flight.is_ahead:
                 self._objects.memory.add(self._id, start, fetched.data)
             await self._objects.add_to_disk(self._id, start, fetched.data)
@@ -403,11 +403,11 @@ class S3Snapshot:
     the new version begins with the same bytes.
     """
 
-    __slots__ = ("__weakref__", "_key", "_objects", "object", "size", "stat", "version")
+    __slots__ = ("__weakref__", "_objects", "key", "object", "size", "stat", "version")
 
     def __init__(self, objects: Objects, key: str, state: ObjectStat) -> None:
         self._objects = objects
-        self._key = key
+        self.key = key
         self.object = state
         self.stat = file_stat(key, state)
         self.size = state.size
@@ -424,9 +424,9 @@ class S3Snapshot:
         while True:
             state = self._latest(span.stop)
             try:
-                return await self._objects.version(self._key, state).read(span, unit)
+                return await self._objects.version(self.key, state).read(span, unit)
             except (ConflictError, NotFoundError):
-                await self._objects.settled(self._key)
+                await self._objects.settled(self.key)
                 self._look_elsewhere(state, span.stop)
 
     def content(self, offset: int, nbytes: int) -> "S3Content":
@@ -443,7 +443,7 @@ class S3Snapshot:
                     file.write(piece)
                     file.flush()
                 except OSError as error:
-                    raise StoreError(f"{self._key} cannot be kept in a temporary file: {error.strerror}") from None
+                    raise StoreError(f"{self.key} cannot be kept in a temporary file: {error.strerror}") from None
             with map_file(file.fileno(), self.size) as view:
                 yield view
 
@@ -454,9 +454,9 @@ class S3Snapshot:
 
     async def is_current(self) -> bool:
         """Whether the name still stands for this version; needs a request if that is unknown."""
-        known = self._objects.heads.find(self._key)
+        known = self._objects.heads.find(self.key)
         try:
-            state = await self._objects.heads.head(self._key) if known is None else known.stat
+            state = await self._objects.heads.head(self.key) if known is None else known.stat
         except NotFoundError:
             return False
         return state is not None and state.etag == self.object.etag
@@ -467,7 +467,7 @@ class S3Snapshot:
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
         """Do what `read` does, by one request in a worker thread."""
-        key, stop = self._key, offset + nbytes
+        key, stop = self.key, offset + nbytes
         while True:
             state = self._latest(stop)
             try:
@@ -475,22 +475,22 @@ class S3Snapshot:
             except (ConflictError, NotFoundError):
                 self._look_elsewhere(state, stop)
             else:
-                _require_all(key, nbytes, data)
+                require_all(key, nbytes, data)
                 return data
 
     def _latest(self, stop: int) -> ObjectStat:
         """Return the version that has the bytes up to *stop* now, as far as is known; else this one."""
-        state, kept_nbytes = self._objects.latest(self._key, self.object)
+        state, kept_nbytes = self._objects.latest(self.key, self.object)
         return state if stop <= kept_nbytes else self.object
 
     def _look_elsewhere(self, missed: ObjectStat, stop: int) -> None:
         """Let the next try use another version than *missed*; raises `StaleError` if none may have the bytes."""
         if self._latest(stop).etag == missed.etag:
             if missed.etag == self.object.etag:
-                self._objects.heads.forget(self._key)
-                raise StaleError(f"{self._key} was replaced while it was open")
+                self._objects.heads.forget(self.key)
+                raise StaleError(f"{self.key} was replaced while it was open")
             # Another host may have restored this version: then redirects from it end.
-            self._objects.is_back(self._key, self.object)
+            self._objects.is_back(self.key, self.object)
 
 
 @dataclass(slots=True, eq=False)
@@ -512,7 +512,7 @@ class S3Content:
         return memoryview(self._piece)[offset - self._offset : offset - self._offset + nbytes]
 
 
-def _require_all(key: str, nbytes: int, data: memoryview) -> None:
+def require_all(key: str, nbytes: int, data: memoryview) -> None:
     """Raise `StoreError` if *data*, which has the requested ETag, is not *nbytes* long, as it was listed."""
     if data.nbytes != nbytes:
         raise StoreError(f"{key}: {nbytes} bytes came as {data.nbytes}")

@@ -31,8 +31,8 @@ from shardfs.stores.local.syscalls import changing, translated
 from shardfs.stores.memory import JoinedContent, Slice
 from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
-from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_fetches, plan_parts
+from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat, require_all
+from shardfs.stores.s3.parts import S3_LIMITS, Part, Sent, kept_prefix, plan_fetches, plan_parts
 from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
 
@@ -109,42 +109,40 @@ class _New(NamedTuple):
 class S3Edit:
     """A change of the object *key*, found as *snapshot*; nobody is kept from changing it meanwhile.
 
-    If it fails for a reason other than a conflict, its *commit_id* tells later whether it was made.
+    *source* is the object that the bytes to be kept, and the properties, are taken from: by default *snapshot*. If the
+    change fails for a reason other than a conflict, its *commit_id* tells later whether it was made.
     """
 
     writing: Writing
     key: str
     snapshot: S3Snapshot | None
+    source: S3Snapshot | None = None
     temporary: str = field(init=False, default="")
     append_alignment: int = field(init=False, default=1)
     written_nbytes: int = field(init=False, default=0)
     commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
 
-    async def splice(self, splice: Splice, properties: Properties | None = None) -> Stat:
+    def __post_init__(self) -> None:
+        if self.source is None:
+            self.source = self.snapshot
+
+    async def splice(self, splice: Splice) -> Stat:
         """Store the new version: as a whole if nothing can be copied, else in parts.
 
-        It gets *properties*, or with None those of the old version. If another host has changed the object again
-        meanwhile, the returned state is not the present one.
+        If another host has changed the object again meanwhile, the returned state is not the present one.
         """
         with self._begun():
-            limits = S3_LIMITS if self.writing.may_copy(self.key) else _SENDING_ALL
-            parts = plan_parts(splice, self.snapshot.size if self.snapshot is not None else 0, limits)
-            found = await self._properties() if properties is None else properties
-            new = _New(parts, splice.nbytes, kept_prefix(splice), with_commit_id(found, self.commit_id))
+            source = self.source
+            limits = S3_LIMITS if source is None or self.writing.may_copy(source.key) else _SENDING_ALL
+            parts = plan_parts(splice, source.size if source is not None else 0, limits)
+            kept_nbytes = kept_prefix(splice) if source is self.snapshot else 0
+            properties = with_commit_id(await self._properties(), self.commit_id)
+            new = _New(parts, splice.nbytes, kept_nbytes, properties)
             match parts:
                 case (Sent() as whole,):
                     return await self._put(whole, new)
                 case _:
-                    return await self._upload(new, self.snapshot, self.key)
-
-    async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
-        """Make the object a copy of *source*, a version of *source_key*, which S3 must be able to copy (`may_copy`)."""
-        with self._begun():
-            properties = await self._objects.heads.properties(source_key, source.object.etag)
-            starts = range(0, source.size, S3_LIMITS.max_part)
-            parts = [Copied(start, min(S3_LIMITS.max_part, source.size - start)) for start in starts]
-            new = _New(parts, source.size, 0, with_commit_id(properties, self.commit_id))
-            return await self._upload(new, source, source_key)
+                    return await self._upload(new)
 
     @property
     def can_delete(self) -> bool:
@@ -191,11 +189,11 @@ class S3Edit:
             raise
 
     async def _properties(self) -> Properties:
-        """Return what the object has besides its bytes."""
-        if self._etag is None:
+        """Return what the new version has besides its bytes."""
+        if self.source is None:
             return Properties.of_new(self.key)
         try:
-            return await self._objects.heads.properties(self.key, self._etag)
+            return await self._objects.heads.properties(self.source.key, self.source.object.etag)
         except NotFoundError:
             raise self._changed() from None
 
@@ -208,11 +206,11 @@ class S3Edit:
 
             return await self._make(new, attempt)
 
-    async def _upload(self, new: _New, source: S3Snapshot | None, source_key: str) -> Stat:
-        """Make the new version from parts, some of which S3 copies from *source*."""
+    async def _upload(self, new: _New) -> Stat:
+        """Make the new version from parts."""
         upload_id = await self._client.create_upload(self.key, new.properties)
         try:
-            etags = await self._make_parts(upload_id, new.parts, source, source_key)
+            etags = await self._make_parts(upload_id, new.parts)
 
             async def attempt() -> str:
                 condition = await self._condition(self.writing.conditions.complete)
@@ -281,31 +279,31 @@ class S3Edit:
         attempts = _BACKOFF.attempts
         raise StoreError(f"a change of {self._url} was not made, in {attempts} attempts without a reply: {reason}")
 
-    async def _make_parts(
-        self, upload_id: str, parts: Sequence[Part], source: S3Snapshot | None, source_key: str
-    ) -> Sequence[str]:
+    async def _make_parts(self, upload_id: str, parts: Sequence[Part]) -> Sequence[str]:
         """Make the parts, several at a time; return their ETags. The first failure ends all."""
         etags = [""] * len(parts)
-        condition = Condition(source.object.etag) if source is not None and self.writing.conditions.copy else None
 
-        async def make(number: int, part: Part) -> str:
-            key = self.key
+        async def make(place: int) -> None:
+            part, number = parts[place], place + 1
             if isinstance(part, Sent):
                 async with self._body(part) as body:
-                    return await self._client.upload_part(key, upload_id, number, body)
-            wanted = Range(part.offset, part.nbytes)
-            try:
-                return await self._client.copy_part(
-                    key, upload_id, number, wanted, condition=condition, source=source_key
-                )
-            except NotFoundError:
-                raise self._changed() from None
+                    etags[place] = await self._client.upload_part(self.key, upload_id, number, body)
+            else:
+                etags[place] = await self._copy(upload_id, number, Range(part.offset, part.nbytes))
 
-        async def run(place: int) -> None:
-            etags[place] = await make(place + 1, parts[place])
-
-        await for_each(range(len(parts)), run, _MAX_PARALLEL)
+        await for_each(range(len(parts)), make, _MAX_PARALLEL)
         return etags
+
+    async def _copy(self, upload_id: str, number: int, wanted: Range) -> str:
+        """Let S3 make a part from old bytes; return its ETag."""
+        assert self.source is not None
+        condition = Condition(self.source.object.etag) if self.writing.conditions.copy else None
+        try:
+            return await self._client.copy_part(
+                self.key, upload_id, number, wanted, condition=condition, source=self.source.key
+            )
+        except NotFoundError:
+            raise self._changed() from None
 
     @asynccontextmanager
     async def _body(self, part: Sent) -> AsyncIterator[Content]:
@@ -332,11 +330,11 @@ class S3Edit:
                 else:
                     contents.append(piece)
             for group in plan_fetches(part.pieces):
+                assert self.source is not None
                 first, last = group[0].offset, group[-1]
                 wanted = Range(first, last.offset + last.nbytes - first)
-                data = (await self._client.get(self.key, wanted, etag=self._etag)).data
-                if data.nbytes != wanted.nbytes:
-                    raise StoreError(f"{self._url}: {wanted.nbytes} bytes came as {data.nbytes}")
+                data = (await self._client.get(self.source.key, wanted, etag=self.source.object.etag)).data
+                require_all(self.source.key, wanted.nbytes, data)
                 for kept in group:
                     start = kept.offset - first
                     await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])

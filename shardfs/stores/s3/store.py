@@ -45,7 +45,6 @@ from shardfs.stores.base import (
     OpenFile,
     ShardWriter,
     Snapshot,
-    Splice,
     Stat,
     is_reserved,
     join_key,
@@ -67,9 +66,6 @@ log = logging.getLogger(__name__)
 
 TTL: Final = 60.0
 """Default TTL in seconds; asking again takes a request."""
-
-COPIED_NBYTES: Final = 8 * 2**20
-"""From this size on, an object is renamed by an S3 copy, in three requests, instead of being sent again, in two."""
 
 _OWN: Final = ".shardfs"
 _MAX_KEY_NBYTES: Final = 1024
@@ -165,7 +161,7 @@ class S3Store(NewS3Objects):
         if self.files is None or _is_on_side(key) or self.files.local_spool(key) is not None:
             return
         if since is not None or self.heads.shown(key) is None:
-            self.heads.note_shown(key, object_of(state) if state is not None else None, since=since)
+            self.heads.note_shown(key, object_of(state), since=since)
 
     @_routed
     async def stat(self, key: str) -> Stat:
@@ -317,18 +313,15 @@ class S3Store(NewS3Objects):
             if exclusive:
                 state = None
             elif expected is not None:
-                state = object_of(expected.state) if expected.state is not None else None
+                state = object_of(expected.state)
             else:
                 state = files.expected(key, found)
             try:
-                await files.put(key, MemoryContent(memoryview(content)), state)
-            except ConflictError:
-                if exclusive:
-                    raise ExistsError(f"{key} exists: another program has made it") from None
-                reason = f"{key} was changed by another program since this mount showed it"
+                await files.put(key, MemoryContent(memoryview(content)), state, exclusive=exclusive)
+            except StaleError as error:
                 if expected is None:
-                    await files.kept.keep(new_name(), key, reason, content)
-                raise StaleError(f"{reason}; read it again") from None
+                    await files.kept.keep(new_name(), key, str(error), content)
+                raise
             files.detach(key)
         return await self.stat(key)
 
@@ -338,7 +331,7 @@ class S3Store(NewS3Objects):
         files = self._writable()
         if await self._find_target(key, exclusive=exclusive) is None and key not in files.spools:
             self.heads.directories.add_with_parents(split(key)[0])
-            return SpoolFile(files, files.begin(key, None), writable=True)
+            return SpoolFile(files.begin(key, None), files)
         if exclusive:
             raise ExistsError(f"{key} exists")
         return await self.open_passthrough(key, writable=True)
@@ -358,8 +351,7 @@ class S3Store(NewS3Objects):
                 spool = files.begin(key, snapshot)
             elif spool is None:
                 spool = Spool(key, snapshot)
-                spool.is_nameless = True
-        return SpoolFile(files, spool, writable=writable)
+        return SpoolFile(spool, files if writable else None)
 
     @_routed_change
     async def unlink(self, key: str) -> None:
@@ -424,9 +416,8 @@ class S3Store(NewS3Objects):
 
     @_routed_change
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
-        """Set the time of a file that is being written; everything else is accepted and has no effect."""
-        spool = self._writable().local_spool(key)
-        return await self.stat(key) if spool is None else spool.set_attributes(changes)
+        """Do nothing but return the status: objects have no attributes to set."""
+        return await self.stat(key)
 
     @_routed_change
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
@@ -458,17 +449,10 @@ class S3Store(NewS3Objects):
             found = await self._find_target(to, exclusive=exclusive)
             if key == to:
                 return
-            try:
-                if _is_on_side(to):
-                    await self._move_out(files, key, to, exclusive=exclusive)
-                else:
-                    await self._move(files, key, to, found, exclusive=exclusive)
-            except ConflictError:
-                if exclusive:
-                    raise ExistsError(f"{to} exists: another program has made it") from None
-                raise StaleError(
-                    f"{to} was changed by another program since this mount showed it; read it again"
-                ) from None
+            if _is_on_side(to):
+                await self._move_out(files, key, to, exclusive=exclusive)
+            else:
+                await self._move(files, key, to, found, exclusive=exclusive)
 
     async def _find_target(self, key: str, *, exclusive: bool) -> Stat | None:
         """Return what *key* stands for; raises the error that prevents a file from taking that name."""
@@ -488,23 +472,18 @@ class S3Store(NewS3Objects):
             expected = None if exclusive else files.expected(to, found)
             if _is_on_side(key):
                 content = await files.side.open(key)
-                await files.put(to, content.content(0, content.size), expected)
+                await files.put(to, content.content(0, content.size), expected, exclusive=exclusive)
                 files.detach(to)
                 await files.side.unlink(key)
                 return
             spool = files.spools.get(key)
             if spool is not None and spool.is_local:
                 source = spool.expected
-                await files.store(spool, to, expected)
+                await files.store(spool, to, expected, exclusive=exclusive)
             else:
                 snapshot = await self.objects.open(key)
                 source = snapshot.object
-                if snapshot.size >= COPIED_NBYTES and files.writing.may_copy(key):
-                    await files.put_by(to, expected, lambda edit: edit.copy(snapshot, key))
-                else:
-                    splice = Splice((snapshot.content(0, snapshot.size),))
-                    properties = await self.heads.properties(key, source.etag)
-                    await files.put_by(to, expected, lambda edit: edit.splice(splice, properties))
+                await files.copy(snapshot, to, expected, exclusive=exclusive)
                 if spool is not None:
                     spool.snapshot = await self.objects.open(to)
             files.detach(to)

@@ -15,7 +15,6 @@ from shardfs.errors import NoSpaceError, NotFoundError, StaleError, StoreError, 
 from shardfs.stores import kept_files
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import heads
-from shardfs.stores.s3 import store as stores
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.store import S3Store
 from tests.stores.s3.hosts import HONOURED
@@ -95,7 +94,9 @@ async def test_what_is_stored_while_an_earlier_version_is_put_aside_replaces_it(
         await wait_all_tasks_blocked()
         store.forget("f")
         await show(store, "f")
-        await put_file(store, "f", b"later")
+        nursery.start_soon(put_file, store, "f", b"later")
+        while objects(fake)["f"] != b"later":  # noqa: ASYNC110
+            await trio.sleep(1)
         is_stored.set()
     (kept_file,) = store.files.kept.find()
     assert kept_file.is_superseded
@@ -250,16 +251,14 @@ async def _rename(store: S3Store, key: str, to: str) -> None:
     await store.rename(key, to, exclusive=False)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("nbytes", [4, 6 * 2**20])
 @on_mock_clock
 async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_replaced(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    if is_large:
-        monkeypatch.setattr(stores, "COPIED_NBYTES", 3)
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
     other = await writing(fake, tmp_path / "other")
-    await put_file(store, "g", b"ours")
+    await put_file(store, "g", bytes(nbytes))
     await put_file(store, "f", b"first")
     cut.is_cut = True
     with pytest.raises(StoreError):
