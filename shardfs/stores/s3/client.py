@@ -15,6 +15,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote_plus
 
@@ -30,7 +31,7 @@ from shardfs.errors import (
     printable,
 )
 from shardfs.stores.base import Content
-from shardfs.stores.s3.errors import NOT_PARTIAL, FailedRequest, Failure
+from shardfs.stores.s3.errors import NOT_PARTIAL, UNEXPLAINED, FailedRequest, Failure
 from shardfs.stores.s3.requests import (
     Condition,
     Counts,
@@ -139,10 +140,12 @@ class S3Client:
     ) -> Fetched:
         """Do what `get` does, in a worker thread."""
         request = self._request("GetObject", key, is_conditional=etag is not None)
+        tries = count()
 
         def attempt() -> Fetched | Failure:
+            is_first = next(tries) == 0
             try:
-                return self._session.get(request.key, part, etag, with_properties=with_properties)
+                return self._session.get(request.key, part, etag, quickly=is_first and not with_properties)
             except FailedRequest as error:
                 if error.failure.is_doubtful:
                     return error.failure
@@ -358,9 +361,10 @@ class S3Client:
             is_last = number == self._backoff.attempts or nsilent == self._backoff.silent_attempts
             if is_last or not failure.may_repeat(request):
                 break
-            what = f"{request.operation} of {request.target}: {failure.reason}"
-            log.warning("%s; trying again (%d of %d)", what, number + 1, self._backoff.attempts)
-            self._backoff.pause(self._backoff.delay(number))
+            if failure is not UNEXPLAINED:
+                what = f"{request.operation} of {request.target}: {failure.reason}"
+                log.warning("%s; trying again (%d of %d)", what, number + 1, self._backoff.attempts)
+                self._backoff.pause(self._backoff.delay(number))
             number += 1
             with self._lock:
                 self.counts.retries += 1
@@ -397,20 +401,20 @@ class _Body(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        count = max(0, min(len(buffer), _PIECE, self._content.nbytes - self._position))
-        if count == 0:
+        nbytes = max(0, min(len(buffer), _PIECE, self._content.nbytes - self._position))
+        if nbytes == 0:
             return 0
         try:
-            data = memoryview(self._content.read(self._position, count))
+            data = memoryview(self._content.read(self._position, nbytes))
         except Exception as error:
             self.failure = error
             raise
-        if data.nbytes != count:
-            self.failure = StoreError(f"{count} bytes that were to be stored came as {data.nbytes}")
+        if data.nbytes != nbytes:
+            self.failure = StoreError(f"{nbytes} bytes that were to be stored came as {data.nbytes}")
             raise self.failure
-        buffer[:count] = data
-        self._position += count
-        return count
+        buffer[:nbytes] = data
+        self._position += nbytes
+        return nbytes
 
 
 def _require_name(key: str) -> None:

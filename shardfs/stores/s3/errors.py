@@ -1,6 +1,7 @@
-"""The meaning of failed requests: from exceptions of obstore and boto3 to a `Failure`, and from that to our errors.
+"""The meaning of failed requests: from exceptions of the libraries to a `Failure`, and from that to our errors.
 
-Messages contain only our own words: those of a library or a server may contain credentials.
+What obstore fails with is only understood as far as it is certain: boto3, which is asked next, tells more. Messages
+contain only our own words: those of a library or a server may contain credentials.
 """
 
 import enum
@@ -141,6 +142,10 @@ NOT_PARTIAL: Final = Failure(
 )
 OTHER_RANGE: Final = Failure(Cause.REPLY, "the server answered another range than it was asked for", 206, "OtherRange")
 OTHER_ETAG: Final = Failure(Cause.REPLY, "the server gave another version than it was asked for", 412)
+NO_SUCH_KEY: Final = Failure(Cause.REPLY, "NoSuchKey 404", 404, "NoSuchKey")
+UNEXPLAINED: Final = Failure(Cause.NO_REPLY, "no usable reply")
+"""What obstore failed with for any other reason: boto3 is asked at once."""
+
 NO_CREDENTIALS: Final = "there are no credentials; see `aws configure`, `aws sso login`, --profile, --anonymous"
 
 _NOT_FOUND: Final = 404
@@ -216,13 +221,11 @@ _CREDENTIAL_OPERATIONS: Final = ("AssumeRole", "AssumeRoleWithWebIdentity", "Get
 
 @contextmanager
 def failures(endpoint: str, region: str) -> Iterator[None]:
-    """Turn whatever either library raises for a request to *endpoint*, for *region*, into `FailedRequest`."""
+    """Turn whatever boto3 raises for a request to *endpoint*, for *region*, into `FailedRequest`."""
     try:
         yield
     except (boto.ClientError, boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError) as error:
         failure = of_boto3(error, endpoint)
-    except (obstore.exceptions.BaseError, FileNotFoundError) as error:
-        failure = of_obstore(error, endpoint)
     else:
         return
     raise FailedRequest(replace(failure, region=None) if failure.region == region else failure)
@@ -244,29 +247,18 @@ def of_boto3(error: Exception, endpoint: str) -> Failure:
     return Failure(Cause.REPLY, "S3 does not accept a name or a property", 400)
 
 
-def of_obstore(error: Exception, endpoint: str) -> Failure:
-    """Return the failure in an exception of obstore for a GET from *endpoint*.
+def of_obstore(error: Exception) -> Failure:
+    """Return the failure in an exception of obstore for a GET.
 
     Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: so a line
-    with a member is not part of a key or a reply.
+    with a member is not part of a key.
     """
+    if isinstance(error, obstore.exceptions.PreconditionError):
+        return OTHER_ETAG
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
-    if found := _STATUS.search(dump):
-        body = _BODY.search(dump)
-        code = _CODE.search(body[1]) if body else None
-        region = _REGION.search(body[1]) if body else None
-        return reply_failure(int(found[1]), code[1] if code else "", region[1] if region else None)
-    for pattern, failure in _REPLIES:
-        if pattern.search(dump):
-            return failure
-    kind = _KIND.search(dump)
-    if kind is None:
-        return Failure(Cause.NO_REPLY, _NONSENSE)
-    if kind[1] == "Connect":
-        return _not_connected(endpoint, dump[kind.end() :], Cause.NOT_SENT)
-    if kind[1] == "Timeout":
-        return SILENT
-    return TRUNCATED if "IncompleteBody" in dump[kind.end() :] else Failure(Cause.NO_REPLY, _BROKEN)
+    if isinstance(error, (obstore.exceptions.NotFoundError, FileNotFoundError)) and _NO_SUCH_KEY.search(dump):
+        return NO_SUCH_KEY
+    return SILENT if _TIMED_OUT.search(dump) else UNEXPLAINED
 
 
 def reply_failure(status: int, code: str, region: str | None) -> Failure:
@@ -314,11 +306,11 @@ def _proxy_of(endpoint: str) -> str | None:
 _UNTRUSTED: Final = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
-        (r"certificate has expired|\bExpired", "its certificate has expired"),
-        ("not yet valid|NotValidYet", "its certificate is not valid yet; is the clock of this machine right?"),
-        ("[Mm]ismatch|doesn't match|not valid for|NotValidForName", "its certificate is for another name"),
+        ("certificate has expired", "its certificate has expired"),
+        ("not yet valid", "its certificate is not valid yet; is the clock of this machine right?"),
+        ("[Mm]ismatch|doesn't match|not valid for", "its certificate is for another name"),
         (
-            "self.signed|local issuer|UnknownIssuer|CERTIFICATE_VERIFY_FAILED|InvalidCertificate",
+            "self.signed|local issuer|CERTIFICATE_VERIFY_FAILED",
             "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name a file with certificates to "
             "trust",
         ),
@@ -327,30 +319,19 @@ _UNTRUSTED: Final = tuple(
 _UNREACHABLE: Final = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
-        ("dns error|NameResolutionError|Name or service not known", "its name cannot be resolved"),
-        ("ConnectionRefused|Connection refused", "the connection is refused"),
+        ("NameResolutionError|Name or service not known", "its name cannot be resolved"),
+        ("Connection refused", "the connection is refused"),
         ("[Uu]nreachable", "there is no network"),
         (
-            "WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|InvalidMessage|InvalidContentType",
+            "WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE",
             "it does not speak TLS; does its URL begin with http://?",
         ),
         ("[Tt]unnel", "it does not connect to the server"),
-        ("imed out|TimedOut", SILENT.reason),
-        ("SSL|TLS|tls", "TLS failed"),
+        ("imed out", SILENT.reason),
+        ("SSL|TLS", "TLS failed"),
     )
 )
-_STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
-_BODY: Final = re.compile(r"^ +body: Some\(\n *(.*)$", re.MULTILINE)
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]+)</Code>")
-_REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
-_KIND: Final = re.compile(r"HttpError \{\n +kind: (\w+),$", re.MULTILINE)
+_NO_SUCH_KEY: Final = re.compile(r"^ +body: Some\(\n *.*<Code>NoSuchKey</Code>", re.MULTILINE)
+_TIMED_OUT: Final = re.compile(r"^ +kind: Timeout,$", re.MULTILINE)
 _IS_CODE: Final = re.compile(r"[A-Za-z0-9.]{1,64}")
 _IS_REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
-_REPLIES: Final = tuple(
-    (re.compile(pattern, re.MULTILINE), failure)
-    for pattern, failure in (
-        (r"^ +inner: BareRedirect,$", reply_failure(301, "PermanentRedirect", None)),
-        (r"^ +source: (?:NotPartial|NoContentRange|ParseContentRange)\b", NOT_PARTIAL),
-        (r"^ +source: UnexpectedRange \{$", OTHER_RANGE),
-    )
-)

@@ -1,4 +1,4 @@
-"""The two client libraries, set up alike: obstore, which reads fast, and boto3, which can do everything else.
+"""The two client libraries, set up alike: boto3, which can do everything, and obstore, which reads faster.
 
 Credentials, region, endpoint and timeouts are determined here. Each call sends one request, once.
 """
@@ -36,6 +36,7 @@ from shardfs.stores.s3.errors import (
     FailedRequest,
     Failure,
     failures,
+    of_obstore,
 )
 from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties, Range, S3Options
 
@@ -112,12 +113,15 @@ class Session:
             reply: dict[str, Any] = getattr(client, xform_name(operation))(Bucket=self._bucket, **arguments)
         return reply
 
-    def get(self, key: str, part: Range | None, etag: str | None, *, with_properties: bool) -> Fetched:
-        """Get an object or a range of it, once; raises `FailedRequest`, also if range or ETag differ."""
-        if with_properties or not _is_plain(key):  # obstore does not return all properties
-            fetched = self._get_by_boto3(key, part, etag)
-        else:
+    def get(self, key: str, part: Range | None, etag: str | None, *, quickly: bool) -> Fetched:
+        """Get an object or a range of it, once; raises `FailedRequest`, also if range or ETag differ.
+
+        If *quickly*, it comes by obstore where possible, which returns no properties and explains few failures.
+        """
+        if quickly and _is_plain(key):
             fetched = self._get_by_obstore(key, part, etag)
+        else:
+            fetched = self._get_by_boto3(key, part, etag)
         if etag is not None and fetched.stat.etag != etag:
             raise FailedRequest(OTHER_ETAG)
         expected = (part or Range(0, fetched.stat.size)).within(fetched.stat.size)
@@ -137,10 +141,13 @@ class Session:
         with self._sending() as libraries:
             if libraries.credentials is not None:  # errors are clearer here than through obstore
                 libraries.credentials.get_frozen_credentials()
-            with self._lock:  # created on first use: after a fork it would hang
-                store = libraries.store = libraries.store or self._make_store(libraries.session)
+        with self._lock:  # created on first use: after a fork it would hang
+            store = libraries.store = libraries.store or self._make_store(libraries.session)
+        try:
             result = obstore.get(store, key, options=options)
             data = memoryview(result.bytes())
+        except (obstore.exceptions.BaseError, FileNotFoundError) as error:
+            raise FailedRequest(of_obstore(error)) from None
         meta = result.meta
         return Fetched(
             ObjectStat(meta["size"], _quoted(meta["e_tag"]), _ns(meta["last_modified"])), result.range[0], data

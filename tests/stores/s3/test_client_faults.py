@@ -56,7 +56,7 @@ def test_a_read_is_sent_again_until_all_of_it_came(
         s3_proxy.log.clear()
         s3_proxy.fail("GetObject", fault, times=3)
         assert bytes(run(partial(tried.client.get, key, Range(-2 * MIB, 2 * MIB))).data) == data, fault
-        assert tried.pauses == [0.1, 0.2, 0.4], fault
+        assert tried.pauses == [0.1, 0.2, 0.4][key == "plain" :], f"{fault}: boto3 is asked at once"
         assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 4}, fault
         assert (tried.counts.retries, tried.counts.bytes_received) == (3, MIB), fault
 
@@ -217,7 +217,7 @@ def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
     s3_proxy.fail("GetObject", Reply(404, code), times=None)
     with pytest.raises(NotFoundError):
         run(partial(tried.client.get, key))
-    assert s3_proxy.log.operations() == {"GetObject": 1, "HeadObject": 1, "HeadBucket": 1}
+    assert s3_proxy.log.operations() == {"GetObject": 1 + (key == "plain"), "HeadObject": 1, "HeadBucket": 1}
     s3_bucket.put(key, b"data")
     with pytest.raises(StoreError, match="does not give what the object has"):
         run(partial(tried.client.get, key))
