@@ -258,9 +258,8 @@ class FakeS3:
 class _Client:
     """The bucket for one source, whose keys are those below its prefix."""
 
-    max_connections = 64
-
     def __init__(self, fake: FakeS3, location: Location) -> None:
+        self.limiter = trio.CapacityLimiter(64)
         self.location = location
         self.counts = Counts()
         self.endpoint_url = fake.endpoint_url

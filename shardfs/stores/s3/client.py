@@ -110,13 +110,13 @@ class S3Client:
         """Raise `SourceError` for what is known at once: an unknown profile, no credentials."""
         self.location = location
         self.counts = counts
-        self.max_connections = options.max_connections
         self._session = Session(location.bucket, options, timeouts)
         self.endpoint_url = self._session.endpoint_url
         self.address = location.address(self.endpoint_url)
         self._backoff = backoff
         self._lock = threading.Lock()
-        self._limiter = trio.CapacityLimiter(self.max_connections)
+        self.limiter = trio.CapacityLimiter(options.max_connections)
+        """What each request holds while it is under way."""
 
     def of_bucket(self) -> "S3Client":
         """Return a client of the whole bucket."""
@@ -316,7 +316,7 @@ class S3Client:
     async def _make(self, request: Request, **arguments: object) -> Mapping[str, Any]:
         # Not abandoned when cancelled: it would take effect some time later.
         return await trio.to_thread.run_sync(
-            partial(self._call, request, Key=request.key, **arguments), limiter=self._limiter
+            partial(self._call, request, Key=request.key, **arguments), limiter=self.limiter
         )
 
     async def _send_body(self, request: Request, content: Content, **arguments: object) -> Mapping[str, Any]:
@@ -336,12 +336,12 @@ class S3Client:
                     raise body.failure from None
                 raise
 
-        reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self._limiter)
+        reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self.limiter)
         self._count(sent=content.nbytes)
         return reply
 
     async def _read(self, function: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self.limiter)
 
     def _send(self, request: Request, attempt: Callable[[], T]) -> T:
         """Return the result of *attempt*, which sends the request once and raises `FailedRequest`; blocks.

@@ -253,7 +253,7 @@ class _Version:
 
     async def _depart(self, gathering: _Gathering) -> None:
         await trio.sleep(GATHER_SECONDS)
-        async with self._objects.connections:
+        async with self._objects.client.limiter:
             self._gathering = None  # while no connection was free, more requests have gathered
         for span in merge([*gathering.spans, *gathering.ahead]):
             is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
@@ -265,8 +265,7 @@ class _Version:
     async def _fetch(self, flight: _Flight) -> None:
         start, nbytes = flight.span.start, flight.span.nbytes
         try:
-            async with self._objects.connections:
-                fetched = await self._objects.client.get(self._key, Range(start, nbytes), etag=self._id[1])
+            fetched = await self._objects.client.get(self._key, Range(start, nbytes), etag=self._id[1])
             require_all(self._key, nbytes, fetched.data)
             if flight.is_ahead:
                 self._objects.memory.add(self._id, start, fetched.data)
@@ -305,7 +304,6 @@ class Objects:
         self.client = client
         self.heads = heads
         self.memory = _Memory(memory_nbytes)
-        self.connections = trio.Semaphore(client.max_connections)
         self._cache = cache
         self._threads = trio.CapacityLimiter(_CACHE_THREADS)
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()

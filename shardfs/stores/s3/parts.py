@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from shardfs.errors import StoreError
-from shardfs.stores.base import Content, Kept, Splice
+from shardfs.stores.base import PART_NBYTES, Content, Kept, Splice
 from shardfs.stores.memory import Slice
 
 MIB: Final = 2**20
@@ -74,6 +74,11 @@ def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> t
         if len(parts) <= limits.max_parts or smallest > splice.nbytes:
             return parts
         smallest *= 2  # fewer parts, by sending more
+
+
+def part_nbytes(nbytes: int) -> int:
+    """Return the size of the parts of a new object of about *nbytes* bytes, which may become an eighth larger."""
+    return max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts))
 
 
 def plan_fetches(pieces: Sequence[Piece]) -> Iterator[Sequence[Kept]]:

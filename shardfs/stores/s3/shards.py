@@ -1,4 +1,4 @@
-"""One change of one object, on the condition that nobody else was faster.
+"""One change of one object, on the condition that nobody else was faster; and new objects, for bulk work.
 
 Small objects are put as a whole. For others, S3 copies what is kept, in a multipart upload that becomes the object when
 it is complete; if it fails, it is aborted, and the object is as it was.
@@ -28,7 +28,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
-from shardfs.stores.memory import JoinedContent, Slice
+from shardfs.stores.memory import JoinedContent, MemoryContent, Slice
 from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat, require_all
@@ -50,6 +50,9 @@ _SENDING_ALL: Final = replace(S3_LIMITS, min_part=S3_LIMITS.max_object)
 _BACKOFF: Final = Backoff(attempts=4, first=0.2)
 _MAX_PARALLEL: Final = 8
 """How many parts are sent at a time; each may hold some megabytes of old bytes in memory."""
+
+_AT_ONCE: Final = 4
+"""How many parts of a new object are under way at a time."""
 
 _IN_MEMORY: Final = 8 * 2**20
 """How many fetched bytes are held in memory for one body; more go to a file."""
@@ -354,3 +357,88 @@ class S3Edit:
 
     def _changed(self) -> ConflictError:
         return ConflictError(f"{self._url} was changed by another program")
+
+
+class NewS3Object:
+    """An object that becomes *key*: parts of *part_nbytes* are sent while the next ones are written.
+
+    With a head, the first part waits for that.
+    """
+
+    def __init__(self, client: S3Client, key: str, part_nbytes: int, head_nbytes: int, nursery: trio.Nursery) -> None:
+        self.stat: ObjectStat | None = None
+        self._client = client
+        self._key = key
+        self._part_nbytes = part_nbytes
+        self._head_nbytes = head_nbytes
+        self._nursery = nursery
+        self._pending = bytearray(head_nbytes)
+        self._first: bytearray | None = None
+        self._nbytes = head_nbytes
+        self._upload_id: str | None = None
+        self._etags: list[str] = []
+        self._room = trio.Semaphore(_AT_ONCE)
+
+    async def write(self, data: Sequence[Buffer]) -> None:
+        """Append *data*, and send complete parts; waits for room for each."""
+        for piece in data:
+            view = memoryview(piece).cast("B")
+            self._nbytes += view.nbytes
+            while view.nbytes:
+                room = self._part_nbytes - len(self._pending)
+                if not room:
+                    await self._send()
+                    continue
+                self._pending += view[:room]
+                view = view[room:]
+
+    async def finish(self, head: Buffer = b"") -> Stat:
+        """Send the rest, and make the object."""
+        if self._upload_id is None:
+            self._pending[: len(head)] = head
+            etag: str | None = await self._client.put(
+                self._key, MemoryContent(memoryview(self._pending)), Properties.of_new(self._key)
+            )
+        else:
+            if self._first is not None:
+                self._first[: len(head)] = head
+                await self._start(1, self._first)
+            if self._pending:
+                await self._send()
+            for _ in range(_AT_ONCE):  # nothing else is being sent then
+                await self._room.acquire()
+            etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
+            self._upload_id = None
+        if etag is None:
+            found, _ = await self._client.head(self._key)
+            if found.size != self._nbytes:
+                raise ConflictError(f"{self._client.location.url_of(self._key)} was changed by another program")
+            etag = found.etag
+        self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
+        return file_stat(self._key, self.stat)
+
+    async def abort(self) -> None:
+        """Abort the upload, if one was begun and is not complete."""
+        if self._upload_id is not None:
+            await self._client.give_up(self._key, self._upload_id)
+
+    async def _send(self) -> None:
+        """Send what is pending as the next part."""
+        if self._upload_id is None:
+            self._upload_id = await self._client.create_upload(self._key, Properties.of_new(self._key))
+        self._etags.append("")
+        part, self._pending = self._pending, bytearray()
+        if len(self._etags) == 1 and self._head_nbytes:
+            self._first = part
+        else:
+            await self._start(len(self._etags), part)
+
+    async def _start(self, number: int, part: bytearray) -> None:
+        await self._room.acquire()
+        self._nursery.start_soon(self._put_part, number, part)
+
+    async def _put_part(self, number: int, part: bytearray) -> None:
+        assert self._upload_id is not None
+        body = MemoryContent(memoryview(part))
+        self._etags[number - 1] = await self._client.upload_part(self._key, self._upload_id, number, body)
+        self._room.release()

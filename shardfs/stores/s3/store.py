@@ -53,14 +53,15 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.kept_files import new_name
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
 from shardfs.stores.s3.heads import Head, Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
+from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import ObjectStat
-from shardfs.stores.s3.shards import S3Edit, Writing
-from shardfs.stores.s3.uploads import NewS3Objects
+from shardfs.stores.s3.shards import NewS3Object, S3Edit, Writing
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def _routed_change(method: _Method) -> _Method:
     return cast(_Method, changing)
 
 
-class S3Store(NewS3Objects):
+class S3Store:
     """The objects of a source; nothing can be changed before `start_writing`.
 
     A key that is an object and has keys below it is a directory. A directory without anything stored in it is known to
@@ -294,6 +295,34 @@ class S3Store(NewS3Objects):
         except NotFoundError:
             snapshot = None
         yield S3Edit(files.writing, key, snapshot)
+
+    @asynccontextmanager
+    async def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AsyncIterator[NewS3Object]:
+        """Begin an object that becomes *key*; unless it is finished in the block, it is aborted."""
+        new: NewS3Object | None = None
+        try:
+            async with open_nursery() as nursery:  # a failed part ends the block
+                new = NewS3Object(self._client, key, max(part_nbytes(nbytes), head_nbytes), head_nbytes, nursery)
+                yield new
+        finally:
+            if new is not None and new.stat is not None:
+                self.heads.changed(key, new.stat)
+            elif new is not None:
+                await new.abort()
+
+    async def discard(self, key: str) -> None:
+        """Remove an object, if there is one."""
+        await self._client.delete(key)
+        self.heads.changed(key, None)
+
+    async def clear_unfinished(self, keys: Sequence[str]) -> None:
+        """Abort all uploads of *keys*."""
+        for key in keys:
+            for upload_id in await self._client.list_uploads(key):
+                await self._client.abort_upload(key, upload_id)
+
+    async def settle(self) -> None:
+        """Do nothing: what S3 accepted is durable."""
 
     @_routed_change
     async def replace(
@@ -513,12 +542,10 @@ class S3Store(NewS3Objects):
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 
     async def _delete(self, key: str) -> None:
-        """Delete the object *key*, if there is one."""
+        """Delete the object *key*, unless it is known that there is none."""
         known = self.heads.find(key)
-        if known is not None and known.stat is None:
-            return
-        await self._client.delete(key)
-        self.heads.changed(key, None)
+        if known is None or known.stat is not None:
+            await self.discard(key)
 
     def _moved_away(self, key: str) -> None:
         """Note that this mount removed *key*; its directory stays."""
