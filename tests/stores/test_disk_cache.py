@@ -80,7 +80,13 @@ def some_bytes(nbytes: int, seed: int = 0) -> bytes:
 
 
 def entries(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.glob("*/*") if Entry.parse(path.name))
+    return sorted(path for path in directory.glob("*/*/*") if Entry.parse(path.name))
+
+
+def folder(directory: Path) -> Path:
+    """The cache in *directory*, which holds nothing else."""
+    (path,) = directory.iterdir()
+    return path
 
 
 def only_entry(directory: Path) -> Path:
@@ -101,12 +107,12 @@ def flip(path: Path, at: int) -> None:
 # Damage
 
 
-def damage_nothing_but_size(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
-
-
 def claim_more(path: Path) -> None:
-    path.rename(path.with_name(f"{path.name[:48]}{2**62:016x}"))
+    path.rename(f"{str(path).rpartition('-')[0]}-{2**62}")
+
+
+def give_it_the_name_of_another(path: Path) -> None:
+    path.rename(str(path).replace("-5-105", "-0-100"))
 
 
 def make_a_link(path: Path) -> None:
@@ -120,26 +126,19 @@ def make_a_pipe(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "magic": lambda path: flip(path, 0),
-    "format": lambda path: flip(path, 8),
-    "name": lambda path: flip(path, 43),
-    "etag": lambda path: flip(path, 75),
-    "offset": lambda path: flip(path, 80),
-    "nbytes": lambda path: flip(path, 88),
-    "checksum": lambda path: flip(path, 92),
-    "first byte": lambda path: flip(path, -100),
-    "last byte": lambda path: flip(path, -1),
-    "shortened": lambda path: os.truncate(path, 150),
+    "first byte": lambda path: flip(path, 0),
+    "last byte": lambda path: flip(path, 99),
+    "checksum": lambda path: flip(path, 100),
+    "shortened": lambda path: os.truncate(path, 50),
     "empty": lambda path: os.truncate(path, 0),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "longer": damage_nothing_but_size,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "link": make_a_link,
     "pipe": make_a_pipe,
 }
-every_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 
 
-@every_damage
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("is_later", [False, True], ids=["same mount", "later mount"])
 def test_damage_is_noticed_counted_and_mended(
     make: Make, directory: Path, damage: Callable[[Path], None], is_later: bool, caplog: pytest.LogCaptureFixture
@@ -162,13 +161,17 @@ def test_damage_is_noticed_counted_and_mended(
     assert cache.find(NAME, ETAG, 5, 100) == b"x" * 100
 
 
-def test_a_name_that_claims_more_than_there_is_hides_nothing(make: Make, directory: Path) -> None:
+@pytest.mark.parametrize("damage", [claim_more, give_it_the_name_of_another])
+def test_a_name_that_is_not_that_of_its_bytes_hides_nothing(
+    make: Make, directory: Path, damage: Callable[[Path], None]
+) -> None:
     counts = Counts()
     cache = make()
-    cache.add(NAME, ETAG, 0, b"x" * 100)
-    claim_more(only_entry(directory))
+    cache.add(NAME, ETAG, 5, b"y" * 100)
+    damage(only_entry(directory))
     cache.add(NAME, ETAG, 10, b"x" * 200)
     later = make(counts=counts)
+    assert later.find(NAME, ETAG, 0, 200) is None
     assert later.find(NAME, ETAG, 10, 200) == b"x" * 200
     assert counts.cache_damaged == 1
 
@@ -201,7 +204,7 @@ def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
     assert cache.find("old", ETAG, 0, 4) == b"data"
     (record,) = caplog.records
     assert str(directory) in record.getMessage()
-    assert not list(directory.glob("new-*"))
+    assert not list(directory.glob("*/new-*"))
     disk.error = None
     clock.pass_by(60)
     cache.add("new", ETAG, 0, b"data")
@@ -236,8 +239,9 @@ def test_processes_share_a_directory(directory: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(make: Make, directory: Path) -> None:
     make()
-    (directory / "new-0123456789abcdef").write_bytes(b"half an ent")
-    os.utime(directory / "new-0123456789abcdef", (0, 0))
+    half = folder(directory) / "new-0123456789abcdef"
+    half.write_bytes(b"half an ent")
+    os.utime(half, (0, 0))
     seen: list[list[str]] = []
 
     class Watching(Syscalls):
@@ -249,15 +253,15 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
             super().pwrite(fd, buffers, offset)
             if self.is_watching:
                 make()
-                seen.append(sorted(path.name for path in directory.glob("new-*")))
+                seen.append(sorted(path.name for path in directory.glob("*/new-*")))
 
     disk = Watching()
     cache = make(disk=disk)
-    assert not list(directory.glob("new-*"))
+    assert not list(directory.glob("*/new-*"))
     disk.is_watching = True
     cache.add(NAME, ETAG, 0, b"data")
     ((name,),) = seen
-    assert name != "new-0123456789abcdef"
+    assert name != half.name
     assert cache.find(NAME, ETAG, 0, 4) == b"data"
 
 
@@ -267,29 +271,36 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 def test_nobody_else_can_read_it(make: Make, directory: Path) -> None:
     make().add(NAME, ETAG, 0, b"data")
     path = only_entry(directory)
-    assert [p.stat().st_mode & 0o777 for p in (directory, path.parent, path)] == [0o700, 0o700, 0o600]
+    assert [p.stat().st_mode & 0o777 for p in (path.parent.parent, path.parent, path)] == [0o700, 0o700, 0o600]
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "CACHEDIR.TAG"])
-def test_a_directory_with_something_else_in_it_is_refused_and_untouched(make: Make, directory: Path, name: str) -> None:
+def test_what_else_is_in_its_directory_is_left_alone(make: Make, directory: Path) -> None:
     directory.mkdir(parents=True)
-    (directory / name).write_text("mine")
-    with pytest.raises(UsageError, match=r"cache is not empty"):
-        make(0)
-    assert {path.name: path.read_text() for path in directory.iterdir()} == {name: "mine"}
+    (directory / "thesis.txt").write_bytes(b"mine" * MIB)
+    cache = make(100_000)
+    for number in range(50):
+        cache.add(f"{number}", ETAG, 0, bytes(20_000))
+    assert (directory / "thesis.txt").read_bytes() == b"mine" * MIB
+    (directory / "thesis.txt").unlink()
+    assert disk_nbytes(directory) <= 110_000
 
 
-def test_a_directory_that_others_may_write_is_refused(make: Make, directory: Path) -> None:
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_cache_that_others_may_write_is_refused(
+    make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
     make()
-    directory.chmod(0o770)
-    with pytest.raises(UsageError, match=f"chmod 700 {directory}"):
+    if is_ours:
+        folder(directory).chmod(0o770)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+    with pytest.raises(UsageError, match="others may write"):
         make()
 
 
-def test_a_directory_of_somebody_else_is_refused(make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make()
-    monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
-    with pytest.raises(UsageError, match="somebody else"):
+def test_a_directory_that_cannot_be_made_is_refused(make: Make, directory: Path) -> None:
+    directory.parent.write_text("a file")
+    with pytest.raises(UsageError, match="cannot be used as a directory for a cache: Not a directory"):
         make()
 
 
