@@ -1,8 +1,9 @@
 """The do-nothing filesystem for writers: what the kernel, libfuse and pyfuse3 can take on this machine, and no more.
 
-It takes every new directory and every new file, keeps their names and sizes in a dictionary, and drops the bytes.
-Files are opened as shardfs opens chunk files, directly: a write of a program is a request, up to the largest that
-there is. Nothing waits, and no object is made that could have been kept.
+It takes every new directory and every new file, keeps their names and sizes in a dictionary, and drops the bytes, but
+not those of metadata documents, which a library reads again. Files are opened as shardfs opens chunk files, directly: a
+write of a program is a request, up to the largest that there is. Nothing waits, and no object is made that could
+have been kept.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class DoNothingWriting(pyfuse3.Operations):
         self._inodes: dict[tuple[int, bytes], int] = {}
         self._sizes: dict[int, int] = {}
         """Of files only; whatever else has a number is a directory."""
+        self._documents: dict[int, bytearray] = {}
         self._last = int(ROOT)
         # The reply is sent before another request is read, so one object of each kind serves all requests.
         self._directory = attributes(stat.S_IFDIR | 0o755, 0)
@@ -96,6 +98,8 @@ class DoNothingWriting(pyfuse3.Operations):
         """Give the name a number and a size, and use the number as the handle."""
         inode = self._make(parent_inode, name)
         self._sizes[inode] = 0
+        if name.startswith(b"zarr."):
+            self._documents[inode] = bytearray()
         return self._opened(inode), self._entry(inode)
 
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -103,9 +107,42 @@ class DoNothingWriting(pyfuse3.Operations):
         return self._opened(inode)
 
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
-        """Keep the size and drop the bytes."""
+        """Keep the size and drop the bytes, unless it is a document."""
+        if fh in self._documents:
+            self._documents[fh][off : off + len(buf)] = buf
         self._sizes[fh] = max(self._sizes[fh], off + len(buf))
         return len(buf)
+
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        """Return what a document holds."""
+        return bytes(self._documents[fh][off : off + size])
+
+    async def rename(
+        self,
+        parent_inode_old: pyfuse3.InodeT,
+        name_old: pyfuse3.FileNameT,
+        parent_inode_new: pyfuse3.InodeT,
+        name_new: pyfuse3.FileNameT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Give the number another name."""
+        self._inodes[parent_inode_new, name_new] = self._inodes.pop((parent_inode_old, name_old))
+
+    async def link(
+        self,
+        inode: pyfuse3.InodeT,
+        new_parent_inode: pyfuse3.InodeT,
+        new_name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Give the number one more name."""
+        self._inodes[new_parent_inode, new_name] = inode
+        return self._entry(inode)
+
+    async def unlink(self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext) -> None:
+        """Forget the name."""
+        del self._inodes[parent_inode, name]
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         """Answer, as who publishes at a flush must: with ENOSYS the kernel would stop asking."""

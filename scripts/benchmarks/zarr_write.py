@@ -1,7 +1,8 @@
 """zarr-python writes a whole sharded array, inner chunk by inner chunk: natively, and through the mount.
 
 Natively each inner chunk costs its shard anew. What the mount holds back is brought into the shards at the end, which
-is part of the time. What zarr-python itself takes shows where the array is not sharded and there is no mount.
+is part of the time. Two floors show what zarr-python itself takes for an array that is not sharded: as files without a
+mount, and through a filesystem that does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .rounds import interleave
 from .writing_peers import WRITING_PEERS
 from .zarr_write_client import PAYLOADS, contents, selections
 
-NATIVE, THROUGH, FILES = "native (sharded)", "shardfs", "plain files"
+NATIVE, THROUGH, FLOOR, FILES = "native (sharded)", "shardfs", "do-nothing", "plain files"
 OF_NATIVE = 5.0
 """How many times as fast as natively zarr-python must be through the mount."""
 
@@ -47,18 +48,19 @@ class Written:
 
 
 def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Placement, rounds: int) -> None:
-    """Measure all three with an array of two shards, and print their table."""
+    """Measure all of them with an array of two shards, and print their table."""
     if THROUGH not in peers:
         return
     shape = (2 * shard[0], *shard[1:])
 
     def measure(subject: str, order: random.Random) -> Written:
+        if subject == FLOOR:
+            with WRITING_PEERS[FLOOR](work, "", placement) as mounted:
+                _create(mounted.root / "array", shape, None)
+                return _write(mounted.root / "array", shape)
         with tempfile.TemporaryDirectory(dir=work) as parent:
             source = Path(parent, "array")
-            shards = None if subject == FILES else shard
-            zarr.create_array(
-                source, shape=shape, chunks=INNER, shards=shards, dtype="uint16", compressors=None, fill_value=0
-            )
+            _create(source, shape, None if subject == FILES else shard)
             if subject != THROUGH:
                 written = _write(source, shape)
             else:
@@ -69,7 +71,7 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
         return written
 
     placement.apply()
-    results = interleave([NATIVE, THROUGH, FILES], rounds, measure)
+    results = interleave([NATIVE, THROUGH, FLOOR, FILES], rounds, measure)
     native = [turn.flushed for turn in results[NATIVE]]
     rows = []
     for subject, turns in results.items():
@@ -88,6 +90,10 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
         ["array", "written, s", "in shards, s", "times native", "peak MB", "target", "met"],
         rows,
     )
+
+
+def _create(array: Path, shape: tuple[int, ...], shards: tuple[int, ...] | None) -> None:
+    zarr.create_array(array, shape=shape, chunks=INNER, shards=shards, dtype="uint16", compressors=None, fill_value=0)
 
 
 def _write(array: Path, shape: tuple[int, ...], root: Path | None = None) -> Written:
