@@ -1,19 +1,20 @@
 """Comparing two datasets chunk by chunk, however each is stored."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
-from shardfs.bulk.engine import Context, in_batches, run_tasks
+from shardfs.bulk.engine import Context, Task, in_batches, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError, counted
+from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError, StaleError, counted
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
@@ -32,49 +33,57 @@ _SHARD_NBYTES: Final = 2**20  # a guess
 
 
 @dataclass(frozen=True)
-class Compare:
-    """Compares the files with these *keys*, and chunks of the arrays at *path*: all of *shards* of the coarser grid."""
+class CompareChunks(Task[Coords, Sequence[str]]):
+    """Compares the chunks of the arrays at *path* in some shards of the one with the larger shards.
+
+    The results are lines about differences.
+    """
 
     job: Job
     path: str
-    shards: tuple[Coords, ...] = ()
-    keys: tuple[str, ...] = ()
 
-    @property
-    def nbytes(self) -> int:
-        """About how much is compared."""
-        return _SHARD_NBYTES * len(self.shards)
-
-    async def run(self, context: Context) -> Sequence[str]:
-        """Return the differences, a line each."""
-        old, new = self.job.reading(context), self.job.made(context)
+    async def begin(self, context: Context) -> Callable[[Coords], Awaitable[Sequence[str]]]:
+        """Return a function that compares one of the shards."""
 
         async def find() -> _Pair | None:
-            nodes = [await find_node(each, self.path) for each in (old, new)]
+            nodes = [await find_node(each, self.path) for each in self.job.both(context)]
             return _Pair.of(*nodes)
 
-        found: list[str] = []
-        for key in self.keys:
+        pair = await context.last((self.job, self.path), find)
+        if pair is None:
+            raise StaleError("it was changed meanwhile")
+        return pair.compare
+
+    def failed(self, item: Coords, error: ShardfsError) -> Sequence[str]:
+        """Return the error."""
+        return [named(join_key(self.path, f"shard {'/'.join(map(str, item))}"), error)]
+
+
+@dataclass(frozen=True)
+class CompareFiles(Task[str, Sequence[str]]):
+    """Compares the files that both have under these keys."""
+
+    job: Job
+
+    async def begin(self, context: Context) -> Callable[[str], Awaitable[Sequence[str] | None]]:
+        """Return a function that compares one of them."""
+        stores = [source.store for source in self.job.both(context)]
+
+        async def compare(key: str) -> Sequence[str] | None:
             try:
-                one, other = [await each.store.open(key) for each in (old, new)]
+                one, other = [await store.open(key) for store in stores]
                 await copying(one.read, one.size)(Comparison(other))
             except DifferentError:
-                found.append(f"{key}: differs")
+                return [f"{key}: differs"]
             except NotFoundError:
-                found.append(f"{key}: is missing in DEST")
-            except ShardfsError as error:
-                found.append(named(key, error))
-        pair = await context.last((self.job, self.path), find) if self.shards else None
-        for shard in self.shards:
-            found += await pair.compare(shard) if pair is not None else [f"{self._name(shard)}: was changed meanwhile"]
-        return found
+                return [f"{key}: is missing in DEST"]
+            return None
 
-    def failed(self, error: ShardfsError) -> Sequence[str]:
-        """Return the error for everything that was to be compared."""
-        return [named(key, error) for key in self.keys] + [f"{self._name(shard)}: {error}" for shard in self.shards]
+        return compare
 
-    def _name(self, shard: Coords) -> str:
-        return join_key(self.path, f"shard {'/'.join(map(str, shard))}")
+    def failed(self, item: str, error: ShardfsError) -> Sequence[str]:
+        """Return the error."""
+        return [named(item, error)]
 
 
 @dataclass(frozen=True)
@@ -239,11 +248,11 @@ async def compare(
     """
     context, problems = Context(), list[str]()
     job = Job(url_of(source), url_of(destination), options)
-    old, new = job.reading(context), job.made(context)
+    old, new = job.both(context)
     for each in (old, new):
         await each.store.check()
 
-    async def tasks() -> AsyncIterator[Compare]:
+    async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
         names: set[str] = set()
         async for path, entries, node in walk(old):
             if isinstance(node, ShardfsError):
@@ -254,15 +263,15 @@ async def compare(
                 names.add(path)
                 files = [name for name in files if name not in node.documents and not node.is_superseded(name)]
                 for shards in in_batches(await _look(node, new, problems), _BATCH):
-                    yield Compare(job, path, shards=tuple(shards))
+                    yield CompareChunks(tuple(shards), _SHARD_NBYTES * len(shards), job, path)
             for keys in in_batches([join_key(path, name) for name in files], _BATCH):
-                yield Compare(job, path, keys=tuple(keys))
+                yield CompareFiles(tuple(keys), 0, job)
         async for path, _, node in walk(new):
             if node is not None and path not in names:
                 problems.append(f"{path or '(root)'} is in DEST only")
 
-    def done(found: Sequence[str]) -> None:
-        problems.extend(found)
+    def done(found: Sequence[Sequence[str]]) -> None:
+        problems.extend(chain.from_iterable(found))
         progress(1)
 
     await run_tasks(tasks(), done, context=context, executor=executor, jobs=jobs)

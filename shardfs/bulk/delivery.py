@@ -1,13 +1,12 @@
 """Objects of a destination: stored as a whole or not at all, and not stored again if they are right already."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from shardfs.bulk.engine import Context, as_told
+from shardfs.bulk.engine import Context, Task
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -18,7 +17,6 @@ from shardfs.errors import (
     ShardfsError,
 )
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
-from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions
 
 _OBJECTS_AT_ONCE: Final = 64
@@ -43,6 +41,10 @@ class Job:
     def made(self, context: Context) -> Source:
         """Return the destination."""
         return context.source(self.destination, self.options)
+
+    def both(self, context: Context) -> tuple[Source, Source]:
+        """Return source and destination."""
+        return self.reading(context), self.made(context)
 
 
 @dataclass(frozen=True)
@@ -77,39 +79,20 @@ class Delivered:
 
 
 @dataclass(frozen=True)
-class StoreTask(ABC):
-    """A task that stores *items*, of about *nbytes* bytes in total."""
+class StoreTask(Task[Item, Delivered]):
+    """A task that stores each item."""
 
     job: Job
-    items: tuple[Item, ...]
-    nbytes: int
 
-    async def run(self, context: Context) -> Sequence[Delivered]:
-        """Store the items; a failure of one stops no other, unless it is fatal: then the rest is not in the result."""
-        store = await self.storer(context)
-        stores = self.job.reading(context).store, self.job.made(context).store
-        delivered: list[Delivered] = []
+    def at_once(self, context: Context) -> int:
+        """Return how many items to store at a time."""
+        return _OBJECTS_AT_ONCE if any(each.store.rewrites for each in self.job.both(context)) else 1
 
-        async def attempt(item: Item) -> None:
-            try:
-                delivered.append(await store(item))
-            except (NoSpaceError, ReadOnlyError) as error:
-                delivered.append(Delivered(item.key, fatal=error))
-                raise
-            except Exception as error:
-                delivered.append(_not_stored(item, as_told(error)))
-
-        with suppress(NoSpaceError, ReadOnlyError):
-            await for_each(self.items, attempt, _OBJECTS_AT_ONCE if any(each.rewrites for each in stores) else 1)
-        return delivered
-
-    def failed(self, error: ShardfsError) -> Sequence[Delivered]:
-        """Return the error for each item."""
-        return [_not_stored(item, error) for item in self.items]
-
-    @abstractmethod
-    async def storer(self, context: Context) -> "Storer":
-        """Return a function that stores one item."""
+    def failed(self, item: Item, error: ShardfsError) -> Delivered:
+        """Return the error, which may prevent storing anything else."""
+        if isinstance(error, NoSpaceError | ReadOnlyError):
+            return Delivered(item.key, fatal=error)
+        return Delivered(item.key, problems=(left_out(item.key, error),))
 
 
 class MadeOf:
@@ -242,10 +225,6 @@ def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Calla
         return await new.finish()
 
     return produce
-
-
-def _not_stored(item: Item, error: ShardfsError) -> Delivered:
-    return Delivered(item.key, problems=(left_out(item.key, error),))
 
 
 def left_out(path: str, error: object) -> str:

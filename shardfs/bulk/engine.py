@@ -11,12 +11,14 @@ import signal
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 from uuid import uuid4
 
 import trio
@@ -24,6 +26,7 @@ import trio
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.local.syscalls import keep_freed_memory
+from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote, open_store
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,6 @@ _WINDOW: Final = 256
 
 T = TypeVar("T")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 class Context:
@@ -72,22 +74,60 @@ class Context:
         return cast(R, self._last[1])
 
 
-class Task(Protocol[R_co]):
-    """Work on one shard, or on a batch of small ones: a frozen dataclass that can be pickled.
+@dataclass(frozen=True)
+class Task(ABC, Generic[T, R]):
+    """Work on *items*, a shard or many small ones, at the cost of copying about *nbytes* bytes. It can be pickled.
 
     It is run again if it is unknown whether it was done, so running it twice must do no harm. What it stores appears as
     a whole or not at all, because its process may be killed at any time.
     """
 
-    @property
-    def nbytes(self) -> int:
-        """Its cost: about how many bytes could be copied in the same time."""
+    items: tuple[T, ...]
+    nbytes: int
 
-    async def run(self, context: Context) -> R_co:
-        """Do the work; returns something small that can be pickled."""
+    @abstractmethod
+    async def begin(self, context: Context) -> Callable[[T], Awaitable[R | None]]:
+        """Return a function that works on an item; its result is small, and None if there is nothing to report.
 
-    def failed(self, error: ShardfsError) -> R_co:
-        """Return what takes the place of the result if *error* prevents all of the work."""
+        A failure of one item stops no other.
+        """
+
+    @abstractmethod
+    def failed(self, item: T, error: ShardfsError) -> R:
+        """Return what takes the place of the result for an *item* if *error* prevents it."""
+
+    def at_once(self, context: Context) -> int:
+        """Return how many items to work on at a time."""
+        return 1
+
+    async def run(self, context: Context) -> list[R]:
+        """Return the results, in any order."""
+        results: list[R] = []
+        try:
+            work = await self.begin(context)
+        except Exception as error:
+            return self.all_failed(as_told(error))
+
+        async def attempt(item: T) -> None:
+            try:
+                result = await work(item)
+            except Exception as error:
+                result = self.failed(item, as_told(error))
+            if result is not None:
+                results.append(result)
+
+        await for_each(self.items, attempt, self.at_once(context))
+        return results
+
+    def all_failed(self, error: ShardfsError) -> list[R]:
+        """Return the results if *error* prevents all of them."""
+        return [self.failed(item, error) for item in self.items]
+
+
+async def each(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield *items*."""
+    for item in items:
+        yield item
 
 
 async def batched(
@@ -114,14 +154,14 @@ def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 async def run_tasks(
-    tasks: AsyncIterable[Task[R]],
-    done: Callable[[R], None],
+    tasks: AsyncIterable[Task[T, R]],
+    done: Callable[[Sequence[R]], None],
     *,
     context: Context | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
 ) -> None:
-    """Run *tasks*, taken from the iterator as there is room; *done* is called with each result, in any order.
+    """Run *tasks*, taken from the iterator as there is room; *done* is called with the results of each.
 
     Without an *executor*, up to *jobs* processes of this machine work, by default one for each processor. They are
     started once there is enough to do; before that, and with one job, tasks run in this process, with *context*.
@@ -135,7 +175,7 @@ async def run_tasks(
     keep_freed_memory()
     context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
-    crew = _Crew(done, executor, jobs)
+    crew = _Crew[T, R](done, executor, jobs)
     here = executor is None
     spent = 0.0
     try:
@@ -144,7 +184,7 @@ async def run_tasks(
                 here = task.nbytes <= _LARGE_NBYTES and spent < _PATIENCE
             if here:
                 begun = time.monotonic()
-                done(await _attempt(task, context))
+                done(await task.run(context))
                 spent += time.monotonic() - begun
             else:
                 await crew.add(task)
@@ -161,25 +201,25 @@ async def run_tasks(
         crew.end()
 
 
-class _Crew(Generic[R]):
+class _Crew(Generic[T, R]):
     """An executor and its tasks: a given executor, or a pool of *jobs* processes.
 
     When a process dies, its pool breaks, and nobody knows which task is to blame. All that may be are suspects: each is
     run again alone. With each task goes how many processes died while they may have had it.
     """
 
-    def __init__(self, done: Callable[[R], None], executor: Executor | None, jobs: int) -> None:
+    def __init__(self, done: Callable[[Sequence[R]], None], executor: Executor | None, jobs: int) -> None:
         self._done = done
         self._given = executor
         self._pool: _Pool | None = None
         self._jobs = jobs
         self._window = 2 * jobs + 2 if executor is None else _WINDOW
         self._run = uuid4().hex
-        self._under_way: dict[Future[R], tuple[Task[R], int]] = {}
-        self._suspects: deque[tuple[Task[R], int]] = deque()
-        self._settled, self._receiver = trio.open_memory_channel[Future[R]](math.inf)
+        self._under_way: dict[Future[list[R]], tuple[Task[T, R], int]] = {}
+        self._suspects: deque[tuple[Task[T, R], int]] = deque()
+        self._settled, self._receiver = trio.open_memory_channel[Future[list[R]]](math.inf)
 
-    async def add(self, task: Task[R]) -> None:
+    async def add(self, task: Task[T, R]) -> None:
         """Hand a task over as soon as there is room."""
         # A given executor goes on, because a suspect that runs alone would keep many machines waiting.
         while len(self._under_way) >= self._window or (self._suspects and self._given is None):
@@ -215,7 +255,7 @@ class _Crew(Generic[R]):
         if pool is not None:
             pool.end()
 
-    def _submit(self, task: Task[R], deaths: int) -> None:
+    def _submit(self, task: Task[T, R], deaths: int) -> None:
         if self._given is None:
             self._pool = self._pool or _Pool(self._jobs)
         executor = self._given or cast(_Pool, self._pool).executor
@@ -229,7 +269,7 @@ class _Crew(Generic[R]):
         self._under_way[future] = task, deaths
         token = trio.lowlevel.current_trio_token()
 
-        def settle(future: Future[R]) -> None:
+        def settle(future: Future[list[R]]) -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(self._settled.send_nowait, future)
 
@@ -244,7 +284,7 @@ class _Crew(Generic[R]):
             return
         task, deaths = self._under_way.pop(future)
         try:
-            result = future.result()
+            results = future.result()
         except (Exception, CancelledError) as failure:
             error = as_told(failure)
             if isinstance(failure, BrokenExecutor):
@@ -254,8 +294,8 @@ class _Crew(Generic[R]):
                     self._suspects.append((task, deaths + 1))
                     return
                 error = StoreError("each process that worked on it died; is there enough memory?")
-            result = task.failed(error)
-        self._done(result)
+            results = task.all_failed(error)
+        self._done(results)
 
     def _give_up_pool(self, broken: BrokenExecutor) -> None:
         """Let the next task have a new pool; raises `StoreError` if that would fare no better."""
@@ -313,18 +353,11 @@ def _begin(watched: Connection) -> None:
 _local = threading.local()  # the run of this thread's last task, and its context
 
 
-def _execute(run: str, task: Task[R]) -> R:
+def _execute(run: str, task: Task[T, R]) -> list[R]:
     """Run a task in the process of an executor."""
     if getattr(_local, "run", None) != run:
         _local.run, _local.context = run, Context()
-    return trio.run(_attempt, task, _local.context)
-
-
-async def _attempt(task: Task[R], context: Context) -> R:
-    try:
-        return await task.run(context)
-    except Exception as error:
-        return task.failed(as_told(error))
+    return trio.run(task.run, _local.context)
 
 
 def as_told(error: BaseException) -> ShardfsError:

@@ -36,7 +36,7 @@ class Manifest:
 
     def clear(self) -> None:
         """Forget everything: the destination is empty."""
-        with self._together():
+        with self._database:
             self._database.execute("delete from objects")
             self._database.execute("delete from about")
 
@@ -53,12 +53,13 @@ class Manifest:
             )
         if found is not None and found[0] != what:
             raise UsageError(f"DEST was made by another command: {found[0]}; with --sync give the same again")
-        self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
+        with self._database:
+            self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
 
     def items(self, keys: Iterable[str]) -> tuple[Item, ...]:
         """Record that objects are about to be stored under *keys*; return them with what `done` recorded before."""
         items: list[Item] = []
-        with self._together():
+        with self._database:
             for key in keys:
                 stored = os.fsencode(key)
                 found = self._database.execute("select made_of, state from objects where key = ?", (stored,)).fetchone()
@@ -73,7 +74,7 @@ class Manifest:
     def done(self, delivered: Iterable[Delivered]) -> None:
         """Record what objects are made from, and their states in the store."""
         rows = [(each.made_of, each.state, os.fsencode(each.key)) for each in delivered]
-        with self._together():
+        with self._database:
             self._database.executemany("update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", rows)
 
     def unfinished(self) -> list[str]:
@@ -96,14 +97,8 @@ class Manifest:
 
     def forget(self, key: str) -> None:
         """Forget an object."""
-        self._database.execute("delete from objects where key = ?", (os.fsencode(key),))
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Store all changes of the block in one transaction."""
-        self._database.execute("begin immediate")
         with self._database:
-            yield
+            self._database.execute("delete from objects where key = ?", (os.fsencode(key),))
 
 
 @contextmanager
@@ -120,7 +115,7 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
         lock = Descriptor(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         if not ofd_lock(lock.fd):
             raise SourceError(f"{destination} is being written by another process of this host")
-    database = sqlite3.connect(path, isolation_level=None)
+    database = sqlite3.connect(path, isolation_level="IMMEDIATE")
     try:
         database.execute("pragma journal_mode = wal")
         database.execute("pragma synchronous = normal")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 import trio
@@ -25,7 +26,7 @@ from shardfs.bulk.delivery import (
     named,
     state_in,
 )
-from shardfs.bulk.engine import Context, batched
+from shardfs.bulk.engine import Context, batched, each
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
@@ -37,7 +38,7 @@ from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
 from shardfs.format.grid import index_in_c_order
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.packed import Packing
+from shardfs.format.lens.packed import Packing, Transcoder
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
@@ -71,7 +72,7 @@ class PackShards(StoreTask):
     version: tuple[bytes, tuple[int, ...]]
     shards: tuple[Coords, ...]
 
-    async def storer(self, context: Context) -> Storer:
+    async def begin(self, context: Context) -> Storer:
         """Return a function that writes one of them."""
         at_once = _CHUNKS_AT_ONCE if self.job.reading(context).store.rewrites else 1
         transfer = await Transfer.find(context, self.job, self.path, self.packing, self.version)
@@ -87,7 +88,7 @@ class PackShards(StoreTask):
 class CopyFiles(StoreTask):
     """Copies some files as they are."""
 
-    async def storer(self, context: Context) -> Storer:
+    async def begin(self, context: Context) -> Storer:
         """Return a function that copies one of them."""
         return partial(copy_file, self.job, self.job.reading(context).store, self.job.made(context).store)
 
@@ -98,7 +99,7 @@ class StoreTexts(StoreTask):
 
     texts: tuple[bytes, ...]
 
-    async def storer(self, context: Context) -> Storer:
+    async def begin(self, context: Context) -> Storer:
         """Return a function that stores one of them."""
         texts = dict(zip(self.items, self.texts, strict=True))
 
@@ -137,7 +138,6 @@ class _Shard:
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
         index = self.transfer.index(self.coords)
-        head_nbytes = index.nbytes if index.at_start else 0
         start = [grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
 
         async def produce(new: NewObject) -> Stat:
@@ -152,66 +152,62 @@ class _Shard:
             if not sizes:
                 raise NothingError
             encoded = plan_write(index, None, sizes, ()).index
-            if not index.at_start:
-                await new.write([encoded])
-            return await new.finish(encoded if index.at_start else b"")
+            if index.at_start:
+                return await new.finish(encoded)
+            await new.write([encoded])
+            return await new.finish()
 
         nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
+        head_nbytes = index.nbytes if index.at_start else 0
         try:
             done = await deliver(job, store, item, made_of, nbytes, produce, head_nbytes=head_nbytes)
         except _KeptError:
-            kept = f"{item.key} of DEST stays as an earlier run stored it"
-            return Delivered(item.key, problems=(*self.problems, kept))
+            self.problems[f"{item.key} of DEST stays as an earlier run stored it"] = None
+            done = Delivered(item.key)
         if self.problems:  # it must be done again, whatever is stored
             return replace(done, made_of="", state="", problems=tuple(self.problems))
         return done
 
     async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:
         """Yield chunks in their target encoding, about `PART_NBYTES` at a time; large ones in pieces."""
-        group: list[Coords] = []
-        nbytes = 0
-        for coords, size in chunks:
-            if size > 2 * MAX_CHUNK_NBYTES and self.transfer.transcoder is not None:
-                self._left_out(CorruptionError(f"{size:,} bytes are too many to be decoded"), coords)
-                continue
-            is_large = size > PART_NBYTES and self.transfer.transcoder is None
-            if group and (is_large or nbytes + size > PART_NBYTES or len(group) == _MAX_GROUP):
+        async for group, nbytes in batched(each(chunks), itemgetter(1), most=_MAX_GROUP, nbytes=PART_NBYTES):
+            coords, _ = group[0]
+            if nbytes <= PART_NBYTES or self.transfer.transcoder is not None:
                 yield await self._fetch(group)
-                group, nbytes = [], 0
-            if not is_large:
-                group.append(coords)
-                nbytes += size
             elif (extent := (await self.transfer.array.find(coords))[1]) is not None:
                 for offset in range(0, extent.nbytes, PART_NBYTES):
                     yield [(coords, await extent.read(offset, PART_NBYTES))]
-        if group:
-            yield await self._fetch(group)
 
-    async def _fetch(self, group: Sequence[Coords]) -> list[tuple[Coords, Buffer]]:
+    async def _fetch(self, group: Sequence[tuple[Coords, int]]) -> list[tuple[Coords, Buffer]]:
         """Return these chunks in their target encoding, without those that cannot be read, or are gone."""
-        found: list[Buffer | None] = [None] * len(group)
-
-        async def fetch(place: int) -> None:
-            try:
-                found[place] = await self.transfer.array.read_once(group[place])
-            except CorruptionError as error:
-                self._left_out(error, group[place])
-
-        # Remote chunks are requested together, so that adjacent ones take one request; local ones are read in order.
-        await for_each(range(len(group)), fetch, self.at_once)
-        chunks = [(coords, data) for coords, data in zip(group, found, strict=True) if data is not None]
-        return chunks if self.transfer.transcoder is None else await trio.to_thread.run_sync(self._transcode, chunks)
-
-    def _transcode(self, chunks: Sequence[tuple[Coords, Buffer]]) -> list[tuple[Coords, Buffer]]:
         transcoder = self.transfer.transcoder
-        assert transcoder is not None
-        transcoded: list[tuple[Coords, Buffer]] = []
-        for coords, data in chunks:
+        found: dict[Coords, Buffer | None] = {}
+
+        async def fetch(chunk: tuple[Coords, int]) -> None:
+            coords, nbytes = chunk
+            if transcoder is not None and nbytes > 2 * MAX_CHUNK_NBYTES:
+                self._left_out(CorruptionError(f"{nbytes:,} bytes are too many to be decoded"), coords)
+                return
             try:
-                transcoded.append((coords, transcoder(data)))
+                found[coords] = await self.transfer.array.read_once(coords)
             except CorruptionError as error:
                 self._left_out(error, coords)
-        return transcoded
+
+        # Remote chunks are requested together, so that adjacent ones take one request; local ones are read in order.
+        await for_each(group, fetch, self.at_once)
+        chunks = [(coords, data) for coords, _ in group if (data := found.get(coords)) is not None]
+        return chunks if transcoder is None else await trio.to_thread.run_sync(self._transcoded, transcoder, chunks)
+
+    def _transcoded(
+        self, transcoder: Transcoder, chunks: Sequence[tuple[Coords, Buffer]]
+    ) -> list[tuple[Coords, Buffer]]:
+        found: list[tuple[Coords, Buffer]] = []
+        for coords, data in chunks:
+            try:
+                found.append((coords, transcoder(data)))
+            except CorruptionError as error:
+                self._left_out(error, coords)
+        return found
 
     def _left_out(self, error: ShardfsError, coords: Coords | None = None) -> None:
         """Report a damaged chunk; raises the error if it may pass, because then the next run does the shard."""
@@ -349,11 +345,11 @@ class PackPlan(Plan):
                 self.report.problems.append(left_out(path, error))
         files = self._files(job.reading(context))
         async for keys, _ in batched(files, lambda key: 1, most=_MAX_FILES, nbytes=_MAX_FILES):
-            yield CopyFiles(job, manifest.items(keys), 0)
+            yield CopyFiles(manifest.items(keys), 0, job)
 
     def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
         """Return the task that stores these documents."""
-        return StoreTexts(job, items, 0, tuple(self._texts[item.key] for item in items))
+        return StoreTexts(items, 0, job, tuple(self._texts[item.key] for item in items))
 
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
@@ -372,7 +368,7 @@ class PackPlan(Plan):
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
             cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
-            yield PackShards(job, items, cost, self.packing, path, version, tuple(shards))
+            yield PackShards(items, cost, job, self.packing, path, version, tuple(shards))
         for key, count in beside.items():
             more = f" and {count - 1:,} more" if count > 1 else ""
             self.report.notes.append(f"left out: {key}{more}: no chunk of the array")

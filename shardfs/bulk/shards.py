@@ -9,13 +9,12 @@ from math import prod
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
-from shardfs.bulk.engine import Context, as_told, batched, run_tasks
+from shardfs.bulk.engine import Context, Task, batched, run_tasks
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.sharding import Coords
-from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions
 
 _MAX_SHARDS: Final = 64
@@ -46,40 +45,33 @@ class Found(Generic[R]):
 
 
 @dataclass(frozen=True)
-class ShardBatch(Generic[R]):
-    """Some *shards* of the source at *url*, and how to examine each."""
+class LookAtShards(Task[Found[R], Found[R]]):
+    """Examines some shards of the source at *url*; only those in which something is found have a result."""
 
     url: str
     options: StoreOptions
     look: Look[R]
-    shards: tuple[Found[R], ...]
-    nbytes: int
 
-    async def run(self, context: Context) -> list[Found[R]]:
-        """Return what was found, for the shards in which something was."""
+    def at_once(self, context: Context) -> int:
+        """Return how many shards to examine at a time."""
+        return _REQUESTS if context.source(self.url, self.options).store.root is None else 1
+
+    async def begin(self, context: Context) -> Callable[[Found[R]], Awaitable[Found[R] | None]]:
+        """Return a function that examines one of them."""
         source = context.source(self.url, self.options)
-        found: list[Found[R]] = []
 
-        async def look(shard: Found[R]) -> None:
-            try:
-                examined = replace(shard, result=await self._examine(source, shard))
-            except Exception as error:
-                examined = replace(shard, error=as_told(error))
-            if examined != shard:
-                found.append(examined)
+        async def examine(shard: Found[R]) -> Found[R] | None:
+            array = (await source.hierarchy.node(shard.path)).array
+            if array is None:
+                raise StaleError("its array was changed meanwhile")
+            result = await self.look(array, shard.coords)
+            return replace(shard, result=result) if result is not None else None
 
-        await for_each(self.shards, look, _REQUESTS if source.store.root is None else 1)
-        return found
+        return examine
 
-    async def _examine(self, source: Source, shard: Found[R]) -> R | None:
-        array = (await source.hierarchy.node(shard.path)).array
-        if array is None:
-            raise StaleError("its array was changed meanwhile")
-        return await self.look(array, shard.coords)
-
-    def failed(self, error: ShardfsError) -> list[Found[R]]:
-        """Return the error for each of the shards."""
-        return [replace(shard, error=error) for shard in self.shards]
+    def failed(self, item: Found[R], error: ShardfsError) -> Found[R]:
+        """Return a shard with the error."""
+        return replace(item, error=error)
 
 
 async def look_at_shards(
@@ -101,14 +93,14 @@ async def look_at_shards(
     found: list[Found[R]] = []
     cost = partial(_nbytes, reads_chunks=reads_chunks)
 
-    async def batches() -> AsyncIterator[ShardBatch[R]]:
+    async def batches() -> AsyncIterator[LookAtShards[R]]:
         numbers = count()
         async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
             each = [
                 Found[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
                 for array, coords in batch
             ]
-            yield ShardBatch(url, options, look, tuple(each), nbytes)
+            yield LookAtShards(tuple(each), nbytes, url, options, look)
 
     await run_tasks(batches(), found.extend, context=Context({url: source}), executor=executor, jobs=jobs)
     return sorted(found, key=attrgetter("number"))

@@ -70,7 +70,7 @@ class WriteFiles(StoreTask):
 
     unpacking: Unpacking
 
-    async def storer(self, context: Context) -> Storer:
+    async def begin(self, context: Context) -> Storer:
         """Return a function that writes one of them."""
         source, store = self.job.reading(context), self.job.made(context).store
         tree = await self.unpacking.tree(context, self.job)
@@ -146,11 +146,11 @@ class UnpackPlan(Plan):
         """Yield the tasks that write all files but documents."""
         tree = await self.unpacking.tree(context, job)
         async for batch, nbytes in batched(self._files(tree), itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
-            yield WriteFiles(job, manifest.items(key for key, _ in batch), nbytes, self.unpacking)
+            yield WriteFiles(manifest.items(key for key, _ in batch), nbytes, job, self.unpacking)
 
     def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
         """Return the task that stores these documents."""
-        return WriteFiles(job, items, 0, self.unpacking)
+        return WriteFiles(items, 0, job, self.unpacking)
 
     async def _files(self, tree: Filesystem) -> AsyncIterator[tuple[str, int]]:
         """Yield all files with their sizes; the documents among them are only noted."""

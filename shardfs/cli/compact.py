@@ -9,7 +9,6 @@ from functools import partial
 import click
 import trio
 
-from shardfs.bulk.cluster import Place
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import Number, command, json_option
 from shardfs.cli.output import progress
@@ -59,7 +58,7 @@ def compact(
     Programs that have a shard open natively keep reading the old one. `shardfs map` shows the dead bytes.
     """
     store = open_checked(source, store_options)
-    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
+    with executor(jobs, dask, store_options, source) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
         report = trio.run(work, store, store_options, threshold, force)
     click.echo(json.dumps(asdict(report), indent=2) if as_json else report.render())

@@ -12,7 +12,6 @@ from typing import Any, Final
 import click
 import trio
 
-from shardfs.bulk.cluster import Place
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, terminal_width
@@ -81,7 +80,7 @@ def map(
     """
     opened = open_source(source, store_options)
     is_brief = page is None and (array is None or as_json)
-    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
+    with executor(jobs, dask, store_options, source) as chosen:
         maps, reasons = trio.run(_look, opened, store_options, array, is_brief, jobs, chosen)
     if page is not None:
         with replacing(page) as file:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import trio
 
-from shardfs.bulk.cluster import Place
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
 from shardfs.cli.options import command, json_option, size, view_options
@@ -155,8 +154,8 @@ def _run(
             complain(problem)
         done, told = report.done, len(report.problems)
 
-    places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
-    with executor(jobs, None if is_dry else dask, places) as chosen, ExitStack() as stack:
+    workers = executor(jobs, None if is_dry else dask, options, source, destination=destination)
+    with workers as chosen, ExitStack() as stack:
         how = RunOptions(sync or checksum, checksum, chosen, jobs, tell)
         try:
             report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))

@@ -1,6 +1,6 @@
 """The argument SOURCE, the options for reaching it, and those for who does the work."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import wraps
@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import trio
 
-from shardfs.bulk.cluster import Place, connected
+from shardfs.bulk.cluster import connected
 from shardfs.cli.options import Integer, RemoteOption, source_argument
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import UsageError
@@ -99,12 +99,17 @@ def workers_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def executor(jobs: int | None, dask: str | None, places: Sequence[Place]) -> Iterator[Executor | None]:
-    """Yield the executor for the options, None for processes of this machine; its workers must reach *places*."""
+def executor(
+    jobs: int | None, dask: str | None, options: StoreOptions, *sources: str, destination: str | None = None
+) -> Iterator[Executor | None]:
+    """Yield the executor for the options, None for processes of this machine.
+
+    Its workers must reach *sources* and *destination* as this process does.
+    """
     if dask is None:
         yield None
         return
     if jobs is not None:
         raise UsageError("--jobs is for this machine; a Dask cluster has the processes that it was started with")
-    with connected(dask, places) as found:
+    with connected(dask, options, sources, destination) as found:
         yield found

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import trio
 
-from shardfs.bulk.cluster import Place
 from shardfs.bulk.compare import compare
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, json_option
@@ -64,7 +63,7 @@ def verify(
         _compare(source, destination, store_options, data or as_json, jobs, dask)
         return
     opened = open_source(source, store_options)
-    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
+    with executor(jobs, dask, store_options, source) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:
@@ -76,8 +75,8 @@ def _compare(
 ) -> None:
     if has_others:
         raise UsageError("--data and --json are for one dataset; two are compared by their data, and told in lines")
-    places = [Place.of(each, options) for each in (source, destination)]
-    with executor(jobs, dask, places) as chosen, progress("comparing", None, "task") as advance:
+    workers = executor(jobs, dask, options, source, destination)
+    with workers as chosen, progress("comparing", None, "task") as advance:
         work = partial(compare, source, destination, options, executor=chosen, jobs=jobs, progress=advance)
         problems = trio.run(work)
     for problem in problems:

@@ -3,13 +3,14 @@
 import fcntl
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import trio
 
-from shardfs.bulk.engine import Context
+from shardfs.bulk import engine
 from shardfs.errors import CorruptionError, ShardfsError
 
 LARGE = 2**40
@@ -17,7 +18,7 @@ LARGE = 2**40
 
 
 class Result(NamedTuple):
-    """What became of a task: who ran it, or the error."""
+    """What became of an item: who worked on it, or the error."""
 
     name: str
     pid: int = 0
@@ -25,34 +26,36 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
-    """Returns who ran it."""
+class Task(engine.Task[str, Result]):
+    """Tells for each name who worked on it."""
 
-    name: str = "a"
     nbytes: int = LARGE
 
-    async def run(self, context: Context) -> Result:
-        return Result(self.name, os.getpid())
+    async def begin(self, context: engine.Context) -> Callable[[str], Awaitable[Result]]:
+        return self.work
 
-    def failed(self, error: ShardfsError) -> Result:
-        return Result(self.name, error=error)
+    async def work(self, item: str) -> Result:
+        return Result(item, os.getpid())
+
+    def failed(self, item: str, error: ShardfsError) -> Result:
+        return Result(item, error=error)
 
 
 @dataclass(frozen=True)
 class Corrupt(Task):
     """Fails as tasks may."""
 
-    async def run(self, context: Context) -> Result:
+    async def work(self, item: str) -> Result:
         async with trio.open_nursery():
-            raise CorruptionError(f"{self.name} is damaged")
+            raise CorruptionError(f"{item} is damaged")
 
 
 @dataclass(frozen=True)
 class Faulty(Task):
     """Fails as no task may."""
 
-    async def run(self, context: Context) -> Result:
-        raise ZeroDivisionError(self.name)
+    async def work(self, item: str) -> Result:
+        raise ZeroDivisionError(item)
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,12 @@ class Deadly(Task):
     where: Path = Path()
     times: int = 1000
 
-    async def run(self, context: Context) -> Result:
+    async def work(self, item: str) -> Result:
         ndeaths = len(list(self.where.iterdir()))
         if ndeaths < self.times:
-            (self.where / f"{self.name}-{ndeaths}").touch()
+            (self.where / f"{item}-{ndeaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().run(context)
+        return await super().work(item)
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,10 @@ class Waiting(Task):
 
     where: Path = Path()
 
-    async def run(self, context: Context) -> Result:
-        os.write(1, f"begun {self.name}\n".encode())
+    async def work(self, item: str) -> Result:
+        os.write(1, f"begun {item}\n".encode())
         fd = os.open(self.where, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_SH)
         os.close(fd)
-        os.write(1, f"done {self.name}\n".encode())
-        return await super().run(context)
+        os.write(1, f"done {item}\n".encode())
+        return await super().work(item)

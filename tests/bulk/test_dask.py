@@ -16,7 +16,7 @@ import trio
 from distributed import Client, LocalCluster
 
 import shardfs
-from shardfs.bulk.cluster import Place, connected
+from shardfs.bulk.cluster import connected
 from shardfs.bulk.engine import run_tasks as run_engine
 from shardfs.errors import StoreError
 from shardfs.stores.url import StoreOptions
@@ -105,11 +105,11 @@ def test_a_cluster_does_what_this_machine_does_and_a_worker_that_dies_costs_noth
     assert packed[0].stdout == packed[1].stdout
     assert files_below(tmp_path / "here") == files_below(tmp_path / "there")
     (tmp_path / "deaths").mkdir()
-    tasks = [Task(str(n)) for n in range(200)]
-    tasks[50], tasks[100] = Deadly("x", where=tmp_path / "deaths", times=1), Corrupt("y")
-    with connected(cluster.address, []) as executor:
+    tasks = [Task((str(n),)) for n in range(200)]
+    tasks[50], tasks[100] = Deadly(("x",), where=tmp_path / "deaths", times=1), Corrupt(("y",))
+    with connected(cluster.address, StoreOptions(), []) as executor:
         results = run_tasks(tasks, executor=executor)
-    assert sorted(result.name for result in results) == sorted(task.name for task in tasks)
+    assert sorted(result.name for result in results) == sorted(name for task in tasks for name in task.items)
     assert len({result.pid for result in results} - {0}) == 2
     assert {result.name: str(result.error) for result in results if result.error} == {"y": "y is damaged"}
     assert len(list((tmp_path / "deaths").iterdir())) == 1
@@ -125,7 +125,7 @@ def test_what_ends_early_waits_for_what_workers_are_doing(
 
     async def tasks() -> AsyncIterator[Task]:
         nonlocal said
-        yield Waiting("long", where=tmp_path)
+        yield Waiting(("long",), where=tmp_path)
         while "begun long" not in said:
             await trio.sleep(0.01)
             said += capfd.readouterr().out
@@ -142,7 +142,7 @@ def test_what_ends_early_waits_for_what_workers_are_doing(
     ):
         try:
             with pytest.raises(KeyboardInterrupt):
-                trio.run(partial(run_engine, tasks(), lambda result: None, executor=client.get_executor(pure=False)))
+                trio.run(partial(run_engine, tasks(), lambda results: None, executor=client.get_executor(pure=False)))
             assert "done long" in said + capfd.readouterr().out
         finally:
             os.close(lock)
@@ -176,6 +176,6 @@ def test_a_worker_that_does_not_find_the_same_files_is_refused(cluster: Cluster,
     assert f" finds other files at {damaged} than this machine" in said
     for array in damaged.iterdir():
         array.rename(tmp_path / array.name)
-    place = Place(str(damaged), StoreOptions(), is_written=True)  # as empty as what the worker finds
-    with pytest.raises(StoreError, match="finds other files"), connected(cluster.address, [place]):
+    destination = connected(cluster.address, StoreOptions(), [], str(damaged))  # as empty as what the worker finds
+    with pytest.raises(StoreError, match="finds other files"), destination:
         pass

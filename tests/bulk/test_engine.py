@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,10 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.bulk.engine import run_tasks
+from shardfs.bulk.engine import each, run_tasks
 from shardfs.errors import CorruptionError, StoreError
 from tests.bulk.tasks import Corrupt, Deadly, Faulty, Result, Task
 from tests.support.mounting import PATIENCE, environment
-
-
-async def each(tasks: Iterable[Task]) -> AsyncIterator[Task]:
-    for task in tasks:
-        yield task
 
 
 def run(tasks: Iterable[Task], **how: Any) -> list[Result]:
@@ -29,7 +24,7 @@ def run(tasks: Iterable[Task], **how: Any) -> list[Result]:
     results: list[Result] = []
 
     async def main() -> None:
-        await run_tasks(each(tasks), results.append, **how)
+        await run_tasks(each(tasks), results.extend, **how)
 
     trio.run(main)
     return results
@@ -37,7 +32,7 @@ def run(tasks: Iterable[Task], **how: Any) -> list[Result]:
 
 def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
     for how in ({"jobs": 1}, {"jobs": 2}, {"executor": ThreadPoolExecutor(2)}):
-        results = run([Task("a"), Corrupt("x"), Task("b"), Faulty("y"), Task("c")], **how)
+        results = run([Task(("a",)), Corrupt(("x",)), Task(("b",)), Faulty(("y",)), Task(("c",))], **how)
         assert sorted(result.name for result in results) == ["a", "b", "c", "x", "y"]
         errors = {result.name: result.error for result in results if result.error is not None}
         assert (type(errors["x"]), str(errors["x"])) == (CorruptionError, "x is damaged")
@@ -49,11 +44,11 @@ def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
 def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp_path: Path) -> None:
     for name in ("always", "once"):
         (tmp_path / name).mkdir()
-    tasks = [Task(str(n)) for n in range(8)]
-    tasks[2] = Deadly("always", where=tmp_path / "always")
-    tasks[6] = Deadly("once", where=tmp_path / "once", times=1)
+    tasks = [Task((str(n),)) for n in range(8)]
+    tasks[2] = Deadly(("always",), where=tmp_path / "always")
+    tasks[6] = Deadly(("once",), where=tmp_path / "once", times=1)
     results = run(tasks, jobs=2)
-    assert sorted(result.name for result in results) == sorted(task.name for task in tasks)
+    assert sorted(result.name for result in results) == sorted(name for task in tasks for name in task.items)
     failed = {result.name: str(result.error) for result in results if result.error is not None}
     assert failed == {"always": "each process that worked on it died; is there enough memory?"}
     assert len(list((tmp_path / "always").iterdir())) == 3

@@ -14,7 +14,7 @@ from tests.bulk.tasks import Task, Waiting
 
 async def tasks() -> AsyncIterator[Task]:
     for n in range(100):
-        yield Waiting(str(n), where=Path(sys.argv[1]))
+        yield Waiting((str(n),), where=Path(sys.argv[1]))
 
 
 def say(line: str) -> None:
@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 
 async def main() -> None:
-    await run_tasks(tasks(), lambda result: say(f"told {result.name}"), jobs=2)
+    await run_tasks(tasks(), lambda results: say(f"told {results[0].name}"), jobs=2)
 
 
 if __name__ == "__main__":
