@@ -39,7 +39,7 @@ from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged
 from shardfs.format.index_search import find_last_index
-from shardfs.format.sharding import Coords
+from shardfs.format.sharding import Coords, ShardingLevel
 from shardfs.stores.base import Kept, Snapshot, Splice, join_key, write_all
 from shardfs.stores.kept_files import KeptFile
 
@@ -53,34 +53,51 @@ class TornShard:
 
     array: Array
     shard: Coords
+    key: str
     snapshot: Snapshot
     reason: str
     stop: int | None
-
-    @property
-    def key(self) -> str:
-        """The key of the shard in the store."""
-        return self.array.layout.shard_key(self.shard)
-
-    @property
-    def tail_nbytes(self) -> int:
-        """The number of bytes that a repair cuts off."""
-        return self.snapshot.size - (self.stop or self.snapshot.size)
 
 
 async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
     """Yield every shard of *source* whose index cannot be read, or cannot be one."""
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
-        state = await array.shard(shard)
-        if isinstance(state.error, CorruptionError) and state.snapshot is not None:
-            reason = str(state.error).removeprefix(f"{array.layout.shard_key(shard)}: ")
-        elif state.shard is not None and _is_no_index(array, state.shard.index):
+        key, state = array.layout.shard_key(shard), await array.shard(shard)
+        level, snapshot = array.grid.levels[0], state.snapshot
+        layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
+        stop = None
+        if isinstance(state.error, CorruptionError):
+            reason = str(state.error).removeprefix(f"{key}: ")
+        elif state.shard is not None and _is_no_index(level, state.shard.index):
             reason = "its index names bytes beyond its end"
         else:
             continue
-        assert state.snapshot is not None
-        stop, why = await _last_stop(array, shard, state.snapshot)
-        yield TornShard(array, shard, state.snapshot, f"{reason}; {why}" if why else reason, stop)
+        if snapshot is None:
+            continue
+        if level.after:
+            reason += "; it cannot be repaired: it is encoded as a whole"
+        elif level.index_at_start:
+            reason += "; it cannot be repaired: its index is at the start, and there is only one"
+        elif not level.index_codecs.checksums:
+            reason += "; it cannot be repaired: its index has no checksum to recognize an older one by"
+        else:
+            offset = await trio.to_thread.run_sync(_search, layout, snapshot)
+            stop = offset + layout.nbytes if offset is not None else None
+            reason += "; there is no valid index in it" if stop is None else ""
+        yield TornShard(array, shard, key, snapshot, reason, stop)
+
+
+def _search(layout: IndexLayout, snapshot: Snapshot) -> int | None:
+    """Return the offset of the last valid index in a shard."""
+    with snapshot.mapped() as data:
+        return find_last_index(layout, data)
+
+
+def _is_no_index(level: ShardingLevel, index: ShardIndex) -> bool:
+    """Whether the bytes of an index without a checksum cannot be an index."""
+    if level.after or level.index_at_start or level.index_codecs.checksums:
+        return False
+    return bool(damaged(index.entries, index.shard_nbytes))
 
 
 async def repair(source: Source, torn: TornShard, directory: str) -> str:
@@ -97,33 +114,6 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
         await edit.splice(Splice((Kept(0, torn.stop),)))
     source.shards.forget(torn.array.layout, torn.shard)
     return place
-
-
-def _is_no_index(array: Array, index: ShardIndex) -> bool:
-    """Whether the bytes of an index without a checksum cannot be an index."""
-    level = array.grid.levels[0]
-    if level.after or level.index_at_start or level.index_codecs.checksums:
-        return False
-    return bool(damaged(index.entries, index.shard_nbytes))
-
-
-async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[int | None, str]:
-    """Return where the last valid index of a shard ends, or why there is none."""
-    level = array.grid.levels[0]
-    layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
-    if level.after:
-        return None, "it cannot be repaired: it is encoded as a whole"
-    if level.index_at_start:
-        return None, "it cannot be repaired: its index is at the start, and there is only one"
-    if not level.index_codecs.checksums:
-        return None, "it cannot be repaired: its index has no checksum to recognize an older one by"
-
-    def search() -> int | None:
-        with snapshot.mapped() as data:
-            return find_last_index(layout, data)
-
-    offset = await trio.to_thread.run_sync(search)
-    return (None, "there is no valid index in it") if offset is None else (offset + layout.nbytes, "")
 
 
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:
@@ -247,7 +237,8 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
     with opened(source, state) as (contents, commits):
         recovery = await replay(source, contents, commits)
         _report_commits(recovery, found, "taken back", left=False)
-        failure = await _flush(commits)
+        with suppress(ShardfsError):  # which the second attempt meets again, or not
+            await commits.flush()
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
             found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
@@ -264,20 +255,12 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
             else:
                 line = f"cannot be applied: {describe(Conflict(change, reason))}"
                 found.append(Finding("conflict", line, left=True))
-        failure = await _flush(commits) or failure
-        if failure is not None:
-            found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
+        try:
+            await commits.flush()
+        except ShardfsError as error:
+            found.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
         await commits.log.sync_soon()  # the conflict log forgets it only when it is durable in the journal
         commits.conflicts.release(sorted(settled))
-
-
-async def _flush(commits: GroupCommit) -> ShardfsError | None:
-    """Commit what is pending; returns the error that prevents part of it, if any."""
-    try:
-        await commits.flush()
-    except ShardfsError as error:
-        return error
-    return None
 
 
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
@@ -333,7 +316,8 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
     """Report a torn shard, and repair it if there is a directory to write to, *state*."""
     what, path, is_left = f"torn: {torn.key}: {torn.reason}", None, True
     if torn.stop is not None:
-        what = f"torn: {torn.key}: its last {torn.tail_nbytes:,} bytes, behind the last valid index, can be cut off"
+        tail = f"its last {torn.snapshot.size - torn.stop:,} bytes"
+        what = f"torn: {torn.key}: {tail}, behind the last valid index, can be cut off"
     if torn.stop is not None and state is not None:
         try:
             path = await repair(source, torn, state.torn_key)
@@ -341,7 +325,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
             what = f"torn: {torn.key}: not repaired: {error}"
         else:
             path = path if source.store.root is not None else os.path.join(state.root, path)
-            what, is_left = f"repaired: {torn.key}: its last {torn.tail_nbytes:,} bytes are now in {path}", False
+            what, is_left = f"repaired: {torn.key}: {tail} are now in {path}", False
     found.append(Finding("torn", what, is_left, key=torn.key, path=path))
 
 
