@@ -1,7 +1,7 @@
 """Examining shards: what each contains, what is dead, and what is damaged."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
 from typing import Final
@@ -144,31 +144,52 @@ class ChunkDecoder:
 
 async def measure(array: Array, coords: Coords) -> ShardUse:
     """Return what the bytes of the stored shard at *coords* are used for."""
-    found = await _ranges(array, coords)
+    payloads, indexes, problems, nchunks = await _ranges(array, coords)
     state = await array.shard(coords)
     return ShardUse(
         key=array.layout.shard_key(coords),
         size=state.stat.size if state.stat else 0,
-        chunks=found.nchunks,
+        chunks=nchunks,
         capacity=prod(len(array.grid.covered(axis, index)) for axis, index in enumerate(coords)),
-        live=int(np.diff(_covered(found.payloads + found.indexes)).sum()) if found.indexes else None,
-        error=found.problems[0].message if found.problems else None,
+        live=int(np.diff(_covered(payloads + indexes)).sum()) if indexes else None,
+        error=problems[0].message if problems else None,
     )
 
 
 async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Problem] | None:
-    """Return what `check` finds, None if nothing; with *data*, chunks are decoded if their codecs are known."""
+    """Return the damage in the stored shard at *coords*, None if there is none.
+
+    With *data*, chunks are decoded if their codecs are known.
+    """
     decoder = ChunkDecoder.of(array) if data else None
-    return [problem async for problem in check(array, coords, decoder)] or None
+    problems: list[Problem] = []
+    async for shard, place in _levels(array, coords):
+        if isinstance(shard, Problem):
+            problems.append(shard)
+            continue
+        if len(place.shapes) < len(array.grid.levels):
+            continue
+        entries = shard.index.entries
+        suspects = damaged(entries, shard.index.shard_nbytes)
+        if decoder is not None:
+            suspects = np.flatnonzero(~are_empty(entries)).tolist()
+        for entry in suspects:
+            try:
+                found = shard.index.range(entry)
+                if found is not None and decoder is not None:
+                    await decoder.check(shard, *found)
+            except ShardfsError as error:
+                problems.append(_problem(array, _entered(place, entry), error))
+    return problems or None
 
 
 async def lay_out(array: Array, coords: Coords) -> Layout | None:
     """Return the layout of the stored shard at *coords*; None if it cannot be read, or is encoded as a whole."""
-    found = await _ranges(array, coords)
+    payloads, indexes, _, _ = await _ranges(array, coords)
     shard = (await array.shard(coords)).shard
-    if not found.indexes or shard is None:
+    if not indexes or shard is None:
         return None
-    live, index = _covered(found.payloads), _covered(found.indexes)
+    live, index = _covered(payloads), _covered(indexes)
     edges = np.unique(np.concatenate([live.ravel(), index.ravel(), [0, shard.snapshot.size]]))
     uses = np.full(len(edges) - 1, Use.DEAD)
     for use, ranges in ((Use.LIVE, live), (Use.INDEX, index)):
@@ -215,56 +236,27 @@ def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
     return False
 
 
-@dataclass(slots=True)
-class _Ranges:
-    """The ranges (rows of offset and length) of the *nchunks* chunks and of the indexes in a shard.
+async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[np.ndarray], list[Problem], int]:
+    """Return ranges (rows of offset and length) of chunks and of indexes in a shard, damage, and the number of chunks.
 
-    A shard that is encoded as a whole has none.
+    A shard that is encoded as a whole, or has such shards, has no ranges.
     """
-
-    nchunks: int = 0
-    payloads: list[np.ndarray] = field(default_factory=list)
-    indexes: list[np.ndarray] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-
-async def _ranges(array: Array, coords: Coords) -> _Ranges:
-    found = _Ranges()
-    encoded = False
+    payloads: list[np.ndarray] = []
+    indexes: list[np.ndarray] = []
+    problems: list[Problem] = []
+    nchunks = 0
+    is_encoded = False
     async for shard, place in _levels(array, coords):
         if isinstance(shard, Problem):
-            found.problems.append(shard)
+            problems.append(shard)
             continue
-        encoded = encoded or shard.decoded is not None
-        found.indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
+        is_encoded = is_encoded or shard.decoded is not None
+        indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
             entries = shard.index.entries
-            found.nchunks += int(np.count_nonzero(~are_empty(entries)))
-            found.payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
-    if encoded:
-        found.payloads, found.indexes = [], []
-    return found
-
-
-async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
-    """Yield the damage found in the stored shard at *coords*; a *decoder* examines the chunks too."""
-    async for shard, place in _levels(array, coords):
-        if isinstance(shard, Problem):
-            yield shard
-            continue
-        if len(place.shapes) < len(array.grid.levels):
-            continue
-        entries = shard.index.entries
-        suspects = damaged(entries, shard.index.shard_nbytes)
-        if decoder is not None:
-            suspects = np.flatnonzero(~are_empty(entries)).tolist()
-        for entry in suspects:
-            try:
-                found = shard.index.range(entry)
-                if found is not None and decoder is not None:
-                    await decoder.check(shard, *found)
-            except ShardfsError as error:
-                yield _problem(array, _entered(place, entry), error)
+            nchunks += int(np.count_nonzero(~are_empty(entries)))
+            payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
+    return ([], [], problems, nchunks) if is_encoded else (payloads, indexes, problems, nchunks)
 
 
 async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
