@@ -19,7 +19,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Live, Put, Shrink, UndoRecord, pack_ranges
+from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord, pack_ranges
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
 from shardfs.format.sharding import Coords
@@ -46,7 +46,7 @@ _SMALL_SHARE: Final = 0.25  # at least, of a shard's share of a batch: what a sm
 
 @dataclass(slots=True)
 class _Commit:
-    """The next version of one shard, from *records*, with new content of *nchunks* chunks; *undo* is in the log."""
+    """The next version of one shard, from *records*, with new content of *nchunks* chunks."""
 
     queue: ShardQueue
     records: Sequence[Change]
@@ -54,7 +54,6 @@ class _Commit:
     edit: ShardWriter
     old: OpenShard | None
     new: NewShard
-    undo: UndoRecord | None = None
 
 
 class GroupCommit:
@@ -83,7 +82,8 @@ class GroupCommit:
         self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
         self._committing = trio.Lock()  # one batch at a time
         self._next = math.inf  # when `run` wakes up by itself
-        self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
+        # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
+        self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
         self._appended: dict[ShardQueue, None] = {}
         self._begun: set[tuple[ArrayLayout, Coords]] = set()
@@ -102,7 +102,7 @@ class GroupCommit:
         if before is None:
             self.npending += 1
         else:
-            self.log.supersede(before.sequence, change.sequence)
+            self.log.forget(before.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
@@ -175,7 +175,8 @@ class GroupCommit:
                     if edit.snapshot is not None:
                         commit = await self._plan(queue, contents, (), edit, compact=compact)
                         await self._announce([commit])
-                        await self.log.release_soon(await self._store(commit))
+                        await self._store(commit)
+                        await self.log.release_soon(self._settled(queue))
             except ConflictError as error:
                 queue.give_way(error)
                 if not is_patient:
@@ -187,17 +188,6 @@ class GroupCommit:
                 queue.succeed()
                 return
         raise StoreError(f"{queue.key} is changed over and over by another program")
-
-    def live_records(self) -> Iterator[Live]:
-        """Yield the records that stay in the log until they are committed or settled."""
-        for queue in self.pending:
-            yield from queue.changes.values()
-        for undos in self._unsettled.values():
-            yield from undos
-
-    def keep_unsettled(self, undo: UndoRecord) -> None:
-        """Remember a commit whose outcome is not known."""
-        self._unsettled.setdefault(undo.key, []).append(undo)
 
     async def wait_for_commit(self) -> bool:
         """Wait for the commit that is under way; returns whether there was one."""
@@ -308,9 +298,9 @@ class GroupCommit:
     @asynccontextmanager
     async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:
         waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
-        for undo in self._unsettled.get(queue.key, ()):  # failed attempts, here or in an earlier process
-            if undo.inode:
-                await take_back(self._source, undo, waited=waited)
+        undo = self.undos.get(queue.key)
+        if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
+            await take_back(self._source, undo, waited=waited)
         grid = queue.layout.grid
         place = index_place(grid.levels[0], grid.index_shape(queue.shard))
         async with self._source.store.edit(queue.key, **place, **owner, waited=waited) as edit:
@@ -350,18 +340,20 @@ class GroupCommit:
             return  # changes that are in no log any more are safer in their shard, whatever happens to this process
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
-
+        announced: list[UndoRecord] = []
         try:
             async with self.log.appending:
                 for commit, undo in zip(commits, undos, strict=True):
                     named = pack_ranges(sorted(record.sequence for record in commit.records))
-                    commit.undo = self.log.append(undo, MemoryContent(memoryview(named)))
-                # Earlier attempts on the same shard do not matter any more: this one found it whole.
-                for commit, undo in zip(commits, undos, strict=True):
-                    for earlier in self._unsettled.pop(commit.queue.key, []):
-                        self.log.supersede(earlier.sequence, undo.sequence)
+                    announced.append(self.log.append(undo, MemoryContent(memoryview(named))))
+                # Earlier attempts on the same shards do not matter any more: these found them whole.
+                for undo in announced:
+                    earlier = self.undos.get(undo.key)
+                    if earlier is not None:
+                        self.log.forget(earlier.sequence)
+                    self.undos[undo.key] = undo
         except ShardfsError:
-            await self.log.release_soon([commit.undo for commit in commits if commit.undo is not None])
+            await self.log.release_soon(announced)
             raise
         await self.log.sync_soon()
 
@@ -374,13 +366,12 @@ class GroupCommit:
 
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
         with self._failing(commit.queue, unreachable):
-            undo = await self._store(commit)
+            await self._store(commit)
             self._note_append(commit)
-            await self._forget(commit.queue, commit.records, *undo)
+            await self._forget(commit.queue, commit.records, *self._settled(commit.queue))
 
-    async def _store(self, commit: _Commit) -> list[UndoRecord]:
-        """Store the next version of a shard; returns the undo records to be released with its records."""
-        undo = [commit.undo] if commit.undo is not None else []
+    async def _store(self, commit: _Commit) -> None:
+        """Store the next version of a shard."""
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
         layout, shard = commit.queue.layout, commit.queue.shard
         with shards.generations.changing(layout, shard, edit.snapshot.stat if edit.snapshot is not None else None):
@@ -392,16 +383,17 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ConflictError:
-                await self.log.release_soon(undo)  # nothing was changed
-                raise
-            except ShardfsError:
-                self._unsettled.setdefault(commit.queue.key, []).extend(undo)  # it may not have been undone
+                await self.log.release_soon(self._settled(commit.queue))  # nothing was changed
                 raise
             shards.generations.committed(layout, shard, stat, is_new=edit.snapshot is None)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
-        return undo
+
+    def _settled(self, queue: ShardQueue) -> list[UndoRecord]:
+        """Return the undo record of a shard whose commit ended, to be released."""
+        undo = self.undos.pop(queue.key, None)
+        return [undo] if undo is not None else []
 
     async def _forget(self, queue: ShardQueue, records: Sequence[Change], *undo: UndoRecord) -> None:
         """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""

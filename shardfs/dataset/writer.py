@@ -169,7 +169,7 @@ class Writer:
                 if self.log.dead_nbytes < before * _WORTH:
                     break
                 async with self.log.appending:
-                    await trio.to_thread.run_sync(self.log.carry_forward, [*self.commits.live_records()])
+                    await trio.to_thread.run_sync(self.log.carry_forward)
         except ShardfsError as error:
             log.error("%s is not made smaller: %s", self.log.where, error)  # noqa: TRY400
         return self.log.nbytes < before

@@ -271,7 +271,7 @@ def test_a_removal_is_kept_like_new_bytes_while_its_array_is_away(
     assert run("recover", group).stdout == "nothing to recover\n"
 
 
-UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", 0, 0, 0, 0, 0, 0, 0, b"", b"", "")
+UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", 0, 0, 0, 0, 0, b"", b"", "")
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
 BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
     "new bytes": lambda journal, key: journal.append(

@@ -135,7 +135,7 @@ class Process:
         """Give the room back that what is done takes up in the journal."""
         writer = self.writing.writer
         async with writer.log.appending:
-            writer.log.carry_forward([*writer.commits.live_records()])
+            writer.log.carry_forward()
 
     async def commit(self) -> None:
         """Bring into the shards what was written."""

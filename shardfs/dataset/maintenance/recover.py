@@ -7,7 +7,7 @@ Everything that this index names is intact; what follows it is cut off, and kept
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -243,12 +243,11 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         if brought > 0:
             found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
-        latest = _latest(changes)
-        settled = {change.sequence for change in changes} - {change.sequence for change in latest}
-        for change in sorted(latest, key=lambda change: not isinstance(change, Shrink)):
+        settled: list[int] = []
+        for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
-                settled.add(change.sequence)
+                settled.append(change.sequence)
                 found.append(
                     Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
@@ -260,7 +259,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         except ShardfsError as error:
             found.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
         await commits.log.sync_soon()  # the conflict log forgets it only when it is durable in the journal
-        commits.conflicts.release(sorted(settled))
+        commits.conflicts.release(settled)
 
 
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
@@ -372,12 +371,3 @@ def list_slots(found: Findings) -> None:
 
 def _changes(contents: LogContents) -> list[Change | Shrink]:
     return [record for record in contents.records if isinstance(record, Put | Erase | Shrink)]
-
-
-def _latest(changes: Sequence[Change | Shrink]) -> Sequence[Change | Shrink]:
-    """Return the last change of each chunk, and the last shrink from each shape."""
-    latest: dict[tuple[str, bool, tuple[int, ...]], Change | Shrink] = {}
-    for change in changes:
-        place = change.shape if isinstance(change, Shrink) else change.coords
-        latest[change.path, isinstance(change, Shrink), place] = change
-    return list(latest.values())

@@ -10,6 +10,9 @@ an old record without the newer one that replaced it. A segment that was found d
 So that a record that is live for long does not keep all later segments, the live records of the oldest segment can be
 carried forward: they are appended again, durably, before the old segment is removed.
 
+Of several records of one subject only the latest counts, released or not, so nothing is written when one replaces
+another: the older one is forgotten here, and goes with its segment, for which all later ones are durable.
+
 The caller sees to it that only one append, `release`, `carry_forward` or `close` runs at a time. `sync` and reads of
 payloads may run beside them, in other threads. All of these block; only an append of few bytes is quick. Tasks that
 share a log hold `appending` around each change, and never while waiting for a store; they use `sync_soon` and
@@ -30,9 +33,8 @@ import trio
 from shardfs.dataset.wal.reading import LogContents, Segment, read_log
 from shardfs.dataset.wal.records import (
     HEADER_NBYTES,
-    MAX_RANGES,
     RECORD_NBYTES,
-    Kind,
+    Checkpoint,
     Live,
     Payload,
     damaged_name,
@@ -58,7 +60,7 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOTHING: Final = MemoryContent(memoryview(b""))
 """The payload of a record without one."""
 
-R = TypeVar("R", bound=Live)
+R = TypeVar("R", bound=Live | Checkpoint)
 
 
 class WriteAheadLog:
@@ -67,9 +69,9 @@ class WriteAheadLog:
     A segment of more than *segment_nbytes* bytes is followed by another. *max_nbytes* is the size that callers should
     keep the log below, by waiting until the log `has_room`.
 
-    State, changed by one caller at a time under `_state`: the segments, oldest first, of which the last may be
-    *active*, that is, written to; what was released since the last checkpoint (`_released`, and `_superseded` with its
-    replacement).
+    State, changed by one caller at a time: the segments, oldest first, of which the last may be *active*, that is,
+    written to; the sequences released since the last checkpoint. `sync` reads them in other threads: a segment's end
+    is moved before `last_sequence`.
     """
 
     def __init__(
@@ -95,34 +97,28 @@ class WriteAheadLog:
         self._segment_nbytes = segment_nbytes
         self.max_nbytes = max_nbytes
         self.appending = QuickLock()
-        self._syncing_soon: trio.Event | None = None
-        self._state = threading.Lock()  # held only for moments
+        self._syncing_soon = QuickLock()
         self._syncing = threading.Lock()
         self._segments = list(contents.segments)
         self._active: Segment | None = None
         self._number = contents.last_number
-        self._created = len(self._segments)  # counts new names, *_synced_names* those that are durable
-        self._synced_names = 0
         self.last_sequence = contents.last_sequence
         """The latest sequence number that an append took, even a failed one."""
         self.synced_sequence = 0
         """All records up to this one are durable."""
         self._released: list[int] = []
-        self._superseded: list[tuple[int, int]] = []
-        self.live_nbytes = sum(nbytes for segment in self._segments for nbytes in segment.live.values())
+        self.live_nbytes = sum(record.nbytes for segment in self._segments for record in segment.live.values())
         """The size of the live records."""
 
     @property
     def nbytes(self) -> int:
         """The size of all segments, as far as they are written."""
-        with self._state:
-            return sum(segment.end for segment in self._segments)
+        return sum(segment.end for segment in self._segments)
 
     @property
     def live(self) -> int:
         """The number of live records."""
-        with self._state:
-            return sum(len(segment.live) for segment in self._segments)
+        return sum(len(segment.live) for segment in self._segments)
 
     @property
     def dead_nbytes(self) -> int:
@@ -159,56 +155,86 @@ class WriteAheadLog:
         """Return how large all segments together may get; the disk must have as much room again, for the shards."""
         return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
-    def append(self, record: R, content: Content = NOTHING) -> R:
+    def append(self, record: R, content: Content = NOTHING, *, may_rotate: bool = True) -> R:
         """Append *record* with a payload of *content*; return it with its sequence and its payload.
 
         Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was, and goes on. Raises `ReadOnlyError`
         if the log accepts nothing any more, `RefusedError` if a name is too long, and whatever reading *content*
-        raises.
+        raises. Unless it *may_rotate*, the active segment may become too long.
         """
-        record.sequence, record.payload = self._append(record.kind, pack_meta(record), content)
+        meta, nbytes, found = pack_meta(record), content.nbytes, 0
+        whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
+        segment = self._open_segment(whole_nbytes if may_rotate else None)
+        sequence = self.last_sequence + 1
+        payload_at = segment.end + RECORD_NBYTES + len(meta)
+        try:
+            piece: Buffer = b""
+            for start in range(0, nbytes, _PIECE_NBYTES):
+                piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
+                found = crc32c(piece, found)
+                if nbytes > _PIECE_NBYTES:
+                    self._write(segment, [piece], payload_at + start)
+            head = pack_record(salt_of(segment.name), sequence, record.KIND, meta, nbytes, found)
+            # The first bytes are written last: without them there is no record.
+            self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece], segment.end)
+        except BaseException:
+            self.last_sequence = sequence  # it may have been written, so it is not used again
+            try:
+                self._disk.truncate(segment.descriptor.fd, segment.end)
+            except OSError:
+                self._active = None  # what follows its end looks like what it is: an unfinished append
+            raise
+        record.sequence, record.payload = sequence, Payload(segment.descriptor, payload_at, nbytes)
+        record.nbytes = whole_nbytes
+        if not isinstance(record, Checkpoint):
+            segment.live[sequence] = record
+            self.live_nbytes += whole_nbytes
+        segment.end += whole_nbytes
+        self.last_sequence = sequence
         return record
 
     def copy(self, record: R) -> R:
         """Append a record of this log or another one again; returns the new record."""
         return self.append(copy.copy(record), record.payload)
 
-    def supersede(self, sequence: int, replacement: int) -> None:
-        """Note that a record is replaced by *replacement*, a later one.
+    def forget(self, sequence: int) -> bool:
+        """Count a record as released, because a later one of the same subject counts; return False if it is not live.
 
-        Nothing is written before the next `release`, nor before *replacement* is durable or released: after a power cut
-        that loses the replacement, the record must still be there.
+        Nothing is written.
         """
-        if self._forget(sequence):
-            self._superseded.append((sequence, replacement))
+        for segment in self._segments:
+            record = segment.live.pop(sequence, None)
+            if record is not None:
+                self.live_nbytes -= record.nbytes
+                return True
+        return False
 
     def release(self, sequences: Iterable[int]) -> None:
-        """Record that *records* are durable in the store, and remove the segments that are not needed any more.
+        """Record that records are durable in the store, and remove the segments that are not needed any more.
 
         If the disk is full, they are recorded together with the next ones. Raises `StoreError` if a segment cannot be
         removed, and the errors of `sync`.
         """
         self._check()
-        self._released += [sequence for sequence in sequences if self._forget(sequence)]
+        self._released += [sequence for sequence in sequences if self.forget(sequence)]
         self._checkpoint()
         self._remove_released()
 
-    def carry_forward(self, records: Iterable[Live]) -> None:
-        """Append those of *records* again that are live in the oldest segment, and remove it if these were all.
+    def carry_forward(self) -> None:
+        """Append the live records of the oldest segment again, and remove it.
 
         They get a new sequence and a new payload; a reader of an old payload keeps its disk space in use. Raises the
         errors of `release` and `append`; what was carried until then is in the new place.
         """
         self._check()
-        if not self._segments or self.room() < sum(self._segments[0].live.values()) + _RESERVE_NBYTES:
+        if not self._segments or self.room() < sum(r.nbytes for r in self._segments[0].live.values()) + _RESERVE_NBYTES:
             return  # the room that is left is for recording what is released
         oldest = self._segments[0]
         if oldest is self._active:
             self._active = None
-        for record in [record for record in records if record.sequence in oldest.live]:
-            former = record.sequence
+        for sequence, record in [*oldest.live.items()]:
             self.append(record, record.payload)
-            self.supersede(former, record.sequence)
+            self.forget(sequence)
         self._remove_released()
 
     def sync(self) -> None:
@@ -219,9 +245,8 @@ class WriteAheadLog:
         """
         with self._syncing:
             self._check()
-            with self._state:
-                ends = [(segment, segment.end) for segment in self._segments]
-                sequence, created = self.last_sequence, self._created
+            sequence = self.last_sequence
+            ends = [(segment, segment.end) for segment in [*self._segments]]
             for segment, end in ends:
                 self._look(segment, end)
             for segment, end in ends:
@@ -231,9 +256,10 @@ class WriteAheadLog:
                     except OSError as error:
                         raise self._lost(f"could not be made durable: {error.strerror}") from None
                     segment.synced = end
-            if created > self._synced_names:
+            if not all(segment.is_named for segment, _ in ends):
                 self._sync_names()
-                self._synced_names = created
+                for segment, _ in ends:
+                    segment.is_named = True
             self.synced_sequence = sequence
 
     async def sync_soon(self) -> None:
@@ -242,16 +268,11 @@ class WriteAheadLog:
         Raises the errors of `sync`.
         """
         target = self.last_sequence
-        while self.synced_sequence < target:
-            if self._syncing_soon is not None:
-                await self._syncing_soon.wait()
-                continue
-            self._syncing_soon = trio.Event()
-            try:
+        if self.synced_sequence >= target:
+            return
+        async with self._syncing_soon:
+            if self.synced_sequence < target:
                 await trio.to_thread.run_sync(self.sync)
-            finally:
-                self._syncing_soon.set()
-                self._syncing_soon = None
 
     async def release_soon(self, records: Iterable[Live]) -> None:
         """Call `release`, unless the files are gone; the caller does not hold `appending`."""
@@ -271,44 +292,11 @@ class WriteAheadLog:
                 self._active = None
                 self._remove_released()
         finally:
-            with self._state:
-                self._segments.clear()
+            self._segments.clear()
             self._active = None
             self.failure = self.failure or f"the journal in {self.where} is closed"
 
     # Appending
-
-    def _append(self, kind: Kind, meta: bytes, content: Content, *, may_rotate: bool = True) -> tuple[int, Payload]:
-        """Append a record; return its sequence and its payload."""
-        nbytes, found = content.nbytes, 0
-        whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
-        segment = self._open_segment(whole_nbytes if may_rotate else None)
-        sequence = self.last_sequence + 1
-        payload_at = segment.end + RECORD_NBYTES + len(meta)
-        try:
-            piece: Buffer = b""
-            for start in range(0, nbytes, _PIECE_NBYTES):
-                piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
-                found = crc32c(piece, found)
-                if nbytes > _PIECE_NBYTES:
-                    self._write(segment, [piece], payload_at + start)
-            head = pack_record(salt_of(segment.name), sequence, kind, meta, nbytes, found)
-            # The first bytes are written last: without them there is no record.
-            self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece], segment.end)
-        except BaseException:
-            self.last_sequence = sequence  # it may have been written, so it is not used again
-            try:
-                self._disk.truncate(segment.descriptor.fd, segment.end)
-            except OSError:
-                self._active = None  # what follows its end looks like what it is: an unfinished append
-            raise
-        with self._state:
-            if kind is not Kind.CHECKPOINT:
-                segment.live[sequence] = whole_nbytes
-                self.live_nbytes += whole_nbytes
-            segment.end += whole_nbytes
-            self.last_sequence = sequence
-        return sequence, Payload(segment.descriptor, payload_at, nbytes)
 
     def _write(self, segment: Segment, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -327,9 +315,7 @@ class WriteAheadLog:
                 return segment
         self._number += 1
         segment = self._create(new_name(self._number))
-        with self._state:
-            self._segments.append(segment)
-            self._created += 1
+        self._segments.append(segment)
         self._active = segment
         return segment
 
@@ -352,31 +338,13 @@ class WriteAheadLog:
 
     # Releasing
 
-    def _forget(self, sequence: int) -> bool:
-        """Count a record as released; return False if it is not live."""
-        with self._state:
-            for segment in self._segments:
-                if nbytes := segment.live.pop(sequence, 0):
-                    self.live_nbytes -= nbytes
-                    return True
-        return False
-
     def _checkpoint(self) -> None:
         """Record what was released, if there is room for that."""
-        released = set(self._released)
-        waiting = []
-        for sequence, replacement in reversed(self._superseded):
-            if replacement <= self.synced_sequence or replacement in released:
-                released.add(sequence)
-            else:
-                waiting.append((sequence, replacement))
-        sequences = sorted(released)
-        with contextlib.suppress(NoSpaceError):
-            for start in range(0, len(sequences), MAX_RANGES):
-                ranges = pack_ranges(sequences[start : start + MAX_RANGES])
-                self._append(Kind.CHECKPOINT, b"", MemoryContent(memoryview(ranges)), may_rotate=False)
-            self._released.clear()
-            self._superseded = waiting[::-1]
+        if self._released:
+            ranges = pack_ranges(sorted(self._released))
+            with contextlib.suppress(NoSpaceError):
+                self.append(Checkpoint(0), MemoryContent(memoryview(ranges)), may_rotate=False)
+                self._released.clear()
 
     def _remove_released(self) -> None:
         """Remove segments, oldest first, up to the first that is needed."""
@@ -388,11 +356,9 @@ class WriteAheadLog:
             if segment is self._active:
                 self._active = None
             self._remove(segment)
-            with self._state:
-                del self._segments[0]
+            del self._segments[0]
         if not self._segments:
             self._released.clear()
-            self._superseded.clear()
 
     def _oldest_is_released(self) -> bool:
         """Whether the oldest segment can be removed; the active one stays until it or the disk is full."""

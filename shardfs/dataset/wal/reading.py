@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.dataset.wal.records import (
+    CLASSES,
     HEADER_NBYTES,
     RECORD_NBYTES,
     SALT_NBYTES,
     VERSION,
     Checkpoint,
     Head,
-    Kind,
     Live,
     Payload,
     Put,
@@ -47,8 +47,6 @@ _SECTOR_NBYTES: Final = 4096
 _MAX_FALSE_STARTS: Final = 10_000
 """How many times a salt may be found where there is no record; by chance it never is."""
 
-_KINDS: Final = frozenset(Kind)
-
 
 class Damage(NamedTuple):
     """*nbytes* bytes from *offset* of a segment that contain no record.
@@ -66,24 +64,22 @@ class Damage(NamedTuple):
 class Segment:
     """One file: *end* is where its last record ends, *synced* how much of it is known to be durable.
 
-    *live* has the sizes of its records that are not released, by sequence.
+    *is_named*: its name is durable, too. *live* has its records that are not released, by sequence.
     """
 
     name: str
     descriptor: Descriptor
     end: int
     synced: int = 0
+    is_named: bool = False
     is_damaged: bool = False
     is_removed: bool = False
-    live: dict[int, int] = field(default_factory=dict)
+    live: dict[int, Live] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class LogContents:
-    """What a log contained when it was read: the live *records*, in order, and the *damage*.
-
-    Of several records of one chunk, the last one counts.
-    """
+    """What a log contained when it was read: the live *records*, in order, and the *damage*."""
 
     records: list[Live] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -108,12 +104,12 @@ def read_log(directory: Descriptor) -> LogContents:
                 _read_segment(directory, name, contents, released)
     except OSError as error:
         raise translate(error, "the journal") from None
-    sequences = np.array([record.sequence for record in contents.records], np.uint64)
-    is_live = ~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))
-    contents.records = [contents.records[at] for at in np.flatnonzero(is_live).tolist()]
-    live = set(sequences[is_live].tolist())
+    latest = {record.subject: record.sequence for segment in contents.segments for record in segment.live.values()}
+    sequences = np.array([*latest.values()], np.uint64)
+    live = {*sequences[~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
     for segment in contents.segments:
-        segment.live = {sequence: nbytes for sequence, nbytes in segment.live.items() if sequence in live}
+        segment.live = {sequence: record for sequence, record in segment.live.items() if sequence in live}
+        contents.records += segment.live.values()
     return contents
 
 
@@ -162,8 +158,8 @@ def _read_segment(
             if isinstance(record, Checkpoint):
                 released.append(unpack_ranges(record))
             else:
-                contents.records.append(record)
-                segment.live[found.sequence] = found.end - found.begin
+                record.nbytes = found.end - found.begin
+                segment.live[found.sequence] = record
         except CorruptionError as error:
             segment.is_damaged = True
             damage.append(Damage(name, found.begin, found.end - found.begin, str(error)))
@@ -195,7 +191,7 @@ class _Scan:
             raise StoreError(
                 f"{self._name} of the journal was written by {other} version of shardfs (format {version}, not "
                 f"{VERSION}). Nothing is lost: mount once with --write and the version that wrote it, which brings it "
-                "into the shards (formats 1 to 3: builds of 0.1.0 before this one)"
+                "into the shards (formats 1 to 4: builds of 0.1.0 before this one)"
             )
         if version is None and at == HEADER_NBYTES and (any(header) or self._search(at) is not None):
             yield Damage(self._name, 0, at, "the header of the segment is damaged")
@@ -227,7 +223,7 @@ class _Scan:
         """
         if head.sequence <= behind:
             raise CorruptionError(f"record {head.sequence} is out of order")
-        if head.kind not in _KINDS:
+        if head.kind not in CLASSES:
             raise StoreError(
                 f"record {head.sequence} in {os.readlink(self._descriptor.path)} is of a kind ({head.kind}) that this "
                 "version of shardfs does not know; use the version that wrote it"

@@ -23,12 +23,11 @@ first and the one behind its last (uint64). Others have none.
 What is read is input like any other: paths, keys and numbers may be of another's making.
 """
 
-import enum
 import hashlib
 import re
 import secrets
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -41,7 +40,7 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
-VERSION: Final = 4
+VERSION: Final = 5
 HEADER_NBYTES: Final = 24
 RECORD_NBYTES: Final = 40
 """The size of a record without its meta bytes and payload."""
@@ -60,16 +59,6 @@ _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
 _BLOCK_NBYTES: Final = 4096
-
-
-class Kind(enum.IntEnum):
-    """The kinds of records, as numbered in files."""
-
-    PUT = 1
-    ERASE = 2
-    SHRINK = 3
-    UNDO = 4
-    CHECKPOINT = 5
 
 
 class Payload:
@@ -110,15 +99,17 @@ _UNPLACED: Final = Payload.__new__(Payload)
 
 @dataclass(slots=True)
 class _Record:
-    """A record gets its *sequence* and its *payload* when it is appended to a log."""
+    """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a log."""
 
     FIELDS: ClassVar[str]
     """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, an index entry."""
 
-    kind: ClassVar[Kind]
+    KIND: ClassVar[int]
+    """Its number in files."""
 
     sequence: int
     payload: Payload = field(default=_UNPLACED, kw_only=True, compare=False)
+    nbytes: int = field(default=0, kw_only=True, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -137,13 +128,18 @@ class _ChunkRecord(_Record):
     superseded: tuple[int, int] | None
     mtime_ns: int
 
+    @property
+    def subject(self) -> Hashable:
+        """What it is about: the latest record of a subject counts."""
+        return "chunk", self.path, self.coords
+
 
 @dataclass(slots=True)
 class Put(_ChunkRecord):
     """The inner chunk gets the bytes *payload*."""
 
     FIELDS: ClassVar[str] = "tabeiwww"
-    kind: ClassVar[Kind] = Kind.PUT
+    KIND: ClassVar[int] = 1
 
     mode: int
     uid: int
@@ -154,7 +150,7 @@ class Put(_ChunkRecord):
 class Erase(_ChunkRecord):
     """The inner chunk is removed."""
 
-    kind: ClassVar[Kind] = Kind.ERASE
+    KIND: ClassVar[int] = 2
 
 
 @dataclass(slots=True)
@@ -162,10 +158,15 @@ class Shrink(_Record):
     """Everything of the array at *path* outside *shape* is removed."""
 
     FIELDS: ClassVar[str] = "ta"
-    kind: ClassVar[Kind] = Kind.SHRINK
+    KIND: ClassVar[int] = 3
 
     path: str
     shape: tuple[int, ...]
+
+    @property
+    def subject(self) -> Hashable:
+        """What it is about: the latest record of a subject counts."""
+        return "shrink", self.path, self.shape
 
 
 @dataclass(slots=True)
@@ -174,12 +175,12 @@ class UndoRecord(_Record):
 
     *inode* is that of the file that is appended to; 0 if another file or object replaces it, written under the key
     *temporary* ("" if there is none). Its size changes from *old_nbytes* to *planned_nbytes*, and *checksum* is the
-    `reversed_checksum` of the new bytes from *checked_from* on. The old index is at *index_offset*; hashes are those of
-    `hash_of`. The payload lists the records in the new version.
+    `reversed_checksum` of the new bytes from *checked_from* on. An append has the `hash_of` the index at the old end
+    and of that at the new one. The payload lists the records in the new version.
     """
 
-    FIELDS: ClassVar[str] = "tatqqqqqqqbbt"
-    kind: ClassVar[Kind] = Kind.UNDO
+    FIELDS: ClassVar[str] = "tatqqqqqbbt"
+    KIND: ClassVar[int] = 4
 
     path: str
     shard: tuple[int, ...]
@@ -189,11 +190,14 @@ class UndoRecord(_Record):
     planned_nbytes: int
     checked_from: int
     checksum: int
-    index_offset: int
-    index_nbytes: int
     old_index_hash: bytes
     new_index_hash: bytes
     temporary: str
+
+    @property
+    def subject(self) -> Hashable:
+        """What it is about: the latest attempt found the shard whole, so earlier ones do not matter."""
+        return "shard", self.key
 
 
 @dataclass(slots=True)
@@ -201,7 +205,7 @@ class Checkpoint(_Record):
     """The payload lists records that are released."""
 
     FIELDS: ClassVar[str] = ""
-    kind: ClassVar[Kind] = Kind.CHECKPOINT
+    KIND: ClassVar[int] = 5
 
 
 Change = Put | Erase
@@ -212,8 +216,10 @@ Live = Put | Erase | Shrink | UndoRecord
 
 Record = Live | Checkpoint
 
-_CLASSES: Final[dict[int, type[Record]]] = {each.kind: each for each in (Put, Erase, Shrink, UndoRecord, Checkpoint)}
-_NAMES: Final = {cls: [each.name for each in fields(cls)[1:] if not each.kw_only] for cls in _CLASSES.values()}
+CLASSES: Final[dict[int, type[Record]]] = {each.KIND: each for each in (Put, Erase, Shrink, UndoRecord, Checkpoint)}
+"""The classes of records by their numbers in files."""
+
+_NAMES: Final = {cls: [each.name for each in fields(cls)[1:] if not each.kw_only] for cls in CLASSES.values()}
 
 
 def pack_meta(record: Record) -> bytes:
@@ -236,7 +242,7 @@ def pack_meta(record: Record) -> bytes:
 
 def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
     """Return the record packed in *meta*; raises `CorruptionError` if it is invalid."""
-    found = _CLASSES[kind]
+    found = CLASSES[kind]
     values: list[Any] = [sequence]
     at = 0
     try:

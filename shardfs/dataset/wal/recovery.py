@@ -71,13 +71,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
     complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
     unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
-    latest: dict[tuple[str, tuple[int, ...]], Change] = {}
     for change in changes:
-        before = latest.pop((change.path, change.coords), None)
-        if before is not None:
-            recovery.released.append(before)
-        latest[change.path, change.coords] = change
-    for change in latest.values():
         array: Array | None = None
         reason: str | None = None
         if change.sequence not in complete:
@@ -115,7 +109,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
     for undone in recovery.commits:
         if not undone.is_settled:
-            commits.keep_unsettled(undone.undo)
+            commits.undos[undone.undo.key] = undone.undo
     for shrink in recovery.shrinks:
         try:
             await finish_shrink(source, commits, shrink)
@@ -126,7 +120,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink)
-    await commits.log.sync_soon()  # a replaced record is forgotten only when its replacement is durable
+    await commits.log.sync_soon()  # else a power cut might bring back what a released record replaced
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for conflict in recovery.conflicts:

@@ -5,7 +5,7 @@ torn commit, which can only be an append, is undone. In any other state, the sha
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -118,8 +118,6 @@ def undo_record(
         planned_nbytes=planned_nbytes,
         checked_from=planned_nbytes,
         checksum=0,
-        index_offset=0,
-        index_nbytes=0,
         old_index_hash=b"",
         new_index_hash=b"",
         temporary=edit.temporary,
@@ -130,7 +128,6 @@ def undo_record(
             undo.checksum = checksum_of(piece for piece in pieces if not isinstance(piece, Kept))
         return undo
     undo.inode, undo.checked_from = snapshot.stat.file[1], old_nbytes
-    undo.index_offset, undo.index_nbytes = old.index_offset, len(index)
     undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
     tail = MemoryContent(memoryview(old.index.encoded))  # the bytes of which a range behind the old end is a copy
     added: list[Content] = []
@@ -149,35 +146,29 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
     A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
     answer when the log is read next.
     """
-    by_key: dict[str, list[UndoRecord]] = {}
-    for record in contents.records:
-        if isinstance(record, UndoRecord):
-            by_key.setdefault(record.key, []).append(record)
     found: list[Undone] = []
-    for key, undos in by_key.items():
-        # The last attempt found the shard whole, so earlier ones do not matter.
-        found += [Undone(undo, Outcome.UNTOUCHED) for undo in undos[:-1]]
-        last, outcome = undos[-1], Outcome.UNCLEAR
+    for undo in [record for record in contents.records if isinstance(record, UndoRecord)]:
+        key, outcome = undo.key, Outcome.UNCLEAR
         try:
             check_name(key)
-            check_name(last.path)
+            check_name(undo.path)
             if apply:
-                await _remove_unfinished(source, undos)
-            outcome = await while_it_changes(partial(_look, source, last))
+                await _remove_unfinished(source, undo)
+            outcome = await while_it_changes(partial(_look, source, undo))
             if apply and outcome is Outcome.TORN:
-                outcome = await _patiently(partial(take_back, source, last))
+                outcome = await _patiently(partial(take_back, source, undo))
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
             is_torn = outcome is Outcome.TORN
             way_out = "; an append to it was torn; the next mount undoes it" if is_torn else ""
             log.error("%s: the commit that was under way is left as it is: %s%s", key, error, way_out)  # noqa: TRY400
-            found.append(Undone(last, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
+            found.append(Undone(undo, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
             continue
         reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
-        found.append(Undone(last, outcome, reason))
+        found.append(Undone(undo, outcome, reason))
         if apply:
             await _make_durable(source, key)
     return found
@@ -241,10 +232,10 @@ async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) 
     array = await source.hierarchy.array(undo.path)
     if array is None or len(undo.shard) != array.grid.ndim or array.layout.shard_key(undo.shard) != undo.key:
         return Outcome.UNCLEAR
-    grid, nbytes = array.grid, undo.index_nbytes
-    if nbytes != grid.index_nbytes(undo.shard) or undo.index_offset + nbytes > undo.old_nbytes:
+    grid, nbytes = array.grid, array.grid.index_nbytes(undo.shard)
+    if nbytes > undo.old_nbytes:
         return Outcome.UNCLEAR
-    old = bytes(await snapshot.read(undo.index_offset, nbytes))
+    old = bytes(await snapshot.read(undo.old_nbytes - nbytes, nbytes))
     end = bytes(await snapshot.read(snapshot.size - nbytes, nbytes))
     is_old_there = hash_of(old) == undo.old_index_hash
     if hash_of(end) in (undo.old_index_hash, undo.new_index_hash):
@@ -275,22 +266,21 @@ def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: byte
     return bool((is_same | is_new | is_empty).all() and (~is_empty).any())
 
 
-async def _remove_unfinished(source: Source, undos: Sequence[UndoRecord]) -> None:
-    """Remove what commits of one shard left half-written.
+async def _remove_unfinished(source: Source, undo: UndoRecord) -> None:
+    """Remove what a commit left half-written.
 
     If another host is uploading the shard at this moment, it commits once more, as after any change of the shard.
     """
-    for undo in undos:
-        try:
-            if source.store.rewrites:
-                await source.store.clear_unfinished([undo.key])
-            elif is_reserved(undo.temporary.rpartition("/")[2]):
-                check_name(undo.temporary)
-                await source.store.unlink(undo.temporary)
-        except (NotFoundError, NotADirectoryHereError):
-            pass
-        except ShardfsError as error:
-            log.warning("what a commit of %s left half-written is not removed: %s", undo.key, error)
+    try:
+        if source.store.rewrites:
+            await source.store.clear_unfinished([undo.key])
+        elif is_reserved(undo.temporary.rpartition("/")[2]):
+            check_name(undo.temporary)
+            await source.store.unlink(undo.temporary)
+    except (NotFoundError, NotADirectoryHereError):
+        pass
+    except ShardfsError as error:
+        log.warning("what a commit of %s left half-written is not removed: %s", undo.key, error)
 
 
 async def _make_durable(source: Source, key: str) -> None:
