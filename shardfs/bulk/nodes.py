@@ -226,9 +226,8 @@ async def chunks_within(
             if run.error is not None:
                 left_out(run.error, None)
                 continue
-            numbers, sizes, damaged = run.chunks(0, run.length)
-            for place, (number, nbytes) in enumerate(zip(numbers, sizes, strict=True)):
-                if damaged is None or not damaged[place]:
+            for place, (number, nbytes) in enumerate(zip(run.numbers, run.sizes, strict=True)):
+                if run.damaged is None or not run.damaged[place]:
                     yield (*prefix, number), nbytes
                     continue
                 try:

@@ -100,7 +100,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     "--auto-compact",
     type=Number(min=0, max=1, min_open=True),
     metavar="RATIO",
-    help="When idle, rewrite shards that the mount appended to, once this share of their bytes is dead.",
+    help="Rewrite a shard when an append would leave this share of its bytes dead.",
 )
 @click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and let programs map them shared.")
 @click.option(

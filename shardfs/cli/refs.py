@@ -140,19 +140,18 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
-            numbers, sizes, damaged = run.chunks(0, run.length)
             if run.error is not None:
                 raise run.error
-            if damaged is not None:
-                key = layout.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
+            if run.damaged is not None:
+                key = layout.key_encoding.encode((*prefix, run.numbers[run.damaged.index(True)]))
                 raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
             url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
             if array.grid.is_unsharded:  # each chunk is a file
-                for number in numbers:
+                for number in run.numbers:
                     yield (*prefix, number), [url]
             elif run.shard is not None and run.entries is not None:
                 offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
-                for number, offset, size in zip(numbers, offsets, sizes, strict=True):
+                for number, offset, size in zip(run.numbers, offsets, run.sizes, strict=True):
                     yield (*prefix, number), [url, run.shard.offset + offset, size]
 
 

@@ -5,7 +5,7 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from hashlib import blake2b
 from itertools import product
@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.layout import ArrayLayout, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
-from shardfs.dataset.wal.records import Change, Erase, Put, reversed_checksum
+from shardfs.dataset.wal.records import Erase, Put, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -29,7 +29,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment
-from shardfs.stores.base import Buffer, Kind, Stat, Store, in_pieces, join_key
+from shardfs.stores.base import Buffer, Entry, Kind, Stat, Store, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -67,23 +67,12 @@ class ShardListing:
     async def children(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
         layout = self._layout
-        is_nested = layout.key_encoding.is_nested(layout.grid.ndim)
-        directory = prefix if is_nested else ()
+        directory = prefix if layout.key_encoding.is_nested(layout.grid.ndim) else ()
         known = self._listed.get(directory)
         if known is None or known.listing != layout.listing or not within_ttl(known.time, self._clock(), self._ttl):
-            begun, listing = derived_at(self._clock()), layout.listing
-            others: list[str] = []
-            found = {prefix: await self._list_directory(prefix, others)} if is_nested else await self._list_flat(others)
-            dimensions = layout.grid.shards.dimensions
-            children = {
-                at: sorted(index for index in indices if index < dimensions[len(at)].nchunks)
-                for at, indices in found.items()
-            }
             if len(self._listed) >= _MAX_LISTED:
                 self._listed.clear()
-            known = self._listed[directory] = _Listed(
-                children, begun, listing, (min(others), len(others)) if others else None
-            )
+            known = self._listed[directory] = await self._list(directory)
         return known.children.get(prefix, ())
 
     def others(self, prefix: Coords) -> tuple[str, int] | None:
@@ -110,39 +99,43 @@ class ShardListing:
             return False
         return True
 
-    async def _list_directory(self, prefix: Coords, others: list[str]) -> set[int]:
-        layout = self._layout
-        root = layout.key_encoding.root(layout.grid.ndim)
+    async def _list(self, prefix: Coords) -> _Listed:
+        """List the directory of the shards that begin with *prefix*, which is () for keys without directories."""
+        layout, begun = self._layout, derived_at(self._clock())
+        encoding, dimensions, listing = layout.key_encoding, layout.grid.shards.dimensions, layout.listing
+        ndim = len(dimensions)
+        is_nested, root = encoding.is_nested(ndim), encoding.root(ndim)
         directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
+        entries: Sequence[Entry] = ()
         try:
             entries = await self._store.list(directory)
         except NotFoundError:
-            return set()
+            pass
         except NotADirectoryHereError as error:
             raise CorruptionError(f"{error}, where shards should be") from None
-        nchunks = layout.grid.shards.dimensions[len(prefix)].nchunks
-        found: set[int] = set()
-        for entry in entries:
-            index = parse_coordinate(entry.name)
-            if index is not None:
-                found.add(index)
-            if index >= nchunks if index is not None else (root or prefix) and not is_lock(entry.name):
-                others.append(join_key(directory, entry.name))
-        return found
-
-    async def _list_flat(self, others: list[str]) -> dict[Coords, set[int]]:
-        layout = self._layout
         found: dict[Coords, set[int]] = {}
-        for entry in await self._store.list(layout.path):
-            coords = layout.key_encoding.decode(entry.name, layout.grid.ndim) or ()
-            for depth, index in enumerate(coords):
-                found.setdefault(coords[:depth], set()).add(index)
-            if any(index >= dim.nchunks for index, dim in zip(coords, layout.grid.shards.dimensions, strict=False)):
-                others.append(join_key(layout.path, entry.name))
-        return found
+        others: list[str] = []
+        for entry in entries:
+            if is_nested:
+                index = parse_coordinate(entry.name)
+                coords = () if index is None else (*prefix, index)
+            else:
+                coords = encoding.decode(entry.name, ndim) or ()
+            are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]
+            for depth in range(len(prefix), len(coords)):
+                if not are_outside[depth]:
+                    found.setdefault(coords[:depth], set()).add(coords[depth])
+            is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(entry.name)
+            if is_foreign or any(are_outside):
+                others.append(join_key(directory, entry.name))
+        children = {at: sorted(indices) for at, indices in found.items()}
+        return _Listed(children, begun, listing, (min(others), len(others)) if others else None)
 
 
 _BATCH: Final = 256  # chunk files to stat in one call
+
+MAX_RUN: Final = 1024
+"""How many chunks are listed at once."""
 
 
 class Extent(NamedTuple):
@@ -166,57 +159,23 @@ class Extent(NamedTuple):
 
 
 class ListedRun(NamedTuple):
-    """Inner chunks of a row, beginning at *first*, that are in one innermost shard.
+    """Up to `MAX_RUN` inner chunks of a row, *length* from *first* on, that are in one innermost shard.
 
-    *entries* tell which chunks exist in *shard*, the innermost shard. If that cannot be read, there is an *error*
-    instead, and all its chunks are listed, so that nobody takes them for missing. *pending* are chunks of the run that
-    were published since: their sizes, or None for removed ones. Chunk files of unsharded arrays are listed without
-    being opened: then the run is one chunk of *nbytes* bytes.
+    *numbers* are the last coordinates of those that exist, in order, with their *sizes*. *damaged* marks those whose
+    size is unknown; it is None if there are none. If the shard cannot be read, there is an *error*, and all its chunks
+    are listed, so that nobody takes them for missing. Else *entries* are those of the innermost *shard*; chunk files of
+    unsharded arrays are listed without being opened.
     """
 
     first: int
     length: int
     state: ShardState
+    numbers: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+    damaged: Sequence[bool] | None = None
     shard: OpenShard | None = None
     entries: Entries | None = None
     error: ShardfsError | None = None
-    pending: Mapping[int, int | None] = {}
-    nbytes: int | None = None
-
-    def chunks(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
-        """Return coordinates and sizes of the chunks that exist among the run's *start* to *stop* − 1.
-
-        The third list marks damaged chunks, whose size is unknown; it is None if there are none.
-        """
-        numbers, sizes, damaged = self._stored(start, stop)
-        if not self.pending:
-            return numbers, sizes, damaged
-        found = dict(zip(numbers, zip(sizes, damaged or [False] * len(sizes), strict=True), strict=True))
-        for number in range(self.first + start, self.first + stop):
-            if number in self.pending:
-                found.pop(number, None)
-                if (size := self.pending[number]) is not None:
-                    found[number] = (size, False)
-        numbers = sorted(found)
-        return numbers, [found[n][0] for n in numbers], [found[n][1] for n in numbers] if damaged else None
-
-    def _stored(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
-        numbers: Sequence[int] = range(self.first + start, self.first + stop)
-        if self.nbytes is not None:
-            return numbers, [self.nbytes] * len(numbers), None
-        if self.error is None and self.shard is None:
-            return [], [], None
-        if self.entries is None or self.shard is None:
-            return numbers, [0] * len(numbers), [True] * len(numbers)
-        entries = self.entries[start:stop]
-        sound = are_sound(entries, self.shard.index.shard_nbytes)
-        if sound.all():
-            return numbers, entries[:, 1].tolist(), None
-        present = sound | ~are_empty(entries)
-        numbers = (np.flatnonzero(present) + self.first + start).tolist()
-        sizes = np.where(sound, entries[:, 1], 0)[present].tolist()
-        damaged = ~sound[present]
-        return numbers, sizes, damaged.tolist() if damaged.any() else None
 
 
 class Array:
@@ -238,10 +197,10 @@ class Array:
         *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. Raises the error
         that prevents reading the shard, and `CorruptionError` if only this chunk is damaged.
         """
-        change = self.layout.pending.changes.get(coords)
+        change = self.layout.change(coords)
         if change is not None:
             state = await self.shard(self.layout.locate(coords).shard)
-            change = self.layout.pending.changes.get(coords)  # it may have been committed meanwhile
+            change = self.layout.change(coords)  # it may have been committed meanwhile
         if change is not None:
             return state, None if isinstance(change, Erase) else Extent(change, 0, change.payload.nbytes)
         return await self.find_stored(coords, fresh=fresh)
@@ -307,9 +266,12 @@ class Array:
         ranges = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
         for prefix in product(*ranges[:-1]):
             for segment in self.grid.row(prefix, ranges[-1]):
-                run = await self._run(prefix, segment)
-                for number in run.chunks(0, run.length)[0] if run is not None else ():
+                for number in (await self._run(prefix, segment)).numbers:
                     yield (*prefix, number)
+
+    def version(self, coords: Coords) -> ShardVersion:
+        """Return what is remembered of the shard that has the chunk at *coords*."""
+        return self._shards.generations.known(self.layout, self.layout.locate(coords).shard)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may still be trusted."""
@@ -327,14 +289,16 @@ class Array:
             async for row in rows:
                 async with aclosing(self.list_row(row, 0)) as runs:
                     async for run in runs:
-                        if any((*row, number) not in besides for number in run.chunks(0, run.length)[0]):
+                        if any((*row, number) not in besides for number in run.numbers):
                             return False
         return True
 
-    def absent_run(self, prefix: Coords, first: int, stop: int) -> ListedRun:
-        """Return a run of missing chunks, from *first* to *stop* − 1 of the row *prefix*."""
-        place = self.layout.locate((*prefix, first))
-        return ListedRun(first, stop - first, self._shards.listed(self.layout, place.shard, None))
+    def absent_runs(self, prefix: Coords, first: int, stop: int) -> Iterator[ListedRun]:
+        """Yield runs of missing chunks, from *first* to *stop* − 1 of the row *prefix*."""
+        for start in range(first, stop, MAX_RUN):
+            place = self.layout.locate((*prefix, start))
+            state = self._shards.listed(self.layout, place.shard, None)
+            yield ListedRun(start, min(MAX_RUN, stop - start), state)
 
     async def shard(self, coords: Coords) -> ShardState:
         """Return the state of the shard at *coords*."""
@@ -392,12 +356,14 @@ class Array:
                 yield listed
             return
         async for covered in self.covered(prefix):
-            for segment in self.grid.row(prefix, range(max(start, covered.start), min(stop, covered.stop))):
-                run = await self._run(prefix, segment)
-                if run is not None:
+            covered = range(max(start, covered.start), min(stop, covered.stop))
+            for first in range(covered.start, covered.stop, MAX_RUN):
+                for segment in self.grid.row(prefix, range(first, min(first + MAX_RUN, covered.stop))):
+                    run = await self._run(prefix, segment)
                     if run.shard is not None:
                         run.shard.expect()
-                    yield run
+                    if run.shard is not None or run.numbers:
+                        yield run
 
     async def _list_files(self, prefix: Coords, start: int, stop: int) -> AsyncGenerator[ListedRun, None]:
         pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is found stored
@@ -413,44 +379,54 @@ class Array:
                 stats = await self._shards.store.stat_in(directory, names)
             for number, stat in zip(batch, stats, strict=True):
                 if stat is None or stat.kind is Kind.FILE:
-                    found = self._listed((*prefix, number), stat)
+                    state = self._shards.listed(self.layout, (*prefix, number), stat)
+                    sizes = () if stat is None else (stat.size,)
+                    run = self._with_pending(prefix, ListedRun(number, 1, state, (number,) * len(sizes), sizes))
                 else:  # a link, or an error that prevents reading the chunk
-                    found = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
-                if found is not None:
-                    yield found
+                    run = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
+                if run.numbers:
+                    yield run
 
-    def _listed(self, coords: Coords, stat: Stat | None) -> ListedRun | None:
-        change = self.layout.pending.changes.get(coords)
-        if stat is None and change is None:
-            return None
-        pending = {} if change is None else {coords[-1]: _nbytes(change)}
-        state = self._shards.listed(self.layout, coords, stat)
-        return ListedRun(coords[-1], 1, state, pending=pending, nbytes=stat.size if stat is not None else None)
-
-    async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:
-        place = segment.place
+    async def _run(self, prefix: Coords, segment: Segment) -> ListedRun:
+        """Return the chunks of *segment*, a part of the row *prefix*."""
+        first, length, stride, place = segment
         state = await self.shard(place.shard)
-        pending, changes = {}, self.layout.pending.changes
-        if place.shard in self.layout.pending.shards:
-            numbers = range(segment.first, segment.first + segment.length)
-            pending = {n: _nbytes(changes[*prefix, n]) for n in numbers if (*prefix, n) in changes}
-        shard, error = None, state.error
+        run = ListedRun(first, length, state)
         try:
-            if error is None:
-                shard = (await self._shards.innermost(self.layout, state, place)).shard
-        except ShardfsError as damage:
-            error = damage
-        if shard is None:
-            run = ListedRun(segment.first, segment.length, state, error=error, pending=pending)
-            return run if pending or error is not None else None
-        start, stride = place.entries[-1], segment.stride
-        entries = shard.index.entries[start : start + stride * (segment.length - 1) + 1 : stride]
-        return ListedRun(segment.first, segment.length, state, shard, entries, pending=pending)
+            state.check()
+            shard = (await self._shards.innermost(self.layout, state, place)).shard
+        except ShardfsError as error:
+            run = run._replace(numbers=range(first, first + length), sizes=[0] * length, damaged=[True] * length)
+            return self._with_pending(prefix, run._replace(error=error))
+        if shard is not None:
+            at = place.entries[-1]
+            entries = shard.index.entries[at : at + stride * (length - 1) + 1 : stride]
+            sound = are_sound(entries, shard.index.shard_nbytes)
+            found = np.flatnonzero(sound | ~are_empty(entries))
+            numbers = range(first, first + length) if sound.all() else (found + first).tolist()
+            damaged = None if sound[found].all() else (~sound[found]).tolist()
+            sizes = np.where(sound, entries[:, 1], 0)[found].tolist()
+            run = ListedRun(first, length, state, numbers, sizes, damaged, shard, entries)
+        return self._with_pending(prefix, run)
 
-
-def _nbytes(change: Change) -> int | None:
-    """Return the size of the chunk after *change*, None if it is removed."""
-    return change.payload.nbytes if isinstance(change, Put) else None
+    def _with_pending(self, prefix: Coords, run: ListedRun) -> ListedRun:
+        """Return *run* as it is with the changes that are pending in it."""
+        changes = self.layout.pending.changes(self.layout.locate((*prefix, run.first)).shard)
+        if not changes:
+            return run
+        found = dict(
+            zip(run.numbers, zip(run.sizes, run.damaged or [False] * len(run.sizes), strict=True), strict=True)
+        )
+        for number in range(run.first, run.first + run.length):
+            change = changes.get((*prefix, number))
+            if change is not None:
+                found.pop(number, None)
+            if isinstance(change, Put):
+                found[number] = change.payload.nbytes, False
+        numbers = sorted(found)
+        damaged = [found[number][1] for number in numbers]
+        sizes = [found[number][0] for number in numbers]
+        return run._replace(numbers=numbers, sizes=sizes, damaged=damaged if any(damaged) else None)
 
 
 async def _checksum(extent: Extent) -> int:

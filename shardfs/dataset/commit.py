@@ -8,8 +8,9 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,15 @@ from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord, pack_ranges
 from shardfs.dataset.wal.undo import take_back, undo_record
-from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
+from shardfs.errors import (
+    ConflictError,
+    CorruptionError,
+    LockedError,
+    ShardfsError,
+    StoreError,
+    UnreachableError,
+    counted,
+)
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ShardWriter, join_key
 from shardfs.stores.memory import MemoryContent
@@ -30,9 +39,8 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 100_000
 _FULL: Final = 0.5  # of the log, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
-_IDLE: Final = 2.0
 _PAUSE: Final = 0.25
-"""Seconds without commits before a shard is compacted, and between two looks at what is due."""
+"""Seconds between two looks at what is due."""
 
 _ATTEMPTS: Final = 24
 _MAX_TOLD: Final = 10  # conflicts that are named
@@ -41,7 +49,8 @@ _BATCH_INDEX_NBYTES: Final = 4 * 2**20
 """How many shards are committed together, and how long their indexes may be in total."""
 
 _SMALL_NBYTES: Final = 2**20
-_SMALL_SHARE: Final = 0.25  # at least, of a shard's share of a batch: what a small chunk file takes
+_SMALL_BATCH: Final = 64
+"""How many chunk files of at most so many bytes are committed together."""
 
 
 @dataclass(slots=True)
@@ -59,8 +68,8 @@ class _Commit:
 class GroupCommit:
     """The pending changes of a source, and the commits that bring them into shards.
 
-    `run` runs in a nursery of the caller; without it, only `flush` commits. Shards that were appended to are compacted
-    when nothing is pending, if at least the share *auto_compact* of their bytes is dead.
+    `run` runs in a nursery of the caller; without it, only `flush` commits. A shard is not appended to, but compacted,
+    if at least the share *auto_compact* of its bytes would be dead.
     """
 
     def __init__(
@@ -75,18 +84,21 @@ class GroupCommit:
         self.nwaiting = 0  # waiting for room in the log
         self.room_at_failure = 0  # bytes free on the disk of the log when a commit last failed
         self.wanted = trio.Event()  # wakes `run`
-        self.progress = trio.Event()  # set and replaced after each batch
+        self.progress = trio.Event()  # set and replaced after each batch, and each change of a shard
         self._source = source
         # The layout of the latest change, by path.
         self.layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
-        self._committing = trio.Lock()  # one batch at a time
+        self._committing = trio.Lock()  # one batch, or change of a shard, at a time
         self._next = math.inf  # when `run` wakes up by itself
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
-        self._appended: dict[ShardQueue, None] = {}
-        self._begun: set[tuple[ArrayLayout, Coords]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `progress` will be set though nothing may be pending."""
+        return self._committing.locked()
 
     def queue(self, layout: ArrayLayout, shard: Coords) -> ShardQueue:
         """Return the queue of a shard: one object for as long as anything is pending in it, or somebody uses it."""
@@ -110,16 +122,13 @@ class GroupCommit:
     async def run(self) -> None:
         """Commit what is due, until cancelled."""
         while True:
-            self._next = self._next_time()
-            with trio.move_on_at(self._next) as idle:
+            first = min((queue.due_at for queue in self.pending), default=math.inf)
+            self._next = max(trio.current_time() + _PAUSE, first)
+            with trio.move_on_at(self._next):
                 await self.wanted.wait()
             self.wanted = trio.Event()
-            due = self._due()
             with trio.CancelScope(shield=True):  # else half a commit would be left in the log
-                if due:
-                    await self._commit(due)
-                elif idle.cancelled_caught and self._appended and not self.pending:
-                    await self._compact(next(iter(self._appended)))
+                await self._commit(self._due())
 
     async def flush(self, layout: ArrayLayout | None = None, *, below: str | None = None) -> None:
         """Commit what is pending now: of *layout*, of arrays at and below the path *below*, or of the source.
@@ -127,17 +136,16 @@ class GroupCommit:
         Changes published meanwhile need not be included. Raises the error that prevents a commit; what is pending stays
         pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log.
         """
-        last, nconflicts, attempts = self.log.last_sequence, self.nconflicts, _ATTEMPTS
-        for queue in self.pending:
+        nconflicts, attempts = self.nconflicts, _ATTEMPTS
+        asked = {
+            queue: [*queue.changes.values()]
+            for queue in self.pending
+            if (layout is None or queue.layout is layout) and (below is None or is_below(queue.layout.path, below))
+        }
+        for queue in asked:
             queue.locked_since = None  # an explicit flush starts the patience again
         while attempts:
-            wanted = [
-                queue
-                for queue in self.pending
-                if (layout is None or queue.layout is layout)
-                and (below is None or is_below(queue.layout.path, below))
-                and any(change.sequence <= last for change in queue.changes.values())
-            ]
+            wanted = [queue for queue, changes in asked.items() if queue.has_any(changes)]
             if not wanted:
                 if self.nconflicts > nconflicts:
                     what = counted(self.nconflicts - nconflicts, "chunk")
@@ -158,20 +166,18 @@ class GroupCommit:
         contents: Mapping[Coords, Content | None] | None,
         *,
         compact: bool = False,
-        is_patient: bool = True,
     ) -> None:
-        """Change chunks of one shard without records, or compact it (*compact*).
+        """Change chunks of one shard without records, or compact it (*compact*), unless changes of it are pending.
 
-        Without *contents*, the shard is removed, whatever is in it. Pending changes of the shard are committed first.
-        Unless *is_patient*, it is not tried again while other programs lock or change the shard.
+        Without *contents*, the shard is removed, whatever is in it.
         """
         queue = self.queue(layout, shard)
         queue.locked_since, attempts = None, _ATTEMPTS
         while attempts:
             try:
-                async with self._committing, queue.lock, self._edit(queue) as edit:
+                async with self._turn(), queue.lock, self._edit(queue) as edit:
                     if compact and queue.changes:
-                        return  # they refer to entries that would move; their commit is followed by another try
+                        return  # they refer to entries that would move
                     if edit.snapshot is not None:
                         commit = await self._plan(queue, contents, (), edit, compact=compact)
                         await self._announce([commit])
@@ -179,8 +185,6 @@ class GroupCommit:
                         await self.log.release_soon(self._settled(queue))
             except ConflictError as error:
                 queue.give_way(error)
-                if not is_patient:
-                    raise
                 attempts -= not isinstance(error, LockedError)
                 log.info("%s; trying again", error)
                 await trio.sleep_until(queue.retry_at or 0.0)
@@ -189,19 +193,20 @@ class GroupCommit:
                 return
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
-    async def wait_for_commit(self) -> bool:
-        """Wait for the commit that is under way; returns whether there was one."""
-        is_busy = self._committing.locked()
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
         async with self._committing:
-            return is_busy
+            try:
+                yield
+            finally:
+                self.progress.set()
+                self.progress = trio.Event()
 
     async def _commit(self, queues: Sequence[ShardQueue]) -> None:
         unreachable: list[UnreachableError] = []
         for batch in _batches(queues):
-            async with self._committing:
+            async with self._turn():
                 await self._commit_batch(batch, unreachable)
-            self.progress.set()
-            self.progress = trio.Event()
 
     async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
         """Commit some shards, which share one sync of the log; none if the store is found *unreachable*."""
@@ -322,17 +327,36 @@ class GroupCommit:
         grid, old = queue.layout.grid, None
         if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
             old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
-        new = await build(
+        plan = partial(
+            build,
             grid,
             queue.shard,
             old,
             contents or {},
-            compact=compact,
             drop_index=self._source.store.rewrites,
             keep_empty=not edit.can_delete,
             alignment=edit.append_alignment,
         )
+        new = await plan(compact=compact)
+        if old is not None and self._is_wasteful(queue, old, new):
+            with suppress(CorruptionError):  # what is damaged cannot be moved
+                new = await plan(compact=True)
         return _Commit(queue, records, len(contents or {}), edit, old, new)
+
+    def _is_wasteful(self, queue: ShardQueue, old: OpenShard, new: NewShard) -> bool:
+        """Whether a shard is to be compacted instead of appended to.
+
+        If no chunk was ever seen at its beginning, the bytes there may belong to another format, and stay.
+        """
+        if self._auto_compact is None or not new.is_append or new.splice is None:
+            return False
+        grid = queue.layout.grid
+        level = grid.levels[0]
+        version = self._source.shards.generations.of(queue.layout, queue.shard, old.snapshot.stat)
+        version.begins_with_chunk |= level.index_at_start or old.index.first_live_byte == 0
+        index = level.index_codecs.decode(new.index, grid.index_shape(queue.shard), new.splice.nbytes)
+        ndead = index.shard_nbytes - index.live_nbytes
+        return version.begins_with_chunk and ndead >= self._auto_compact * index.shard_nbytes
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make undo records and payloads durable before the shards are changed."""
@@ -367,7 +391,6 @@ class GroupCommit:
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
         with self._failing(commit.queue, unreachable):
             await self._store(commit)
-            self._note_append(commit)
             await self._forget(commit.queue, commit.records, *self._settled(commit.queue))
 
     async def _store(self, commit: _Commit) -> None:
@@ -442,12 +465,6 @@ class GroupCommit:
             return True
         return wal.is_full
 
-    def _next_time(self) -> float:
-        now = trio.current_time()
-        if self._appended and not self.pending:
-            return now + _IDLE
-        return max(now + _PAUSE, min((queue.due_at for queue in self.pending), default=math.inf))
-
     def _due(self) -> Sequence[ShardQueue]:
         now = trio.current_time()
         due = [queue for queue in self.pending if queue.due_at <= now]
@@ -456,46 +473,27 @@ class GroupCommit:
         ready = [queue for queue in self.pending if queue.error is None and (queue.retry_at or now) <= now]
         return [queue for queue in ready if queue.is_full] or ready[: max(_BATCH, len(ready) // 2)]
 
-    def _note_append(self, commit: _Commit) -> None:
-        """Remember a shard that was appended to, in order to compact it."""
-        layout, shard = commit.queue.layout, commit.queue.shard
-        if self._auto_compact is None or layout.grid.is_unsharded:
-            return
-        # If no chunk was ever seen at the beginning, the bytes there may belong to another format, and stay.
-        if commit.old is None or commit.old.index.first_live_byte == 0 or layout.grid.levels[0].index_at_start:
-            self._begun.add((layout, shard))
-        if commit.new.is_append and (layout, shard) in self._begun:
-            self._appended[commit.queue] = None
-            self.wanted.set()  # `run` measures the idle time from here
-
-    async def _compact(self, queue: ShardQueue) -> None:
-        """Compact a shard that was appended to, if enough of it is dead by now."""
-        del self._appended[queue]
-        try:
-            opened = (await self._source.shards.state(queue.layout, queue.shard, fresh=True)).shard
-            if opened is None or opened.decoded is not None or self._auto_compact is None:
-                return
-            index = opened.index
-            if index.shard_nbytes - index.live_nbytes >= self._auto_compact * index.shard_nbytes:
-                await self.rewrite(queue.layout, queue.shard, {}, compact=True, is_patient=False)
-        except ShardfsError as error:
-            log.error("%s is not compacted: %s", queue.key, error)  # noqa: TRY400
-
 
 def _batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:
-    """Yield batches of shards to commit together: few with short indexes; those that may take much memory, alone."""
+    """Yield batches of shards to commit together."""
     batch: list[ShardQueue] = []
-    nbytes, count = 0, 0.0
+    total = 0.0
     for queue in queues:
-        cost = queue.index_nbytes
-        if queue.layout.grid.is_large(queue.layout.grid.index_shape(queue.shard)):
-            cost = _BATCH_INDEX_NBYTES
-        if batch and (nbytes + cost > _BATCH_INDEX_NBYTES or count >= _BATCH):
+        share = _share(queue)
+        if batch and total + share > 1:
             yield batch
-            batch, nbytes, count = [], 0, 0.0
+            batch, total = [], 0.0
         batch.append(queue)
-        nbytes += cost
-        is_small = queue.layout.grid.is_unsharded and queue.payload_nbytes <= _SMALL_NBYTES
-        count += _SMALL_SHARE if is_small else 1
+        total += share
     if batch:
         yield batch
+
+
+def _share(queue: ShardQueue) -> float:
+    """Return how much of a batch a shard takes: all of it, if its commit may take much memory."""
+    grid = queue.layout.grid
+    if grid.is_large(grid.index_shape(queue.shard)):
+        return 1
+    if grid.is_unsharded and queue.payload_nbytes <= _SMALL_NBYTES:
+        return 1 / _SMALL_BATCH
+    return max(1 / _BATCH, queue.index_nbytes / _BATCH_INDEX_NBYTES)

@@ -5,13 +5,12 @@ Each shard with pending changes has a `ShardQueue`, which also holds the state o
 
 import math
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
-from weakref import ReferenceType, ref
 
 import trio
 
@@ -24,35 +23,40 @@ from shardfs.stores.base import Stat, join_key
 from shardfs.stores.parallel import QuickLock
 
 _MAX_RUNS: Final = 8192
+_TRIES: Final = 16  # shards that may be forgotten when one more is remembered
 
 
-class PendingChanges:
-    """The published changes of one array that are not committed yet, and the coordinates of their *shards*.
+class PendingShards:
+    """The shards of one array with published changes that are not committed yet, by their coordinates.
 
     Each change is a record of the write-ahead log, and its bytes are read from there.
     """
 
     def __init__(self) -> None:
-        self.changes: dict[Coords, Change] = {}
-        self.shards: set[Coords] = set()
+        self._queues: dict[Coords, ShardQueue] = {}
         self._below: dict[Coords, Counter[int]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.changes)
+        return bool(self._queues)
+
+    def changes(self, shard: Coords) -> Mapping[Coords, Change]:
+        """Return the pending changes of a shard."""
+        queue = self._queues.get(shard)
+        return queue.changes if queue is not None else {}
 
     def children(self, prefix: Coords) -> Iterator[int]:
         """Yield the next coordinates of the shards with pending chunks whose coordinates begin with *prefix*."""
         yield from self._below.get(prefix, ())
 
-    def add_shard(self, shard: Coords) -> None:
-        """Note that *shard* has pending changes."""
-        self.shards.add(shard)
-        for depth, index in enumerate(shard):
-            self._below.setdefault(shard[:depth], Counter())[index] += 1
+    def add(self, queue: "ShardQueue") -> None:
+        """Note that a shard has pending changes."""
+        self._queues[queue.shard] = queue
+        for depth, index in enumerate(queue.shard):
+            self._below.setdefault(queue.shard[:depth], Counter())[index] += 1
 
-    def remove_shard(self, shard: Coords) -> None:
+    def remove(self, shard: Coords) -> None:
         """Note that *shard* has no pending changes any more."""
-        self.shards.discard(shard)
+        del self._queues[shard]
         for depth, index in enumerate(shard):
             counts = self._below[shard[:depth]]
             counts[index] -= 1
@@ -73,24 +77,26 @@ class OwnVersion(NamedTuple):
 class ShardVersion:
     """The version of a stored shard, on which the attributes of its chunks depend.
 
-    *stored* is a hash of what the store said, None while there is no shard. *generation* counts the versions that
+    *stored* is a hash of what the store said, None while there is no shard. *generation* grows with the versions that
     others wrote. Our own commits change neither *generation* nor *mtime_ns*, because chunks that they do not touch stay
-    the same. *own* are the chunks with an `OwnVersion`; most shards have none, and share one empty set.
+    the same. *own* are the versions of chunks that were published through this mount. If the shard has a history,
+    *layout* is set, which keeps it alive. *begins_with_chunk*: `GroupCommit` has seen that no foreign data precede.
     """
 
+    generation: int
     stored: int | None = None
-    generation: int = 0
     mtime_ns: int = 0
-    own: set[Coords] | frozenset[Coords] = frozenset()
+    own: dict[Coords, OwnVersion] = field(default_factory=dict)
+    layout: "ArrayLayout | None" = None
+    begins_with_chunk: bool = False
 
 
 @dataclass(eq=False, weakref_slot=True, slots=True)
 class ArrayLayout:
     """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
-    *versions* are the latest known versions of shards, *own* those of chunks that were published through this mount,
-    *pending* the chunks among them that are not committed yet. *listing* counts the commits that created or removed a
-    shard. *serial* is unique to this layout.
+    *pending* are the shards with changes that are not committed yet. *listing* counts the commits that created or
+    removed a shard. *serial* is unique to this layout.
 
     *directories* is None if the directories of chunks exist throughout the grid. In an array that is being created
     through the mount, it holds those that were created, as next coordinates by prefix: its writer creates every
@@ -100,9 +106,7 @@ class ArrayLayout:
     path: str
     grid: ShardGrid
     key_encoding: ChunkKeyEncoding
-    versions: dict[Coords, ShardVersion] = field(default_factory=dict)
-    own: dict[Coords, OwnVersion] = field(default_factory=dict)
-    pending: PendingChanges = field(default_factory=PendingChanges)
+    pending: PendingShards = field(default_factory=PendingShards)
     directories: dict[Coords, set[int]] | None = None
     listing: int = 0
     serial: int = field(default_factory=count(1).__next__)
@@ -127,6 +131,10 @@ class ArrayLayout:
                 del self._runs[next(iter(self._runs))]
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
+
+    def change(self, coords: Coords) -> Change | None:
+        """Return the pending change of the inner chunk at *coords*."""
+        return self.pending.changes(self.locate(coords).shard).get(coords) if self.pending else None
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
@@ -155,55 +163,47 @@ class ArrayLayout:
 class InodeGenerations:
     """The versions of shards and chunks, on which inode numbers and modification times depend; one for all layouts.
 
-    At most *max_own* chunks have versions of their own. Beyond that, the chunks of the shard that got its first look
-    changed once. For chunk files of unsharded arrays, twice as many are remembered. *forget* is called for a shard that
-    has to be looked at again.
+    At most *max_own* chunks have versions of their own, and twice as many shards are remembered. Beyond that, the shard
+    that was not looked at for longest is forgotten; if it had a history, its chunks look changed once. *forget* is
+    called for a shard that has to be looked at again.
     """
 
     def __init__(self, statistics: Statistics, forget: Callable[[ArrayLayout, Coords], None], *, max_own: int) -> None:
         self._statistics = statistics
         self._forget = forget
-        self._changing: set[tuple[ArrayLayout, Coords]] = set()
         self._max_own = max_own
         self._nown = 0
-        self._with_own: deque[tuple[ArrayLayout, Coords]] = deque()
-        self._seen: deque[tuple[ReferenceType[ArrayLayout], Coords]] = deque()  # of unsharded arrays
-        self._replaced: set[ArrayLayout] = set()  # kept alive: some of their shards have a generation above 0
+        self._first = 0  # the generation of a shard that is not remembered: no chunk has had a number of it
+        self._versions: OrderedDict[tuple[int, Coords], ShardVersion] = OrderedDict()  # by the serial of the layout
+        self._changing: set[tuple[int, Coords]] = set()
 
-    def of(self, layout: ArrayLayout, coords: Coords, stat: Stat) -> ShardVersion:
-        """Return the version of the shard at *coords*, whose status is now *stat*."""
+    def of(self, layout: ArrayLayout, coords: Coords, stat: Stat, *, is_listed: bool = False) -> ShardVersion:
+        """Return the version of the shard at *coords*, whose status is now *stat*.
+
+        One that is just *is_listed* is not remembered: there may be millions.
+        """
         stored = hash(stat.version)
-        version = self._see(layout, coords)
+        version = self.known(layout, coords) if is_listed else self._see(layout, coords)
         if version.stored == stored:
             return version
         if version.stored is None:  # seen for the first time, or chunks were published before the shard existed
             version.stored, version.mtime_ns = stored, stat.mtime_ns
-        elif (layout, coords) not in self._changing:
+        elif (layout.serial, coords) not in self._changing:
             version.stored, version.mtime_ns = stored, stat.mtime_ns
             self._statistics.replaced_shards += 1
-            self._supersede(layout, version)
+            self._supersede(layout, coords, version)
         return version
 
-    def own(self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
-        """Record the version of the chunk at *coords* of *shard* that was published through this mount."""
-        version = self._see(layout, shard)
-        chunks = version.own if isinstance(version.own, set) else set()
-        if not chunks:
-            self._with_own.append((layout, shard))
-        if coords not in chunks:
-            chunks.add(coords)
-            self._nown += 1
-        version.own = chunks
-        layout.own[coords] = own
-        for _ in range(len(self._with_own)):
-            if self._nown <= self._max_own:
-                break
-            oldest, at = self._with_own.popleft()
-            if at in oldest.pending.shards or (oldest is layout and at == shard):
-                self._with_own.append((oldest, at))
-            elif (superseded := oldest.versions.get(at)) is not None:
-                self._supersede(oldest, superseded)
-                self._forget(oldest, at)
+    def known(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
+        """Return what is remembered of the shard at *coords*."""
+        return self._versions.get((layout.serial, coords)) or ShardVersion(self._first)
+
+    def own(self, layout: ArrayLayout, coords: Coords, own: OwnVersion) -> None:
+        """Record the version of the chunk at *coords* that was published through this mount."""
+        version = self._see(layout, layout.locate(coords).shard)
+        self._nown += coords not in version.own
+        version.own[coords] = own
+        version.layout = layout
 
     @contextmanager
     def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
@@ -213,11 +213,11 @@ class InodeGenerations:
         """
         if stat is not None:
             self.of(layout, coords, stat)
-        self._changing.add((layout, coords))
+        self._changing.add((layout.serial, coords))
         try:
             yield
         finally:
-            self._changing.discard((layout, coords))
+            self._changing.discard((layout.serial, coords))
             self._forget(layout, coords)
 
     def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
@@ -235,34 +235,38 @@ class InodeGenerations:
 
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return the remembered version of the shard at *coords*, or a new one, remembered from now on."""
-        version = layout.versions.get(coords)
+        key = layout.serial, coords
+        version = self._versions.get(key)
         if version is None:
-            version = layout.versions[coords] = ShardVersion()
-            if layout.grid.is_unsharded:
-                self._seen.append((ref(layout), coords))
-                for _ in range(2):  # several, because versions in use are kept and move to the end
-                    if len(self._seen) > 2 * self._max_own:
-                        self._forget_seen(*self._seen.popleft())
+            version = self._versions[key] = ShardVersion(self._first)
+        self._versions.move_to_end(key)
+        for _ in range(_TRIES):
+            is_room = self._nown <= self._max_own and len(self._versions) <= 2 * self._max_own
+            if is_room or next(iter(self._versions)) == key:
+                break
+            self._forget_oldest()
         return version
 
-    def _forget_seen(self, reference: ReferenceType[ArrayLayout], coords: Coords) -> None:
-        layout = reference()
-        if layout is None:
-            return
-        if layout.versions[coords].own or coords in layout.pending.shards or (layout, coords) in self._changing:
-            self._seen.append((reference, coords))
-        else:
-            del layout.versions[coords]
+    def _forget_oldest(self) -> None:
+        """Forget the shard that was not looked at for longest, unless changes of it are pending."""
+        key, version = self._versions.popitem(last=False)
+        layout, coords = version.layout, key[1]
+        if key in self._changing or (layout is not None and layout.pending.changes(coords)):
+            self._versions[key] = version
+        elif layout is not None:
+            self._first = max(self._first, version.generation + 1)
+            self._nown -= len(version.own)
+            self._forget(layout, coords)
 
-    def _supersede(self, layout: ArrayLayout, version: ShardVersion) -> None:
-        """Make every chunk of a shard a new version, as far as attributes show."""
-        version.generation += 1
-        self._replaced.add(layout)
-        kept = version.own & layout.pending.changes.keys()
-        for coords in version.own - kept:
-            layout.own.pop(coords, None)
+    def _supersede(self, layout: ArrayLayout, coords: Coords, version: ShardVersion) -> None:
+        """Make every chunk of a shard a new version, as far as attributes show; what is pending is none of it."""
+        pending = layout.pending.changes(coords)
+        kept = {chunk: own for chunk, own in version.own.items() if chunk in pending}
         self._nown -= len(version.own) - len(kept)
-        version.own = set(kept)
+        version.generation += 1
+        version.begins_with_chunk = False
+        version.own = kept
+        version.layout = layout
 
 
 _IDLE: Final = 2.0
@@ -321,13 +325,17 @@ class ShardQueue:
         """Whether all chunks of the shard are pending."""
         return len(self.changes) == self.layout.grid.nchunks_of(self.shard)
 
+    def has_any(self, changes: Iterable[Change]) -> bool:
+        """Whether one of *changes* is still pending."""
+        return any(self.changes.get(change.coords) is change for change in changes)
+
     def add(self, change: Change) -> Change | None:
         """Add *change*; return the change that it replaces."""
         if not self.changes:
-            self.layout.pending.add_shard(self.shard)
+            self.layout.pending.add(self)
             self.since = trio.current_time()
         before = self.changes.get(change.coords)
-        self.changes[change.coords] = self.layout.pending.changes[change.coords] = change
+        self.changes[change.coords] = change
         self.payload_nbytes += change.payload.nbytes - (before.payload.nbytes if before is not None else 0)
         self.touched = trio.current_time()
         return before
@@ -335,14 +343,13 @@ class ShardQueue:
     def remove(self, changes: Iterable[Change]) -> None:
         """Remove *changes*, except those that were replaced by later ones."""
         was_empty = not self.changes
-        pending = self.layout.pending.changes
         for change in changes:
             if self.changes.get(change.coords) is change:
-                del self.changes[change.coords], pending[change.coords]
+                del self.changes[change.coords]
                 self.payload_nbytes -= change.payload.nbytes
         self.since = self.touched  # the others came while these were committed
         if not self.changes and not was_empty:
-            self.layout.pending.remove_shard(self.shard)
+            self.layout.pending.remove(self.shard)
 
     def fail(self, error: ShardfsError) -> None:
         """Record the error that prevents the shard from being committed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.layout import ArrayLayout, InodeGenerations
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations, ShardVersion
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -146,7 +146,7 @@ class ShardCache:
 
         async def open_it() -> None:
             state.snapshot = await self.store.open(key, **index_place(level, shape))
-            state.stat = state.snapshot.stat._replace(nlink=1)  # hard links of a shard are no links of its chunks
+            state.stat = state.snapshot.stat
             async with self._decoded.large if is_large else nullcontext():
                 state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
             self._count_load(state.shard)
@@ -168,23 +168,24 @@ class ShardCache:
             log.error("unreadable shard: %s%s", state.error, hint)
         # A shard that was opened during our own commit is opened again, and counts as no version.
         if state.stat is not None and not self._states.is_outdated(state_key):
-            version = self.generations.of(layout, coords, state.stat)
-            state.generation = version.generation
-            state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
+            self._show(state, state.stat, self.generations.of(layout, coords, state.stat))
         return state
+
+    @staticmethod
+    def _show(state: ShardState, stat: Stat, version: ShardVersion) -> None:
+        """Let the chunks of a shard have the attributes of its *version*; its hard links are none of its chunks."""
+        state.stat = stat._replace(nlink=1, mtime_ns=version.mtime_ns)
+        state.generation = version.generation
 
     def listed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> ShardState:
         """Return what a listing knows about a chunk file of an unsharded array: *stat*, None if it is missing.
 
         The file was not opened, and the state is not cached.
         """
-        generation = 0
+        state = ShardState(derived_at(self.clock()), stored_key=layout.shard_key(coords))
         if stat is not None:
-            stat = stat._replace(nlink=1)
-            if coords in layout.versions:
-                version = self.generations.of(layout, coords, stat)
-                generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
-        return ShardState(derived_at(self.clock()), generation, layout.shard_key(coords), stat=stat)
+            self._show(state, stat, self.generations.of(layout, coords, stat, is_listed=True))
+        return state
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
         """Check the shard at *coords* again at the next request."""

@@ -138,7 +138,7 @@ class Writer:
         the room.
         """
         commits = self.commits
-        if any(each.error is None for each in commits.pending):
+        if commits.is_busy or any(each.error is None for each in commits.pending):
             before = commits.npending
             commits.nwaiting += 1
             commits.wanted.set()
@@ -148,8 +148,6 @@ class Writer:
                 commits.nwaiting -= 1
             if commits.npending >= before and not self.has_room(nbytes):
                 await self._clean()
-            return
-        if not commits.pending and await commits.wait_for_commit():
             return
         if not await self._clean() and not self.has_room(nbytes):
             raise self._full(queue).with_traceback(None)

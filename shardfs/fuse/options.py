@@ -40,9 +40,8 @@ class MountOptions:
     are cached.
 
     With *write*, programs can write to the mount. *chunks_per_shard*, one number for all axes or one for each, makes
-    new arrays sharded. *auto_compact* is the share of dead bytes from which an idle mount rewrites a shard that it
-    appended to. *single_writer* promises that nobody else writes to a remote source, so that its server need not keep
-    writers apart.
+    new arrays sharded. *auto_compact* is the share of dead bytes from which a shard is rewritten, not appended to.
+    *single_writer* promises that nobody else writes to a remote source, so that its server need not keep writers apart.
 
     Names, sizes and listings are cached for *metadata_ttl* seconds; None is 1 for a directory and 60 for S3. With
     *page_cache*, the kernel caches chunk files. *allow_other* lets other users in. *uid*, *gid* and *umask*, if not

@@ -4,11 +4,12 @@ The cookie of a name is its last coordinate + 1, or its index in the grid + 1 wh
 """
 
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import ListedRun
+from shardfs.dataset.layout import OwnVersion
 from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.vfs.handles import OTHERS, Batch, Row, unreadable
@@ -99,14 +100,12 @@ async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGener
         return
     nbytes = (await missing.chunk()).nbytes
     async for run in array.list_row(prefix, start):
-        gap = [array.absent_run(prefix, start, run.first)] if run.first > start else []
-        for each in (*gap, run):
+        for each in (*array.absent_runs(prefix, start, run.first), run):
             for batch in _batches(tree, each, prefix, nbytes):
                 yield batch
         start = run.first + run.length
-    stop = array.grid.grid_shape[-1]
-    if start < stop:
-        for batch in _batches(tree, array.absent_run(prefix, start, stop), prefix, nbytes):
+    for each in array.absent_runs(prefix, start, array.grid.grid_shape[-1]):
+        for batch in _batches(tree, each, prefix, nbytes):
             yield batch
 
 
@@ -121,38 +120,39 @@ def _batches(tree: "ChunkTree", run: ListedRun, prefix: Coords, missing_nbytes: 
     cookie = 1 if tree.is_nested else row - tree.numbering.bases[-1] + 1
     broken = unreadable(run.state.stat)
     sound = broken._replace(ttl=tree.ttl(run.state))
-    has_own = bool(tree.array.layout.own)
-    for start in range(0, run.length, _BATCH):
-        numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.length))
-        if tree.codec is not None:
-            sizes = [tree.codec.nbytes] * len(sizes)
-        inos = _shifted(numbers, ino)
-        if missing_nbytes is not None and len(numbers) < min(run.length - start, _BATCH):
-            every = range(run.first + start, run.first + min(start + _BATCH, run.length))
-            stored = {number: i for i, number in enumerate(numbers)}
-            absent = tree.numbers.ino(MISSING, row)
-            at = [stored.get(number) for number in every]
-            inos = [absent + number if i is None else inos[i] for number, i in zip(every, at, strict=True)]
-            sizes = [missing_nbytes if i is None else sizes[i] for i in at]
-            damaged = None if damaged is None else [i is not None and damaged[i] for i in at]
-            numbers = every
-        if has_own:
-            inos = _with_own(tree, prefix, numbers, inos)
-        encode = tree.encoding.encode
-        names = _decimals(numbers) if tree.is_nested else [encode((*prefix, n)).encode() for n in numbers]
-        rows: list[Row] = list(zip(names, inos, sizes, _shifted(numbers, cookie), strict=True))
-        if damaged is not None:
-            for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
-                yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=has_own)
-        elif rows:
-            yield Batch(sound, rows, is_counted=has_own)
+    owned = tree.array.version((*prefix, run.first)).own
+    numbers, sizes, damaged = run.numbers, run.sizes, run.damaged
+    if tree.codec is not None:
+        sizes = [tree.codec.nbytes] * len(sizes)
+    inos = _shifted(numbers, ino)
+    if missing_nbytes is not None and len(numbers) < run.length:
+        every = range(run.first, run.first + run.length)
+        stored = {number: i for i, number in enumerate(numbers)}
+        absent = tree.numbers.ino(MISSING, row)
+        at = [stored.get(number) for number in every]
+        inos = [absent + number if i is None else inos[i] for number, i in zip(every, at, strict=True)]
+        sizes = [missing_nbytes if i is None else sizes[i] for i in at]
+        damaged = None if damaged is None else [i is not None and damaged[i] for i in at]
+        numbers = every
+    if owned:
+        inos = _with_own(tree, prefix, numbers, inos, owned)
+    encode = tree.encoding.encode
+    names = _decimals(numbers) if tree.is_nested else [encode((*prefix, n)).encode() for n in numbers]
+    rows: list[Row] = list(zip(names, inos, sizes, _shifted(numbers, cookie), strict=True))
+    if damaged is not None:
+        for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
+            yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=bool(owned))
+    elif rows:
+        yield Batch(sound, rows, is_counted=bool(owned))
 
 
-def _with_own(tree: "ChunkTree", prefix: Coords, numbers: Sequence[int], inos: Sequence[int]) -> list[int]:
+def _with_own(
+    tree: "ChunkTree", prefix: Coords, numbers: Sequence[int], inos: Sequence[int], owned: Mapping[Coords, OwnVersion]
+) -> list[int]:
     """Replace numbers in *inos* by those of versions that were published through the mount."""
-    listed, own = list(inos), tree.array.layout.own
+    listed = list(inos)
     for i, number in enumerate(numbers):
-        version = own.get((*prefix, number))
+        version = owned.get((*prefix, number))
         if version is not None:
             tree.keep_version(version.ino, (*prefix, number))
             listed[i] = version.ino

@@ -174,8 +174,8 @@ class OrphanChunks:
             uid=status.uid,
             gid=status.gid,
         )
-        shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
-        shards.generations.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
+        own = OwnVersion(self._fs.inodes.reserve(), status.mtime_ns)
+        self._writer.source.shards.generations.own(array.layout, coords, own)
         await self._store.unlink(key)
         if status.nlink == 1:
             self._fs.inodes.retire((Passthrough, status.identity))

@@ -166,7 +166,7 @@ async def test_what_was_published_before_another_program_resized_the_array_comes
     assert await process.read("end", 0) == b"newer"
 
 
-@pytest.mark.parametrize("how", ["flush", "rewrite", "in the background", "compaction"])
+@pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
 @in_short_leaps
 async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(
     arrays: Path, how: str
@@ -182,9 +182,6 @@ async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being
             match how:
                 case "rewrite":
                     waiting.start_soon(lambda: commits.rewrite(layout, (0,), {}, compact=True))
-                case "compaction":
-                    commits._auto_compact, commits._appended[commits.queue(layout, (0,))] = 0.0, None
-                    nursery.start_soon(commits.run)
                 case _:
                     await process.write("end", 1, b"new")
             if how == "flush":
@@ -194,8 +191,7 @@ async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being
                 await process.write("end", PER_SHARD + 1, b"new" * 1000)
                 if how in ("flush", "in the background"):
                     await process.write("end", 2, b"new" * 1000)
-            if how != "compaction":
-                nursery.start_soon(commits.run)
+            nursery.start_soon(commits.run)
             await trio.sleep(5)
             assert (arrays / "end/c/1").read_bytes() != before, "it is committed"
             assert not commits.failing

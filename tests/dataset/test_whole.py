@@ -86,9 +86,8 @@ class Life:
         array = await self.array()
         async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
             async for part in array.list_row(prefix, 0):
-                numbers, sizes, damaged = part.chunks(0, part.length)
-                assert damaged is None
-                found += [((*prefix, n), size) for n, size in zip(numbers, sizes, strict=True)]
+                assert part.damaged is None
+                found += [((*prefix, n), size) for n, size in zip(part.numbers, part.sizes, strict=True)]
         assert [coords for coords, _ in found] == sorted({coords for coords, _ in found})
         return dict(found)
 
@@ -165,7 +164,7 @@ async def take(store: Store, directory: Path, steps: list[Step]) -> None:
                 life.kill()
                 life = await Life.begin(store, directory)
                 assert not life.recovery.conflicts
-            case _ if step.coords not in layout.pending.changes:  # by another program
+            case _ if step.coords not in layout.pending.changes(step.coords):  # by another program
                 key = layout.shard_key(step.coords)
                 if step.what == "behind":
                     await store.make_directories(key.rpartition("/")[0])

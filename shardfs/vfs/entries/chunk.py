@@ -200,7 +200,7 @@ class ChunkTree:
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[Attributes, Extent | FillChunk | None]:
         """Return attributes and content of the chunk at *coords*; the content is None if there is no such chunk."""
         state, extent = await self.array.find(coords, fresh=fresh)
-        ttl, status, layout = self.ttl(state), state.stat, self.array.layout
+        ttl, status = self.ttl(state), state.stat
         if extent is None:
             missing = self.chunk_view.shown_missing
             if missing is None:
@@ -209,9 +209,9 @@ class ChunkTree:
             ino = self.numbers.ino(MISSING, self.numbering.of_chunk(coords))
             return Attributes(ino, chunk.nbytes, ttl, status or UNKNOWN_FILE), chunk
         if status is None:
-            change = layout.pending.changes.get(coords)
+            change = self.array.layout.change(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
-        own = layout.own.get(coords)
+        own = self.array.version(coords).own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
             ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
@@ -404,7 +404,7 @@ class Chunk(PublishedEntry):
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
         await Chunk(chunk.chunks, chunk.coords, ino).open()
-        pending = chunk.chunks.array.layout.pending.changes.get(chunk.coords)
+        pending = chunk.chunks.array.layout.change(chunk.coords)
         if isinstance(pending, Put):
             status = changed(new_file(pending.mode, pending.uid, pending.gid), changes)
             pending.mode, pending.uid, pending.gid = S_IMODE(status.mode), status.uid, status.gid
@@ -419,9 +419,7 @@ class Chunk(PublishedEntry):
         return Chunk(chunks, self.coords) if chunks is not None else None
 
     def _own(self, version: OwnVersion) -> None:
-        layout = self.chunks.array.layout
-        shard = layout.locate(self.coords).shard
-        self.fs.writer.source.shards.generations.own(layout, shard, self.coords, version)
+        self.fs.writer.source.shards.generations.own(self.chunks.array.layout, self.coords, version)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as the version *ino*; return its modification time, which is now unless one is given."""
@@ -436,16 +434,14 @@ class Chunk(PublishedEntry):
                 content = await self.fs.chunk_cache.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{self.path} is refused: {error}") from None
-        layout = array.layout
-        own, version = layout.own.get(coords), layout.versions.get(layout.locate(coords).shard)
-        before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
+        version = array.version(coords)
         if mtime_ns is None:
-            mtime_ns = max(time.time_ns(), before + 1)
+            mtime_ns = max(time.time_ns(), version.own.get(coords, version).mtime_ns + 1)
         await self.fs.writer.put(
             array, coords, content, mtime_ns=mtime_ns, mode=S_IMODE(status.mode), uid=status.uid, gid=status.gid
         )
         chunks.refilled.pop(coords, None)
-        layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
+        array.layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
         Chunk(chunks, coords)._own(OwnVersion(ino, mtime_ns))
         return mtime_ns
 
