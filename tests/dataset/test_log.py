@@ -20,14 +20,12 @@ from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, read_log
 from shardfs.dataset.wal.records import (
     CLASSES,
-    HEADER_NBYTES,
     RECORD_NBYTES,
     Checkpoint,
     Erase,
     Put,
     Shrink,
     UndoRecord,
-    pack_header,
     pack_meta,
     pack_ranges,
     pack_record,
@@ -302,8 +300,8 @@ def test_a_failed_write_fails_one_append_and_no_more(
 def test_the_number_of_an_append_that_failed_after_it_was_written_is_not_used_again(tmp_path: Path) -> None:
     disk = LossyDisk(tmp_path)
     log = opened(tmp_path, disk)
-    disk.faults[len(disk.calls) + 2] = full(10_000, errno.EIO)  # behind the creation of a segment and its header
-    disk.faults[len(disk.calls) + 3] = full(number=errno.EIO)  # and it cannot be cut off
+    disk.faults[len(disk.calls) + 1] = full(10_000, errno.EIO)  # behind the creation of a segment
+    disk.faults[len(disk.calls) + 2] = full(number=errno.EIO)  # and it cannot be cut off
     with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
         put(log, b"failed")
     records = [put(log, b"second"), put(log, b"third")]
@@ -325,7 +323,7 @@ def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:
 # Logs that are damaged or torn
 
 
-NAME = "100000001123456789.journal"
+NAME = "100000001123456789.v5.journal"
 SALT = salt_of(NAME)
 
 
@@ -367,7 +365,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def places_of(files: dict[str, bytes]) -> Iterator[tuple[int, tuple[str, int, int]]]:
     """Yield sequences with the segment, begin and end of their records, by the format's description."""
     for name, data in files.items():
-        at = HEADER_NBYTES
+        at = 0
         while at < len(data):
             sequence, payload_nbytes, meta_nbytes = struct.unpack_from("<QQI", data, at + 16)
             end = at + RECORD_NBYTES + meta_nbytes + payload_nbytes
@@ -400,7 +398,7 @@ def hit(written: Written, name: str, begin: int, end: int) -> set[int]:
 def test_overwritten_ranges_cost_no_more_than_their_records(written: Written, data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(written.files)))
     content = written.files[name]
-    begin = data.draw(st.integers(HEADER_NBYTES, len(content) - 1))
+    begin = data.draw(st.integers(0, len(content) - 1))
     garbage = data.draw(st.binary(min_size=1, max_size=400) | st.integers(1, 1000).map(bytes))
     overwritten = (content[:begin] + garbage + content[begin + len(garbage) :])[: len(content)]
     path = written.path.parent / "overwritten"
@@ -412,7 +410,7 @@ def test_overwritten_ranges_cost_no_more_than_their_records(written: Written, da
 
 def test_a_segment_may_be_torn_anywhere(written: Written, tmp_path: Path) -> None:
     for name, data in written.files.items():
-        for length in (*range(HEADER_NBYTES + 100), *range(HEADER_NBYTES + 100, len(data), 3)):
+        for length in (*range(100), *range(100, len(data), 3)):
             path = written.damaged(tmp_path, name, data[:length])
             damage = check(path, written, hit(written, name, length, len(data)))
             assert damage == []
@@ -430,7 +428,7 @@ def test_a_payload_that_holds_records_is_not_taken_for_records(tmp_path: Path, n
     put(log, (inner / segments_of(inner)[0]).read_bytes())
     put(log, b"other")
     segment = outer / segments_of(outer)[0]
-    data, begin = segment.read_bytes(), HEADER_NBYTES + 20 if nbytes == 1 else 0
+    data, begin = segment.read_bytes(), 20 if nbytes == 1 else 0
     segment.write_bytes(
         data[:begin] + bytes(255 - byte for byte in data[begin : begin + nbytes]) + data[begin + nbytes :]
     )
@@ -444,8 +442,7 @@ def test_a_lost_beginning_of_a_segment_costs_no_more_than_its_records(
 ) -> None:
     for name, content in written.files.items():
         data = os.urandom(nbytes) + content[nbytes:]
-        damage = check(written.damaged(tmp_path, name, data), written, hit(written, name, 0, nbytes))
-        assert damage[0] == Damage(name, 0, HEADER_NBYTES, "the header of the segment is damaged")
+        assert check(written.damaged(tmp_path, name, data), written, hit(written, name, 0, nbytes))
 
 
 def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
@@ -489,7 +486,7 @@ def test_what_is_no_file_is_no_segment(tmp_path: Path, is_link: bool) -> None:
 
 
 def segment_of(path: Path, *records: bytes, nbytes: int = 0) -> Path:
-    (path / NAME).write_bytes(pack_header() + b"".join(records))
+    (path / NAME).write_bytes(b"".join(records))
     if nbytes:
         os.truncate(path / NAME, nbytes)
     return path

@@ -322,8 +322,8 @@ def test_a_shard_that_cannot_be_written_fails_its_writer_at_close_and_nobody_els
 
 JOURNAL_FAULTS: dict[str, tuple[Callable[[bytes], bytes], int]] = {
     "bit-in-the-middle": (lambda data: data[:300] + bytes([data[300] ^ 1]) + data[301:], 7),
-    "bit-in-the-header": (lambda data: bytes([data[0] ^ 1]) + data[1:], 8),
-    "cut-in-half": (lambda data: data[: len(data) // 2], 3),
+    "bit-in-the-beginning": (lambda data: bytes([data[0] ^ 1]) + data[1:], 7),
+    "cut-in-half": (lambda data: data[: len(data) * 9 // 20], 3),
     "zeros-behind": (lambda data: data + bytes(5000), 8),
     "all-zeros": (lambda data: bytes(len(data)), 0),
     "garbage": (lambda data: b"?" * len(data), 0),

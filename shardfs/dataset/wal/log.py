@@ -32,14 +32,12 @@ import trio
 
 from shardfs.dataset.wal.reading import LogContents, Segment, read_log
 from shardfs.dataset.wal.records import (
-    HEADER_NBYTES,
     RECORD_NBYTES,
     Checkpoint,
     Live,
     Payload,
     damaged_name,
     new_name,
-    pack_header,
     pack_meta,
     pack_ranges,
     pack_record,
@@ -310,16 +308,10 @@ class WriteAheadLog:
         segment = self._active
         if segment is not None:
             self._look(segment, segment.end)
-            is_empty = segment.end == HEADER_NBYTES
-            if nbytes is None or is_empty or segment.end + nbytes <= self._segment_nbytes:
+            if nbytes is None or not segment.end or segment.end + nbytes <= self._segment_nbytes:
                 return segment
         self._number += 1
-        segment = self._create(new_name(self._number))
-        self._segments.append(segment)
-        self._active = segment
-        return segment
-
-    def _create(self, name: str) -> Segment:
+        name = new_name(self._number)
         try:
             fd = self._disk.create(name, os.O_RDWR | os.O_EXCL, 0o600, self._directory.fd)
         except FileNotFoundError:
@@ -327,13 +319,8 @@ class WriteAheadLog:
             raise self._lost("has vanished") from None
         except OSError as error:
             raise self._explained(error) from None
-        segment = Segment(name, Descriptor(fd), HEADER_NBYTES)
-        try:
-            self._disk.pwrite(fd, [pack_header()], 0)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(name, self._directory.fd)
-            raise self._explained(error) from None
+        segment = self._active = Segment(name, Descriptor(fd), 0)
+        self._segments.append(segment)
         return segment
 
     # Releasing

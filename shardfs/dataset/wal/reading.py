@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from shardfs.dataset.wal.records import (
     CLASSES,
-    HEADER_NBYTES,
     RECORD_NBYTES,
     SALT_NBYTES,
     VERSION,
@@ -28,12 +27,11 @@ from shardfs.dataset.wal.records import (
     Put,
     Record,
     meta_nbytes,
-    number_of,
+    numbers_of,
     salt_of,
     unpack,
     unpack_ranges,
     unpack_record,
-    unpack_version,
 )
 from shardfs.errors import CorruptionError, StoreError
 from shardfs.format.codecs import crc32c
@@ -98,10 +96,10 @@ def read_log(directory: Descriptor) -> LogContents:
     released: list[npt.NDArray[np.uint64]] = []
     try:
         for name in sorted(os.listdir(directory.path)):
-            number = number_of(name)
-            if number is not None:
-                contents.last_number = max(contents.last_number, number)
-                _read_segment(directory, name, contents, released)
+            numbers = numbers_of(name)
+            if numbers is not None:
+                contents.last_number = max(contents.last_number, numbers[0])
+                _read_segment(directory, name, numbers[1], contents, released)
     except OSError as error:
         raise translate(error, "the journal") from None
     latest = {record.subject: record.sequence for segment in contents.segments for record in segment.live.values()}
@@ -125,9 +123,9 @@ def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]
 
 
 def _read_segment(
-    directory: Descriptor, name: str, contents: LogContents, released: list[npt.NDArray[np.uint64]]
+    directory: Descriptor, name: str, version: int, contents: LogContents, released: list[npt.NDArray[np.uint64]]
 ) -> None:
-    """Read one segment, which may have been removed meanwhile."""
+    """Read one segment of the format *version*, which may have been removed meanwhile."""
     damage = contents.damage
     try:
         descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
@@ -144,6 +142,12 @@ def _read_segment(
     if name.endswith(".damaged"):
         damage.append(Damage(name, 0, status.st_size, "an earlier mount could not read all of it"))
         return
+    if version != VERSION:
+        other = "an earlier" if version < VERSION else "a later"
+        raise StoreError(
+            f"{name} of the journal was written by {other} version of shardfs. Nothing is lost: mount once with "
+            "--write and the version that wrote it, which brings it into the shards"
+        )
     segment = Segment(name, descriptor, status.st_size)
     contents.segments.append(segment)
     scan = _Scan(name, descriptor, status.st_size)
@@ -180,21 +184,9 @@ class _Scan:
     def results(self) -> Iterator[Head | Damage]:
         """Yield heads of records, and damage, in their order in the file.
 
-        What looks like an unfinished append is logged, but is no damage: it was not published. Raises `StoreError` if
-        another version of shardfs wrote the segment.
+        What looks like an unfinished append is logged, but is no damage: it was not published.
         """
-        at = min(HEADER_NBYTES, self._nbytes)
-        header = self._read(0, at)
-        version = unpack_version(header)
-        if version is not None and version != VERSION:
-            other = "an earlier" if version < VERSION else "a later"
-            raise StoreError(
-                f"{self._name} of the journal was written by {other} version of shardfs (format {version}, not "
-                f"{VERSION}). Nothing is lost: mount once with --write and the version that wrote it, which brings it "
-                "into the shards (formats 1 to 4: builds of 0.1.0 before this one)"
-            )
-        if version is None and at == HEADER_NBYTES and (any(header) or self._search(at) is not None):
-            yield Damage(self._name, 0, at, "the header of the segment is damaged")
+        at = 0
         while at < self._nbytes:
             head = self._head(at)
             if head is not None and head.end <= self._nbytes:

@@ -1,14 +1,10 @@
 """Records of the write-ahead log, and how they lie in its files.
 
-The log is a directory of *segments*. The name of a segment is `1`, its number in 8 digits, 9 random digits, and
-`.journal`; numbers only grow. What it is called tells the *salt* with which all its records begin, so that no payload
-of the user can be taken for records.
+The log is a directory of *segments*. The name of a segment is `1`, its number in 8 digits, 9 random digits, `.v`, the
+version of the format, and `.journal`; numbers only grow. What it is called tells the *salt* with which all its records
+begin, so that no payload of the user can be taken for records.
 
-A segment begins with 24 bytes, which all versions of the format share. Integers are little endian.
-
-    magic 8 | version uint32 | crc32c of the other fields uint32 | 8 bytes, here zero
-
-Records follow, each right behind the other:
+A segment consists of records, each right behind the other. Integers are little endian.
 
     salt 8 | crc32c uint32 | crc32c of the payload uint32 | sequence uint64 | length of the payload uint64
     | length of the meta bytes uint32 | kind uint8 | 3 zero bytes | meta bytes | payload
@@ -41,7 +37,6 @@ from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pi
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
 VERSION: Final = 5
-HEADER_NBYTES: Final = 24
 RECORD_NBYTES: Final = 40
 """The size of a record without its meta bytes and payload."""
 SALT_NBYTES: Final = 8
@@ -49,8 +44,6 @@ MAX_META_NBYTES: Final = 64 * 2**10
 MAX_RANGES: Final = 2**20
 """The largest number of sequence ranges in a record."""
 
-_MAGIC: Final = bytes.fromhex("d14a9be37c02f658")
-_HEADER: Final = struct.Struct("<8sI")
 _RECORD: Final = struct.Struct("<IQQIB3x")
 _CHECKSUM: Final = struct.Struct("<I")
 _COVERED: Final = SALT_NBYTES + _CHECKSUM.size
@@ -298,23 +291,26 @@ def hash_of(index: Buffer) -> bytes:
 # Segments
 
 
-_SEGMENT: Final = re.compile(r"[0-9]([0-9]{7,8})[0-9]{0,9}\.(journal|damaged)")
+_SEGMENT: Final = re.compile(r"[0-9]([0-9]{7,8})[0-9]{0,9}(?:\.v([0-9]{1,9}))?\.(?:journal|damaged)")
 
 
 def new_name(number: int) -> str:
     """Return a unique name for the segment *number*."""
-    return f"1{number:08}{secrets.randbelow(10**9):09}.journal"
+    return f"1{number:08}{secrets.randbelow(10**9):09}.v{VERSION}.journal"
 
 
-def number_of(name: str) -> int | None:
-    """Return the number of a segment, of any version, damaged or not; None if *name* is not that of a segment."""
+def numbers_of(name: str) -> tuple[int, int] | None:
+    """Return number and version of a segment, damaged or not; None if *name* is not that of a segment.
+
+    Names of versions before 5 do not tell the version, which is then 4.
+    """
     match = _SEGMENT.fullmatch(name)
-    return int(match[1]) if match is not None else None
+    return (int(match[1]), int(match[2] or 4)) if match is not None else None
 
 
 def damaged_name(name: str) -> str:
     """Return the name under which a damaged segment is kept."""
-    return name.partition(".")[0] + ".damaged"
+    return name.rpartition(".")[0] + ".damaged"
 
 
 def salt_of(name: str) -> bytes:
@@ -332,22 +328,6 @@ class Head(NamedTuple):
     meta: bytes
     payload_nbytes: int
     payload_checksum: int
-
-
-def pack_header(version: int = VERSION) -> bytes:
-    """Return the first bytes of a segment."""
-    before, after = _HEADER.pack(_MAGIC, version), bytes(SALT_NBYTES)
-    return before + _CHECKSUM.pack(crc32c(after, crc32c(before))) + after
-
-
-def unpack_version(header: bytes) -> int | None:
-    """Return the format version of the segment that begins with *header*; None if that is damaged."""
-    if len(header) < HEADER_NBYTES:
-        return None
-    magic, version = _HEADER.unpack_from(header)
-    found = crc32c(header[-SALT_NBYTES:], crc32c(header[: _HEADER.size]))
-    is_sound = magic == _MAGIC and header[_HEADER.size : -SALT_NBYTES] == _CHECKSUM.pack(found)
-    return int(version) if is_sound else None
 
 
 def pack_record(
