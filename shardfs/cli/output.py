@@ -3,20 +3,19 @@
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final, TextIO
 
 import click
 
-from shardfs.errors import UsageError, counted, printable
-from shardfs.fuse.progress import duration
+from shardfs.errors import UsageError, printable
 
 _LINE_SECONDS: Final = 10.0
-_DRAW_SECONDS: Final = 0.1
-_NSAMPLES: Final = 100  # for the rate: those of at least the last ten seconds
+_NDRAWN: Final = 100  # how often a progress line is drawn
+_UNKNOWN: Final = 10_000  # taken for a total that is unknown
 _WIDTH: Final = 80
 _BAR: Final = 20
 _MAX_CELL: Final = 48
@@ -99,37 +98,24 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
     if not sys.stderr.isatty():
         yield lambda more: None
         return
-    done, drawn = 0, time.monotonic()
-    seen = deque([(drawn, done)], maxlen=_NSAMPLES)
 
-    def draw() -> None:
-        (then, before), now = seen[0], seen[-1][0]
-        rate = (done - before) / (now - then) if now > then else 0.0
-        text = counted(done, unit) if total is None else f"{done:,} of {counted(total, unit)}"
-        if rate:
-            text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.1f}/s"
-            text += f", {duration((total - done) / rate)} left" if total is not None and total > done else ""
-        if total:
-            text = f"{100 * done // total}%  {text}"
-            room = max(min((terminal_width(sys.stderr) or _WIDTH) - len(f"{label}    {text}"), _BAR), 0)
-            filled = min(room * done // total, room)
-            text = f"{'█' * filled}{'░' * (room - filled)} {text}"
-        _draw(f"{label}  {text}")
+    def rate(_: object) -> str:
+        seconds = bar.time_per_iteration
+        return f"{unit}s, {1 / seconds:,.1f}/s" if seconds else f"{unit}s"
 
-    def advance(more: int) -> None:
-        nonlocal done, drawn
-        done += more
-        now = time.monotonic()
-        if now - drawn >= _DRAW_SECONDS:
-            drawn = now
-            seen.append((now, done))
-            draw()
-
-    draw()
-    try:
-        yield advance
-    finally:
-        click.echo(_ERASE, nl=False, err=True)
+    bar = click.progressbar(
+        count() if total is None else range(total),
+        length=total,
+        label=label,
+        show_pos=True,
+        item_show_func=rate,
+        update_min_steps=max((_UNKNOWN if total is None else total) // _NDRAWN, 1),
+        file=sys.stderr,
+        width=_BAR,
+    )
+    with bar:
+        yield bar.update
+    click.echo(f"\x1b[A{_ERASE}", nl=False, err=True)
 
 
 @contextmanager

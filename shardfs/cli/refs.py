@@ -1,20 +1,18 @@
 """`shardfs refs`: kerchunk references, for machines that cannot mount.
 
 They describe what a mount would show as ranges of stored files. A reader takes a missing reference for the fill value,
-so an array is referenced with all its chunks, or not at all. Chunks that a view shows although they are not stored are
-contained in the references.
+so an array is referenced with all its chunks, or not at all.
 
 Source: the reference file format of kerchunk and fsspec, version 1.
 """
 
-import base64
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final, TextIO
+from typing import TextIO
 
 import click
 import trio
@@ -29,29 +27,23 @@ from shardfs.dataset.maintenance.walk import no_progress, walk_files, walk_nodes
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.index import are_sound
-from shardfs.format.lens.consolidated import without_copies
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.chunk_cache import ChunkView
-from shardfs.vfs.inodes import ChunkNumbering
 from shardfs.vfs.views import View, make_view
 
 Reference = str | list[str | int]
-"""A text, bytes as `base64:` and their encoding, or the URL of a file, with offset and length for a range."""
-
-_MAX_INLINE_NBYTES: Final = 32 * 2**20
-"""The largest total size of keys and texts of chunks of one array that are contained in the references."""
+"""A text, or the URL of a file, with offset and length for a range."""
 
 
 async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
     """Yield key and reference of every chunk and document of an array as *view* shows it, without decoding.
 
-    Raises `NotShownError` if the view does not show it, or shows more chunks that are not stored than references can
-    hold; `NotUnshardable` if its shards are encoded as a whole, so that no range of a file is a chunk; and the error
-    that prevents reading a chunk or a shard.
+    Raises `NotShownError` if the view does not show it, or shows chunks that are not stored; `NotUnshardable` if its
+    shards are encoded as a whole, so that no range of a file is a chunk; and the error that prevents reading a chunk or
+    a shard.
     """
     reason = view.left_out(node)
     if reason is not None:
@@ -60,74 +52,35 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
     if chunk_view is not None:
         if chunk_view.array.grid.is_encoded:
             raise NotUnshardable("its shards are encoded as a whole, so no range of a file is a chunk")
-        async for coords, reference in _with_missing(chunk_view, _chunks(source, chunk_view.array)):
+        count = 0
+        async for coords, reference in _chunks(source, chunk_view.array):
             yield join_key(node.path, chunk_view.key_encoding.encode(coords)), reference
+            count += 1
+        if chunk_view.listed_missing is not None and count < chunk_view.array.grid.nchunks:
+            raise NotShownError("chunks that are not stored would be read as another value: mount it, or use --view v3")
     else:
         async for key in walk_files(source.store, node.path, opens_links=True):
             if key != join_key(node.path, DOCUMENT):
                 yield key, [source.store.url_of(key)]
-    for key, reference in document_references(view, node, ()):
+    for key, reference in document_references(view, node):
         yield key, reference
 
 
-def document_references(view: View, node: Node, left_out: Collection[str]) -> Iterator[tuple[str, Reference]]:
-    """Yield key and text of every document of *node*, without the copies of arrays *left_out*, by path."""
+def document_references(view: View, node: Node, *, has_copies: bool = True) -> Iterator[tuple[str, Reference]]:
+    """Yield key and text of every document of *node*, and those copies of other documents that it may have.
+
+    Whoever opened an array that is left out by its copy would find no chunks, and no error.
+    """
     documents = {} if node.document is None or view.hides(node, DOCUMENT) else {DOCUMENT: node.document}
     documents.update(view.documents(node))
+    if not has_copies:
+        documents.pop(ZMETADATA, None)
+        if DOCUMENT in documents:
+            document = parse_json(documents[DOCUMENT])
+            document.pop("consolidated_metadata", None)
+            documents[DOCUMENT] = encode_json(document)
     for name, text in documents.items():
-        yield join_key(node.path, name), _without(left_out, node.path, name, text).decode()
-
-
-def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> bytes:
-    """Return the text of a document without consolidated metadata of arrays that are *left_out*.
-
-    Whoever opened one by its copy would find no chunks, and no error.
-    """
-    if not left_out or name not in (DOCUMENT, ZMETADATA):
-        return text
-    document = parse_json(text)
-    if name == ZMETADATA:
-        copies = document["metadata"].items()
-        kept = {key: copy for key, copy in copies if join_key(path, key.rpartition("/")[0]) not in left_out}
-        return encode_json({**document, "metadata": kept})
-    return encode_json(without_copies(document, lambda copy: join_key(path, copy) in left_out))
-
-
-async def _with_missing(
-    chunk_view: ChunkView, stored: AsyncIterator[tuple[Coords, Reference]]
-) -> AsyncIterator[tuple[Coords, Reference]]:
-    """Yield the *stored* chunks, which come in C order, and between them the others, if the view shows them."""
-    missing = chunk_view.listed_missing
-    if missing is None:
-        async for chunk in stored:
-            yield chunk
-        return
-    numbering = ChunkNumbering.of(chunk_view.array.grid.grid_shape, nested=False)  # one axis may have more than fit
-    every = (numbering.coords(position) for position in range(numbering.bases[-1], numbering.count))
-    room, text = _MAX_INLINE_NBYTES, ""
-
-    async def inline(coords: Coords) -> str:
-        nonlocal room, text
-        if not text:
-            chunk = await missing.chunk()
-            if 4 * chunk.nbytes <= 3 * room:
-                text = "base64:" + base64.b64encode(await chunk.read(0, chunk.nbytes)).decode()
-        room -= len(chunk_view.key_encoding.encode(coords)) + len(text)
-        if not text or room < 0:
-            raise NotShownError(
-                "its chunks that are not stored, which would be read as another value, take more than the "
-                f"{_MAX_INLINE_NBYTES // 2**20} MiB that references hold; mount it, or use --view v3"
-            )
-        return text
-
-    async for found, reference in stored:
-        for coords in every:
-            if coords == found:
-                break
-            yield coords, await inline(coords)
-        yield found, reference
-    for coords in every:
-        yield coords, await inline(coords)
+        yield join_key(node.path, name), text.decode()
 
 
 async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:
@@ -200,9 +153,9 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     encoded as a whole.
     """
     source.hierarchy.looks_above = view.lens.looks_above
-    groups, left_out, failed, separator = [], set(), 0, "\n"
-    file.write('{"version": 1, "refs": {')
     arrays: list[Node] = []
+    groups, left_out, failed, separator = [], 0, 0, "\n"
+    file.write('{"version": 1, "refs": {')
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
@@ -237,12 +190,12 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
                 reason = str(error)
             finally:
                 advance(nchunks.get(node.path, count) - count)
-            left_out.add(node.path)
+            left_out += 1
             complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
     if not arrays:
         complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
-    for path in groups:  # last, when it is known which arrays are left out of the copies
-        for key, text in document_references(view, await source.hierarchy.node(path), left_out):
+    for path in groups:  # last, when it is known whether any array is left out
+        for key, text in document_references(view, await source.hierarchy.node(path), has_copies=not left_out):
             file.write(f"{separator}{_line(key, text)}")
             separator = ",\n"
     file.write("\n}}\n")

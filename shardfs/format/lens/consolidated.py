@@ -5,7 +5,7 @@ Source: discussion of consolidated metadata for the Zarr core specification 3.1,
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -127,22 +127,6 @@ def inline_copies(document: Document) -> dict[str, Json] | None:
         return None
     copies = consolidated.get("metadata")
     return copies if isinstance(copies, dict) else None
-
-
-def without_copies(document: Document, is_left_out: Callable[[str], bool], prefix: str = "") -> dict[str, Any]:
-    """Return a group's document without the copies, on any level, of nodes that are left out.
-
-    *is_left_out* is called with the paths of copies, after *prefix*.
-    """
-    copies = inline_copies(document)
-    if copies is None:
-        return dict(document)
-    kept = {
-        path: without_copies(copy, is_left_out, f"{prefix}{path}/") if isinstance(copy, dict) else copy
-        for path, copy in copies.items()
-        if not is_left_out(prefix + path)
-    }
-    return _with_copies(document, kept)
 
 
 def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
