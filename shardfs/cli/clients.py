@@ -1,18 +1,17 @@
 """Programs that do not read sharded arrays: what they print about one, and which mount they can read."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Node
-from shardfs.errors import MetadataError
+from shardfs.errors import MetadataError, counted
 from shardfs.format.codecs import compose, composed_order
-from shardfs.format.document import Extension, brief
+from shardfs.format.document import Extension
 from shardfs.format.lens.unsharded import fault_of
-from shardfs.format.lens.v2_attributes import DIMENSIONS, has_missing_value, v2_attributes
+from shardfs.format.lens.v2_attributes import has_missing_value
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.vfs.views import View
 
 
 class ViewOptions(NamedTuple):
@@ -32,17 +31,13 @@ class Tool:
     """A program, and what it understands of Zarr.
 
     *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
-    dataset mounted at /mnt/x with an array `image`.
+    dataset mounted at /mnt/x with an array `image`. *caveat* says what else it gets wrong.
 
-    It knows the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to *max_codecs* of them, and
-    both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads only those that are their
-    own inverse. It knows the *data_types* (None is all), and arrays of at least *min_ndim* axes, which are not empty if
-    it *needs_elements*.
-
-    An array that it cannot read makes it fail for the whole group if it *fails_whole*; an array without axes only when
-    its value is needed. If it *masks_fill_values*, it takes v3 fill values for missing values even if axes have names.
-    If it *joins_axes*, axes of one name are one dimension of everything that it opens, whatever their lengths. A tool
-    that *copies* needs none of that.
+    It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
+    *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
+    only those that are their own inverse. It reads arrays of at least *min_ndim* axes, which are not empty if it
+    *needs_elements*. If it *masks_fill_values*, it takes v3 fill values for missing values even if axes have names. A
+    tool that *copies* needs none of that.
     """
 
     name: str
@@ -56,56 +51,38 @@ class Tool:
     inverts_transposes: bool = False
     min_ndim: int = 0
     needs_elements: bool = False
-    fails_whole: bool = False
-    joins_axes: bool = False
     masks_fill_values: bool = False
     copies: bool = False
+    caveat: str = ""
 
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
-        """Return why this tool cannot read the array of *node* in a view; None if it can.
+        """Return why this tool cannot read the array of *node* in the view *shown*; None if it can.
 
-        *shown* is what the view shows, *left_out* why it does not show the array, if so.
+        *left_out* says why the view does not show the array, if it does not.
         """
-        reason = left_out or node.reason
-        if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
+        metadata, reason = node.metadata, left_out or node.reason
+        if reason is not None or self.copies or not isinstance(metadata, ArrayMetadata):
             return reason
-        reason = self._misses_array(node.metadata)
-        if reason is not None and self.fails_whole and not node.metadata.ndim:
-            return f"{reason}: ncdump stops at its value (use -h, or -v with other arrays)"
-        if reason is not None:
-            return f"{reason}, and it fails on the whole group" if self.fails_whole else reason
-        masks = self.masks_fill_values and shown.view == "v3" and not node.in_image and node.metadata.ndim
-        if masks and has_missing_value(node.metadata.document):
-            return "it takes the fill value of v3 as missing value, and masks stored values"
-        if shown.decode or shown.view == "npy":
-            return None
-        grid = node.metadata.chunk_grid.name
-        fault = fault_of(node.metadata) if node.any_array is None else None
-        if fault is not None:
-            return fault
-        if shown.view == "v3" and node.array is None and grid != "regular":
-            return f"it may not know the chunk grid {grid}, and the array is not sharded"
-        try:
-            return self._misses_codecs((node.any_array or node.metadata).codecs, node.metadata.ndim)
-        except MetadataError as error:
-            return str(error)
-
-    def _misses_array(self, metadata: ArrayMetadata) -> str | None:
         data_type = _name_of(metadata.document["data_type"])
         if self.data_types is not None and data_type not in self.data_types:
             return f"it does not know the data type {data_type}"
         if metadata.ndim < self.min_ndim:
-            return (
-                f"it does not read arrays of fewer than {self.min_ndim} axes"
-                if self.min_ndim > 1
-                else "it does not read arrays without axes"
-            )
+            return f"it reads only arrays with at least {counted(self.min_ndim, 'dimension')}"
         if self.needs_elements and 0 in metadata.shape:
             return "it does not read arrays without elements"
-        if self.joins_axes:
-            odd = next((name for name, _ in _named_axes(metadata) if name == "" or "/" in name), None)
-            return None if odd is None else f"it does not accept an axis with the name {brief(odd)}"
-        return None
+        masks = self.masks_fill_values and shown.view == "v3" and not node.in_image and metadata.ndim
+        if masks and has_missing_value(metadata.document):
+            return "it takes the fill value of v3 as missing value, and masks stored values"
+        if shown.decode or shown.view == "npy":
+            return None
+        if node.any_array is None and (fault := fault_of(metadata)) is not None:
+            return fault
+        if shown.view == "v3" and node.array is None and metadata.chunk_grid.name != "regular":
+            return f"it may not know the chunk grid {metadata.chunk_grid.name}, and the array is not sharded"
+        try:
+            return self._misses_codecs((node.any_array or metadata).codecs, metadata.ndim)
+        except MetadataError as error:
+            return str(error)
 
     def _misses_codecs(self, codecs: Sequence[Extension], ndim: int) -> str | None:
         if self.assumes_little_endian and any(codec.configuration.get("endian") == "big" for codec in codecs):
@@ -114,89 +91,18 @@ class Tool:
         if self.inverts_transposes and compose(order, order) != tuple(range(ndim)):
             return f"it takes a transpose to {list(order)} for its inverse, and gives wrong values"
         names = [codec.name for codec in codecs if codec.name not in ("transpose", "bytes")]
-        unknown = [name for name in names if self.codecs is not None and not _is_among(name, self.codecs)]
-        if unknown:
-            return f"it does not know the codec {', '.join(unknown)}"
+        if self.codecs is not None:
+            unknown = [name for name in names if re.sub(r"^numcodecs\..*", "numcodecs.*", name) not in self.codecs]
+            if unknown:
+                return f"it does not know the codec {', '.join(unknown)}"
         if self.max_codecs is not None and len(names) > self.max_codecs:
             return f"it applies only {self.max_codecs} of the codecs {', '.join(names)}"
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """How to mount a source for *tool*: the *command* to type, None if it can read none of the arrays.
-
-    *missing* says, by path, why it cannot read an array.
-    """
-
-    tool: Tool
-    command: str | None
-    missing: Mapping[str, str]
-
-
-class Adviser:
-    """Finds, for every tool, the view in which it reads most of the arrays.
-
-    *views* has a view for each of `VIEW_OPTIONS`.
-    """
-
-    def __init__(self, views: Mapping[ViewOptions, View]) -> None:
-        self._views = views
-        self._missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
-            (tool, shown): {} for tool in TOOLS for shown in tool.views
-        }
-        self._axes: dict[tuple[Tool, ViewOptions], dict[str, tuple[int, str]]] = {of: {} for of in self._missing}
-        self._count = 0
-
-    def add(self, node: Node) -> None:
-        """Add the array of *node*."""
-        self._count += 1
-        left_out = {shown: view.left_out(node) for shown, view in self._views.items()}
-        for (tool, shown), missing in self._missing.items():
-            reason = tool.misses(node, shown, left_out[shown])
-            if reason is None and tool.joins_axes:
-                reason = _join_axes(self._axes[tool, shown], node)
-            if reason is not None:
-                missing[node.path] = reason
-
-    def advice(self, source: str, options: Sequence[str]) -> list[Advice]:
-        """Return how to mount *source*, reached with *options*, for every tool; nothing without arrays."""
-        start = shlex.join(["shardfs", "mount", *options, source, "MNT"])
-        return [self._advise(tool, start) for tool in TOOLS] if self._count else []
-
-    def _advise(self, tool: Tool, start: str) -> Advice:
-        shown = min(tool.views, key=lambda shown: len(self._missing[tool, shown]))  # of equals, the first is the best
-        missing = self._missing[tool, shown]
-        return Advice(tool, f"{start} {shown.text}" if len(missing) < self._count else None, missing)
-
-
 def _name_of(data_type: object) -> str:
     name = str(data_type["name"] if isinstance(data_type, dict) else data_type)
     return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
-
-
-def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:
-    """Return name and length of every axis, as readers of Zarr v2 find them; nothing if they have no names."""
-    names = v2_attributes(metadata.document).get(DIMENSIONS)
-    if not isinstance(names, list) or len(names) != metadata.ndim:
-        return []
-    return [(name, length) for name, length in zip(names, metadata.shape, strict=True) if isinstance(name, str)]
-
-
-def _join_axes(axes: dict[str, tuple[int, str]], node: Node) -> str | None:
-    """Add the axes of an array to *axes*, which has length and path by name; return the reason if a length differs."""
-    if not isinstance(node.metadata, ArrayMetadata):
-        return None
-    for name, length in _named_axes(node.metadata):
-        known, path = axes.setdefault(name, (length, node.path))
-        if length != known:
-            where = "of another axis" if path == node.path else f"of {path or '.'}"
-            return f"it gives the axis {brief(name)} one length, {length} here and {known} {where}, and so wrong values"
-    return None
-
-
-def _is_among(codec: str, codecs: frozenset[str]) -> bool:
-    return codec in codecs or (codec.startswith("numcodecs.") and "numcodecs.*" in codecs)
 
 
 _V3: Final = ViewOptions("v3")
@@ -258,8 +164,8 @@ TOOLS: Final = (
         _INTEGERS | {"float32", "float64"},
         min_ndim=1,
         needs_elements=True,
-        fails_whole=True,
-        joins_axes=True,
+        caveat="an array that it cannot read makes it fail on the whole group, and it takes axes of one name for "
+        "one dimension, whatever their lengths; ncdump stops at the value of an array without axes (use -h, or -v)",
     ),
     Tool(
         "tensorstore, driver zarr",

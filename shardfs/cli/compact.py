@@ -1,6 +1,5 @@
 """`shardfs compact`: rewriting shards that have many dead bytes."""
 
-import json
 import shlex
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
@@ -11,14 +10,14 @@ import trio
 
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import Number, command, json_option
-from shardfs.cli.output import progress
+from shardfs.cli.output import progress, show
 from shardfs.cli.sources import executor, open_checked, single_writer_option, source_options, workers_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
 from shardfs.dataset.state import hold, slots_of
 from shardfs.dataset.wal.recovery import opened
-from shardfs.errors import ShardfsError, SourceError, counted, printable
+from shardfs.errors import ShardfsError, SourceError, counted
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions
 
@@ -61,7 +60,7 @@ def compact(
     with executor(jobs, dask, store_options, source) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
         report = trio.run(work, store, store_options, threshold, force)
-    click.echo(json.dumps(asdict(report), indent=2) if as_json else report.render())
+    show(asdict(report), report.lines(), as_json=as_json)
 
 
 @dataclass
@@ -76,11 +75,11 @@ class Report:
         """Record that a shard is left as it is."""
         self.left.append({"shard": shard, "reason": str(reason)})
 
-    def render(self) -> str:
+    def lines(self) -> list[str]:
         """Return the report as text."""
         lines = [f"left as it is: {item['shard']}: {item['reason']}" for item in self.left]
         lines.append(f"{counted(self.compacted, 'shard')} compacted, {self.removed_nbytes:,} dead bytes removed")
-        return "\n".join(map(printable, lines))
+        return lines
 
 
 async def compact_source(

@@ -1,7 +1,6 @@
 """`shardfs doctor`: what keeps this machine from mounting, or SOURCE from being mounted, each with the way out."""
 
 import importlib
-import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ import trio
 from shardfs import __version__
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
+from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
 from shardfs.dataset.state import Slot, StateDirectory, all_slots, find_holder, hold, slots_of
 from shardfs.dataset.wal.recovery import recover_command
-from shardfs.errors import ShardfsError, counted, printable
+from shardfs.errors import ShardfsError, counted
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store
@@ -53,13 +53,11 @@ def doctor(source: str | None, store_options: StoreOptions, write: bool, as_json
     findings = list(_machine())
     if source is not None:
         findings += _source(source, store_options, write)
-    if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        for finding in findings:
-            click.echo(printable(f"{finding.kind:<9}{finding.what}"))
-            if finding.way_out:
-                click.echo(printable(f"{'':<9}→ {finding.way_out}"))
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.kind:<9}{finding.what}")
+        lines += [f"{'':<9}→ {finding.way_out}"] if finding.way_out else []
+    show([asdict(finding) for finding in findings], lines, as_json=as_json)
     if any(finding.kind == "problem" for finding in findings):
         sys.exit(1)
 

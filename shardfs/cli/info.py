@@ -2,21 +2,21 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import click
 import trio
 
-from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
+from shardfs.cli.clients import TOOLS, VIEW_OPTIONS, Tool, ViewOptions
 from shardfs.cli.options import array_argument, command, json_option
-from shardfs.cli.output import complain, progress, table
+from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import open_source, source_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else
-from shardfs.errors import MetadataError, ShardfsError, counted, first_of, printable
+from shardfs.errors import MetadataError, ShardfsError, counted, first_of
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes, type_name
@@ -64,21 +64,16 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     opened.hierarchy.looks_above = True
     views = {each: make_view(each.view, opened.store, decoded=each.decode) for each in VIEW_OPTIONS}
     if tools:
-        usual = StoreOptions().to_arguments()
-        options = [option for option in store_options.to_arguments() if option not in usual]
-        advice = trio.run(partial(advise, opened, array, views, typed=source, options=options))
-        items = [{"tool": each.tool.name, "mount": each.command, "missing": dict(each.missing)} for each in advice]
-        found, text = {"tools": items}, _render_advice(advice)
+        start = shlex.join(["shardfs", "mount", *store_options.to_arguments(), source, "MNT"])
+        advice = trio.run(advise, opened, array, views, start)
+        found, lines = {"tools": advice}, _render_advice(advice)
     else:
         described = trio.run(describe, opened, array, views)
-        found, text = {"arrays": described}, _render_table(described) if array is None else _render_array(described[0])
+        found, lines = {"arrays": described}, _render_table(described) if array is None else _render_array(described[0])
     instead = trio.run(what_else, opened) if not any(found.values()) else None
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        if instead is not None:
-            complain(f"there are no Zarr v3 arrays here: {instead}")
-    else:
-        click.echo(text if instead is None else f"There are no Zarr v3 arrays here: {printable(instead)}.")
+    show(found, lines if instead is None else [f"There are no Zarr v3 arrays here: {instead}."], as_json=as_json)
+    if as_json and instead is not None:
+        complain(f"there are no Zarr v3 arrays here: {instead}")
 
 
 async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:
@@ -94,19 +89,33 @@ async def describe(source: Source, array: str | None, views: Mapping[ViewOptions
 
 
 async def advise(
-    source: Source, array: str | None, views: Mapping[ViewOptions, View], *, typed: str, options: Sequence[str]
-) -> list[Advice]:
-    """Say for every tool which mount of *source*, or of the one *array*, it can read, and what it misses.
+    source: Source, array: str | None, views: Mapping[ViewOptions, View], start: str
+) -> Sequence[Described]:
+    """Say for every tool in which view it reads most arrays of *source*, or the one *array*, and what it misses.
 
-    *typed* is the source as the user typed it; *options* are needed to reach it.
+    *start* is the beginning of the command that mounts it.
     """
-    adviser = Adviser(views)
+    missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
+        (each, shown): {} for each in TOOLS for shown in each.views
+    }
+    count = 0
     with progress("reading documents", None, "array") as advance:
         async for node in array_nodes(source, array):
-            if isinstance(node.metadata, ArrayMetadata):
-                adviser.add(node)
             advance(1)
-    return adviser.advice(typed, options)
+            if isinstance(node.metadata, ArrayMetadata):
+                count += 1
+                left_out = {shown: view.left_out(node) for shown, view in views.items()}
+                for (tool, shown), reasons in missing.items():
+                    reason = tool.misses(node, shown, left_out[shown])
+                    if reason is not None:
+                        reasons[node.path] = reason
+    items = []
+    for tool in TOOLS if count else ():
+        shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
+        reasons = missing[tool, shown]
+        command = f"{start} {shown.text}" if len(reasons) < count else None
+        items.append({"tool": tool.name, "mount": command, "missing": reasons, "caveat": tool.caveat or None})
+    return items
 
 
 def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
@@ -189,7 +198,7 @@ def _shallow(part: Json) -> Json:
     return part
 
 
-def _render_table(described: Sequence[Described]) -> str:
+def _render_table(described: Sequence[Described]) -> list[str]:
     header = ("path", "shape", "dtype", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio", "view")
     same = ("dtype", "inner chunk", "shard", "codecs", "view")
     spare = ("ratio", "codecs", "view", "dtype", "shard")
@@ -217,7 +226,7 @@ def _render_table(described: Sequence[Described]) -> str:
         "`shardfs info SOURCE ARRAY` describes one array; `shardfs info --tools SOURCE` shows how to mount it for each "
         "program."
     )
-    return "\n".join(map(printable, lines))
+    return lines
 
 
 def _row(item: Described) -> list[str]:
@@ -257,13 +266,11 @@ def _ratio(decoded: int | None, stored: int | None) -> str:
 
 def _views(shown: Sequence[str]) -> str:
     """Return the names of views, with a star for those that need --decode."""
-    plain = [each for each in VIEW_OPTIONS if not each.decode]
-    decoded = {each.view for each in VIEW_OPTIONS if each.decode and each.text in shown}
-    names = [each.view if each.text in shown else f"{each.view}*" if each.view in decoded else "" for each in plain]
-    return " ".join(name for name in names if name)
+    names = [each.view for each in VIEW_OPTIONS if each.text in shown]
+    return " ".join(name if f"--view {name}" in shown else f"{name}*" for name in dict.fromkeys(names))
 
 
-def _render_array(item: Described) -> str:
+def _render_array(item: Described) -> list[str]:
     """Return everything about one array, one line each."""
     lines = [item["path"] or "(root)"]
     for name, value in item.items():
@@ -277,7 +284,7 @@ def _render_array(item: Described) -> str:
     for options, how in _SHOWN.items():
         what = how if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
         lines.append(f"  {options.text:<20}{what}")
-    return "\n".join(map(printable, lines))
+    return lines
 
 
 def _text(value: Json) -> str:
@@ -290,14 +297,14 @@ def _text(value: Json) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _render_advice(advice: Sequence[Advice]) -> str:
+def _render_advice(advice: Sequence[Described]) -> list[str]:
     """Return the table of tools."""
-    width = max((len(found.tool.name) for found in advice), default=0)
+    width = max((len(found["tool"]) for found in advice), default=0)
     lines = [f"{'your tool':<{width}}  mount it with"]
     for found in advice:
-        lines.append(f"{found.tool.name:<{width}}  {found.command or 'no view: it reads none of the arrays'}")
-        named = [f"{path or '(root)'}: {reason}" for path, reason in found.missing.items()]
-        lines += [f"{'':<{width}}    not {text}" for text in named[:_MAX_NAMED]]
-        if len(named) > _MAX_NAMED:
-            lines.append(f"{'':<{width}}    nor {len(named) - _MAX_NAMED} more, which --json names")
-    return "\n".join(map(printable, lines))
+        lines.append(f"{found['tool']:<{width}}  {found['mount'] or 'no view: it reads none of the arrays'}")
+        named = [f"not {path or '(root)'}: {reason}" for path, reason in found["missing"].items()]
+        more = [f"nor {len(named) - _MAX_NAMED} more, which --json names"] if len(named) > _MAX_NAMED else []
+        caveat = [f"note: {found['caveat']}"] if found["caveat"] else []
+        lines += [f"{'':<{width}}    {text}" for text in [*named[:_MAX_NAMED], *more, *caveat]]
+    return lines

@@ -1,6 +1,5 @@
 """`shardfs map`: pictures of where chunks are, in the grid of shards and in a shard."""
 
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import trio
 
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import array_argument, command, json_option
-from shardfs.cli.output import progress, replacing, terminal_width
+from shardfs.cli.output import progress, replacing, show, terminal_width
 from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe, write_page
 from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.hierarchy import Node, Source
@@ -38,12 +37,6 @@ _STYLES: Final[dict[Use, tuple[str, str]]] = {
 }
 
 
-def _page(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None and str(value).startswith("-"):
-        raise click.BadParameter(f"{value} looks like an option; write ./{value} if it is a file.")
-    return value
-
-
 @command(
     examples="""
     shardfs map data.zarr
@@ -57,7 +50,6 @@ def _page(_: click.Context, __: click.Parameter, value: Path | None) -> Path | N
 @click.option(
     "--html",
     "page",
-    callback=_page,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write the pictures to this file, as one self-contained page for a browser.",
@@ -86,7 +78,7 @@ def map(
         with replacing(page) as file:
             write_page(file, opened.store.url, maps, reasons)
     if as_json:
-        click.echo(json.dumps({"arrays": [_item(each) for each in maps], "not_shown": reasons}, indent=2))
+        show({"arrays": [_item(each) for each in maps], "not_shown": reasons}, (), as_json=True)
     elif page is not None:
         click.echo(printable(f"{page} written"))
     else:
@@ -164,7 +156,7 @@ def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[st
         if not found.uses:
             continue
         grid = Grid.of(found, _MAX_ROWS, width)
-        yield f"  {printable(found.caption(grid))}"
+        yield f"  {printable(grid.caption(found.array.document.get('dimension_names') or ()))}"
         for row in grid.cells:
             yield "    " + "".join(_paint(cell) * (2 if 2 * len(row) <= width else 1) for cell in row)
         damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DRAWN) if use.error is not None]
@@ -174,10 +166,7 @@ def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[st
                 styles = (_STYLES[each] for each in layout.cells(width))
                 yield "    " + "".join(click.style(character, fg=colour) for character, colour in styles)
         if 0 < len(found.layouts) < len(found.uses):
-            more = found.damaged - sum(use.error is not None for use, _ in found.layouts)
-            which = f"{more:,} of them damaged, the others " if more else ""
-            rest = counted(len(found.uses) - len(found.layouts), "shard")
-            yield f"  {rest} more, {which}with no more dead bytes"
+            yield f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes"
     for path, reason in reasons.items():
         yield f"no map: {printable(path or '(root)')}: {printable(reason)}"
     if any(found.uses for found in maps):

@@ -1,7 +1,6 @@
 """Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` shows its figures."""
 
 import errno
-import json
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any, Final
 import click
 
 from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
-from shardfs.cli.output import waiting
+from shardfs.cli.output import show, waiting
 from shardfs.dataset.statistics import Figure, Snapshot
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
@@ -69,10 +68,7 @@ def mounts(as_json: bool) -> None:
     elsewhere  is mounted in a container or in another mount namespace
     """
     rows = find_rows()
-    if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        click.echo("\n".join(map(printable, _table(rows))) if rows else "nothing is mounted")
+    show([asdict(row) for row in rows], _table(rows) if rows else ["nothing is mounted"], as_json=as_json)
 
 
 def find_rows() -> list[Row]:

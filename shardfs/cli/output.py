@@ -1,9 +1,10 @@
 """How commands print: counts, progress, JSON for programs and text for people."""
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,11 @@ def complain(message: str) -> None:
     """Print a line on standard error, like that of an error."""
     line = printable(f"shardfs: {message}")
     click.echo(f"{_ERASE}{line}" if sys.stderr.isatty() else line, err=True)  # in place of the progress line
+
+
+def show(found: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what was found: as JSON for programs, or as lines for people."""
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(map(printable, lines)))
 
 
 def table(

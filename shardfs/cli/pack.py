@@ -1,6 +1,5 @@
 """`shardfs pack` and `shardfs unpack`: whole datasets into shards, and out of them."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import trio
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
 from shardfs.cli.options import command, json_option, size, view_options
-from shardfs.cli.output import complain, progress
+from shardfs.cli.output import complain, progress, show
 from shardfs.cli.sources import executor, store_options, workers_options
 from shardfs.errors import counted, printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
@@ -166,7 +165,7 @@ def _run(
         complain(note)
     if as_json:
         planned = {"arrays": [asdict(array) for array in plan.planned]} if isinstance(plan, PackPlan) and is_dry else {}
-        click.echo(json.dumps(asdict(report) | planned, indent=2))
+        show(asdict(report) | planned, (), as_json=True)
     elif not is_dry:
         parts = [f"{counted(report.stored, 'object')} stored, {report.nbytes:,} bytes"]
         parts += [f"{report.unchanged:,} unchanged"] if report.unchanged else []

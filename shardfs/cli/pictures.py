@@ -19,6 +19,46 @@ from shardfs.fuse.progress import size
 
 
 @dataclass(slots=True)
+class Cell:
+    """Some neighbouring *shards*, and the sums over those that are *stored*.
+
+    *filled* is the sum of the shares of their chunks that are stored.
+    """
+
+    shards: int
+    stored: int = 0
+    full: int = 0
+    damaged: int = 0
+    wasteful: int = 0
+    filled: float = 0.0
+    chunks: int = 0
+    nbytes: int = 0
+    dead: int = 0
+
+    def add(self, use: ShardUse) -> None:
+        """Add a shard."""
+        is_damaged = use.error is not None
+        self.stored += 1
+        self.damaged += is_damaged
+        self.full += not is_damaged and use.chunks >= use.capacity
+        self.wasteful += bool(use.dead)
+        self.filled += min(use.chunks / use.capacity, 1.0) if use.capacity else 0.0
+        self.chunks += use.chunks
+        self.nbytes += use.size
+        self.dead += use.dead or 0
+
+    @property
+    def fullness(self) -> float:
+        """The share of chunks that are stored."""
+        return self.filled / self.shards
+
+    @property
+    def dead_share(self) -> float:
+        """The share of bytes that are dead."""
+        return self.dead / self.nbytes if self.nbytes else 0.0
+
+
+@dataclass(slots=True)
 class ArrayMap:
     """The stored shards of *array*, in C order, and the *layouts* of those that are drawn, None if impossible.
 
@@ -41,125 +81,41 @@ class ArrayMap:
         return tuple(dimension.nchunks for dimension in self.array.grid.shards.dimensions)
 
     @property
-    def is_found(self) -> bool:
-        """Whether there is anything to draw."""
-        return bool(self.uses) or self.error is not None
-
-    @property
-    def count(self) -> int:
-        """The number of shards in the grid."""
-        return math.prod(self.shape)
-
-    @property
-    def full(self) -> int:
-        """The number of shards that have all their chunks."""
-        return sum(use.error is None and use.chunks >= use.capacity for _, use in self.uses)
-
-    @property
-    def damaged(self) -> int:
-        """The number of damaged shards."""
-        return sum(use.error is not None for _, use in self.uses)
-
-    @property
-    def wasteful(self) -> int:
-        """The number of shards with dead bytes."""
-        return sum(bool(use.dead) for _, use in self.uses)
-
-    @property
-    def chunks(self) -> int:
-        """The number of stored chunks."""
-        return sum(use.chunks for _, use in self.uses)
-
-    @property
-    def nbytes(self) -> int:
-        """The number of stored bytes."""
-        return sum(use.size for _, use in self.uses)
-
-    @property
-    def dead(self) -> int:
-        """The number of dead bytes."""
-        return sum(use.dead or 0 for _, use in self.uses)
-
-    @property
-    def dead_share(self) -> str:
-        """The share of dead bytes, if it is known for at least one shard."""
-        is_known = not self.uses or any(use.dead is not None for _, use in self.uses)
-        return share(self.dead, self.nbytes) if is_known else "?"
+    def total(self) -> Cell:
+        """The sums over all shards."""
+        found = Cell(math.prod(self.shape))
+        for _, use in self.uses:
+            found.add(use)
+        return found
 
     @property
     def summary(self) -> str:
         """How much of the array is stored."""
-        damaged = f", {self.damaged:,} damaged" if self.damaged else ""
-        wasteful = f", {self.wasteful:,} with dead bytes" if self.wasteful else ""
+        total = self.total
+        damaged = f", {total.damaged:,} damaged" if total.damaged else ""
+        wasteful = f", {total.wasteful:,} with dead bytes" if total.wasteful else ""
+        is_known = not self.uses or any(use.dead is not None for _, use in self.uses)
         return (
-            f"{len(self.uses):,} of {counted(self.count, 'shard')} stored, {self.full:,} full{damaged}{wasteful}; "
-            f"{self.chunks:,} of {counted(self.array.grid.nchunks, 'chunk')}; "
-            f"{size(self.nbytes)}, {self.dead_share} dead"
+            f"{total.stored:,} of {counted(total.shards, 'shard')} stored, {total.full:,} full{damaged}{wasteful}; "
+            f"{total.chunks:,} of {counted(self.array.grid.nchunks, 'chunk')}; "
+            f"{size(total.nbytes)}, {share(total.dead, total.nbytes) if is_known else '?'} dead"
         )
 
     def most_wasteful(self, count: int) -> list[tuple[Coords, ShardUse]]:
-        """Return *count* shards: damaged ones, at most half if there are others, then those with most dead bytes."""
-        found = sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))
-        damaged, sound = found[: self.damaged], found[self.damaged :]
-        first = damaged[: max(count - len(sound), count // 2)]
-        return first + sound[: count - len(first)]
-
-    def caption(self, grid: "Grid") -> str:
-        """Say what the rows and columns of a picture are."""
-        axes = [f"{length:,}" for length in self.shape]
-        for axis, name in enumerate(self.array.document.get("dimension_names") or ()):
-            axes[axis] += f" {name}" if name else ""
-        text = f"{' × '.join(axes[grid.split or 0 :]) or '1'} across"
-        if grid.split is not None:
-            text = f"{' × '.join(axes[: grid.split]) or '1'} down, {text}"
-        elif len(grid.cells) > 1:
-            text += " and on in the next row"
-        if grid.each == 1:
-            return text
-        cells = f"{len(grid.cells):,} × {len(grid.cells[0]):,} cells"
-        return f"{text}, drawn as {cells} of up to {grid.down:,} × {grid.across:,} shards"
-
-
-@dataclass(slots=True)
-class Cell:
-    """Some neighbouring *shards*; *filled* is the sum of the shares of their chunks that are stored."""
-
-    shards: int
-    stored: int = 0
-    damaged: int = 0
-    filled: float = 0.0
-    nbytes: int = 0
-    dead: int = 0
-
-    @property
-    def fullness(self) -> float:
-        """The share of chunks that are stored."""
-        return self.filled / self.shards
-
-    @property
-    def dead_share(self) -> float:
-        """The share of bytes that are dead."""
-        return self.dead / self.nbytes if self.nbytes else 0.0
-
-    def add(self, use: ShardUse) -> None:
-        """Add a shard."""
-        self.stored += 1
-        self.damaged += use.error is not None
-        self.filled += min(use.chunks / use.capacity, 1.0) if use.capacity else 0.0
-        self.nbytes += use.size
-        self.dead += use.dead or 0
+        """Return *count* shards: damaged ones, then those with most dead bytes."""
+        return sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A picture of a grid of shards: rows are the axes before *split*, columns the others, each in C order.
+    """A picture of a grid of shards: a cell stands for *down* × *across* of them.
 
-    A row has *width* shards, and a cell stands for *down* × *across* of them. If all axes but one have a single shard,
-    the shards continue from row to row, and there is no *split*; the last row may be shorter.
+    Rows are the axes before *split*, columns the others, each in C order; a row has *width* shards. If all axes but one
+    have a single shard, the shards continue from row to row, and the last row may be shorter.
     """
 
     shape: tuple[int, ...]
-    split: int | None
+    split: int
     width: int
     down: int
     across: int
@@ -168,17 +124,15 @@ class Grid:
     @classmethod
     def of(cls, array: ArrayMap, max_rows: int, max_columns: int) -> "Grid":
         """Make a picture of at most so many cells."""
-        shape, total = array.shape, array.count
-        split: int | None = None
+        shape, total = array.shape, math.prod(array.shape)
+        sides = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(len(shape) + 1)]
+        split = min(range(len(sides)), key=lambda at: max(sides[at]))  # as square as possible
+        height, width = sides[split]
+        down, across = -(-height // max_rows) or 1, -(-width // max_columns) or 1
         if max(shape, default=1) == total:
-            across = max(-(-total // (max_rows * max_columns)), 1)
-            width, down = min(max_columns * across, total), 1
+            split, down, across = 0, 1, -(-total // (max_rows * max_columns)) or 1
+            width = min(max_columns * across, total)
             height = -(-total // width) if total else 0
-        else:
-            sides = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(len(shape) + 1)]
-            split = min(range(len(sides)), key=lambda at: max(sides[at]))  # as square as possible
-            height, width = sides[split]
-            down, across = -(-height // max_rows) or 1, -(-width // max_columns) or 1
         cells = [
             [
                 Cell(min(down, height - row) * min(across, width - column, total - row * width - column))
@@ -191,14 +145,22 @@ class Grid:
             cells[row // down][column // across].add(use)
         return cls(shape, split, width, down, across, cells)
 
-    @property
-    def each(self) -> int:
-        """The largest number of shards in a cell."""
-        return self.down * self.across
-
     def first(self, row: int, column: int) -> Coords:
         """Return the coordinates of the first shard of a cell."""
         return coords_in_c_order(row * self.down * self.width + column * self.across, self.shape)
+
+    def caption(self, names: Sequence[str | None]) -> str:
+        """Say what the rows and columns are, of an array whose axes have these names, if any."""
+        axes = [f"{length:,}" for length in self.shape]
+        for axis, name in enumerate(names):
+            axes[axis] += f" {name}" if name else ""
+        text = f"{' × '.join(axes[self.split :]) or '1'} across"
+        if self.split:
+            text = f"{' × '.join(axes[: self.split])} down, {text}"
+        elif len(self.cells) > 1:
+            text += " and on in the next row"
+        is_one = self.down * self.across == 1
+        return text if is_one else f"{text}, with up to {self.down:,} × {self.across:,} shards in a cell"
 
 
 WORDS: Final = {
@@ -227,10 +189,7 @@ def share(part: int, whole: int) -> str:
 _MAX_ROWS: Final = 56
 _MAX_COLUMNS: Final = 72
 _NCELLS: Final = 480
-_TILE: Final = 14
-_LARGE_TILE: Final = 24
-_FEW_COLUMNS: Final = 24
-_GAP: Final = 2
+_TILE: Final = 16
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1c2430; --faint: #667080; --line: #dfe3e9;
@@ -252,8 +211,6 @@ table { width: 100%; margin: 1rem 0; border-spacing: 0; font-variant-numeric: ta
 td, th { padding: .35rem .8rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
 th { font-weight: 500; color: var(--faint); border-top: 0; }
 td:first-child, th:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
-td svg { display: inline; width: 5rem; max-width: none; height: .6rem; margin-left: .6rem; background: var(--missing);
-  border-radius: 3px; }
 .wide { overflow-x: auto; }
 .legend + .legend { margin-top: .4rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.3rem; padding: .7rem 1.2rem; margin-top: 1rem;
@@ -288,24 +245,23 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
     yield '<div class="wide">\n<table>\n<tr><th>array<th>stored shards<th>all shards<th>full<th>damaged'
     yield "<th>stored chunks<th>all chunks<th>bytes<th>dead"
     for number, found in enumerate(maps):
-        name = f'<a href="#a{number}">{_text(found.path)}</a>' if found.is_found else _text(found.path)
-        chunks = found.array.grid.nchunks
-        filled = 100 * found.chunks // chunks if chunks else 0
-        bar = f'<rect width="{filled}" height="1" class="live"/>'
-        bar = f'<svg viewBox="0 0 100 1" preserveAspectRatio="none">{bar}</svg>'
-        yield (
-            f"<tr><td>{name}<td>{len(found.uses):,}<td>{found.count:,}<td>{found.full:,}<td>{found.damaged:,}"
-            f"<td>{found.chunks:,}{bar}<td>{chunks:,}<td>{size(found.nbytes)}<td>{found.dead_share}"
-        )
+        total = found.total
+        figures = (total.stored, total.shards, total.full, total.damaged, total.chunks, found.array.grid.nchunks)
+        cells = [*(f"{figure:,}" for figure in figures), size(total.nbytes), share(total.dead, total.nbytes)]
+        yield f'<tr><td><a href="#a{number}">{_text(found.path)}</a><td>{"<td>".join(cells)}'
     yield "</table>\n</div>"
     for number, found in enumerate(maps):
-        if not found.is_found:
-            continue
         yield f'<section id="a{number}">\n<h2>{_text(found.path)}</h2>\n<p>{_text(found.summary)}</p>'
         if found.error is not None:
             yield f'<p class="damaged">damaged: {_text(found.error)}</p>'
-        yield from _grid(found)
-        yield from _shards(found)
+        if found.uses:
+            yield from _grid(found)
+        if found.layouts:
+            yield f"<details open><summary>{counted(len(found.layouts), 'shard')}, with most dead bytes first</summary>"
+            for use, layout in found.layouts:
+                bar = "" if layout is None else _bar(layout)
+                yield f"<figure><figcaption>{_text(describe(use))}</figcaption>{bar}</figure>"
+            yield "</details>"
         yield "</section>"
     if reasons:
         yield "<section>\n<h2>Not shown</h2>"
@@ -316,51 +272,28 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
 
 def _grid(found: ArrayMap) -> Iterator[str]:
     """Yield the grid of shards: blue for how full a cell is, topped with orange for how much is dead."""
-    if not found.uses:
-        return
     grid = Grid.of(found, _MAX_ROWS, _MAX_COLUMNS)
-    tile = _LARGE_TILE if len(grid.cells[0]) <= _FEW_COLUMNS else _TILE
-    width, height = tile * len(grid.cells[0]), tile * len(grid.cells)
+    width, height = _TILE * len(grid.cells[0]), _TILE * len(grid.cells)
     yield f'<svg class="grid" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
     for row, cells in enumerate(grid.cells):
         for column, cell in enumerate(cells):
-            x, y, side = column * tile, row * tile, tile - _GAP
-            rectangle = f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="2"'
-            kind = "damaged" if cell.damaged else "live"
-            opacity = "" if cell.damaged else f' fill-opacity="{0.25 + 0.75 * cell.fullness:.2f}"'
-            drawn = f'{rectangle} class="missing"/>'
+            x, y, side = column * _TILE, row * _TILE, _TILE - 2
+            dead = side * cell.dead_share
+            tile = f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="2" fill-opacity="%.2f" class="%s"/>'
+            drawn = tile % (1, "missing")
             if cell.stored:
-                drawn += f'{rectangle} class="{kind}"{opacity}/>'
-            if dead := round(side * cell.dead_share, 1):
-                drawn += f'<rect x="{x}" y="{y + side - dead:g}" width="{side}" height="{dead:g}" class="dead"/>'
+                drawn += tile % ((1, "damaged") if cell.damaged else (0.25 + 0.75 * cell.fullness, "live"))
+                drawn += f'<rect x="{x}" y="{y + side - dead:.1f}" width="{side}" height="{dead:.1f}" class="dead"/>'
             yield f"<g><title>{_text(_say(grid, row, column, cell))}</title>{drawn}</g>"
-    yield f"</svg>\n<p>{_text(found.caption(grid))}</p>"
+    yield f"</svg>\n<p>{_text(grid.caption(found.array.document.get('dimension_names') or ()))}</p>"
 
 
 def _say(grid: Grid, row: int, column: int, cell: Cell) -> str:
     coords = ", ".join(map(str, grid.first(row, column))) or "the only one"
-    if cell.shards == 1:
-        text = f"shard {coords}: " + ("stored" if cell.stored else "missing")
-    else:
-        text = f"{cell.shards:,} shards from {coords} on: {cell.stored:,} stored"
+    text = f"{counted(cell.shards, 'shard')} from {coords} on: {cell.stored:,} stored"
     if cell.stored:
         text += f", {100 * cell.fullness:.0f} % full, {size(cell.nbytes)}, {share(cell.dead, cell.nbytes)} dead"
     return text + (f", {cell.damaged:,} damaged" if cell.damaged else "")
-
-
-def _shards(found: ArrayMap) -> Iterator[str]:
-    """Yield the layouts of some shards, from first byte to last."""
-    if not found.layouts:
-        return
-    is_open = " open" if found.dead or found.damaged else ""
-    order = ["damaged"] * any(use.error is not None for use, _ in found.layouts)
-    order += ["most dead bytes"] * any(use.dead for use, _ in found.layouts)
-    how = f": {', then '.join(f'{what} first' if what == order[0] else what for what in order)}" if order else ""
-    yield f"<details{is_open}><summary>{counted(len(found.layouts), 'shard')}{how}</summary>"
-    for use, layout in found.layouts:
-        bar = "" if layout is None else _bar(layout)
-        yield f"<figure><figcaption>{_text(describe(use))}</figcaption>{bar}</figure>"
-    yield "</details>"
 
 
 def _bar(layout: Layout) -> str:

@@ -1,6 +1,5 @@
 """`shardfs recover`: what killed mounts and other programs left, and its repair."""
 
-import json
 import sys
 from dataclasses import asdict
 
@@ -9,10 +8,9 @@ import trio
 
 from shardfs import errors
 from shardfs.cli.options import command, json_option, optional_source_argument
-from shardfs.cli.output import progress
+from shardfs.cli.output import progress, show
 from shardfs.cli.sources import open_source, single_writer_option, store_options
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
-from shardfs.errors import printable
 from shardfs.stores.url import StoreOptions
 
 
@@ -51,9 +49,7 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     else:
         list_slots(found)
     is_left = any(finding.left for finding in found)
-    if as_json:
-        click.echo(json.dumps({"left": is_left, "findings": [asdict(finding) for finding in found]}, indent=2))
-    else:
-        click.echo("\n".join(printable(finding.message) for finding in found) or "nothing to recover")
+    lines = [finding.message for finding in found] or ["nothing to recover"]
+    show({"left": is_left, "findings": [asdict(finding) for finding in found]}, lines, as_json=as_json)
     if is_left:
         sys.exit(1)

@@ -1,12 +1,10 @@
 """`shardfs verify`: is every shard sound?"""
 
-import json
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
 
 import click
 import trio
@@ -14,7 +12,7 @@ import trio
 from shardfs.bulk.compare import compare
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, json_option
-from shardfs.cli.output import progress
+from shardfs.cli.output import progress, show
 from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node, Source
@@ -65,7 +63,7 @@ def verify(
     opened = open_source(source, store_options)
     with executor(jobs, dask, store_options, source) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
-    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
+    show({"sound": report.is_sound, **asdict(report)}, report.lines(), as_json=as_json)
     if not report.is_sound:
         sys.exit(1)
 
@@ -113,11 +111,7 @@ class Report:
         else:
             self.problems.append({**item, "document": None})
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"sound": self.is_sound, **asdict(self)}
-
-    def render(self) -> str:
+    def lines(self) -> list[str]:
         """Return the report as text."""
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
         lines += [f"too large to check: {_render_problem(problem)}" for problem in self.too_large]
@@ -128,7 +122,7 @@ class Report:
         if self.unchecked:
             verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
         lines.append(f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}")
-        return "\n".join(map(printable, lines)) + "\n"
+        return lines
 
 
 def _render_problem(problem: dict[str, str | None]) -> str:

@@ -31,14 +31,10 @@ DOCUMENTS = {
     "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
 }
 NAMED = {
-    "half": array((2, 3), (2, 3), sharding((2, 3)), dimension_names=["y", "x"]),
     "named": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["y", "x"]),
-    "nameless": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["", "x"]),
     "point": array((), (), sharding(())),
-    "same": array((6, 4), (6, 4), sharding((3, 2)), attributes={"_ARRAY_DIMENSIONS": ["x", "y"]}),
-    "square": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["z", "z"]),
 }
-"""Arrays whose axes have names, and one without axes."""
+"""An array whose axes have names, and one without axes."""
 V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
 ALL = {V3, V3_DECODED, V2, V2_DECODED, NPY}
 SHOWN = {
@@ -95,10 +91,6 @@ TOOL_VIEWS = [
     ("turned text image", "zarr-python 2.18", V2, "turned"),
     ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
     ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
-    ("named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, ""),
-    ("half named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "named same"),
-    ("image square", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "square"),
-    ("image nameless", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "nameless"),
     ("image point", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "point"),
     ("volume", "cloud-volume 12", V3_DECODED, ""),
     ("volume big", "cloud-volume 12", V3_DECODED, "big"),
