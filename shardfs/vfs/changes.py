@@ -6,10 +6,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.writer import Writer
-from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
-from shardfs.stores.base import Kind, NewAttributes, is_reserved, join_key
+from shardfs.errors import (
+    CrossDeviceError,
+    ExistsError,
+    NotFoundError,
+    NotPermittedError,
+    ShardfsError,
+    StaleError,
+)
+from shardfs.stores.base import NewAttributes, is_reserved, join_key
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.entries.chunk import ChunkDirectory
@@ -17,7 +25,7 @@ from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
-from shardfs.vfs.locks import Locks
+from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers
 
@@ -59,12 +67,8 @@ class Changes:
 
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
-        fs = self.fs
-        turns, nchanges = self._locks.turns, fs.store.nchanges
-        attributes = await fs.lookup(parent, name)
-        if attributes.ino == ABSENT and self._locks.has_turned(turns):
-            async with self._locks.hold():
-                attributes = await fs.lookup(parent, name)
+        fs, nchanges = self.fs, self.fs.store.nchanges
+        attributes = await self._locks.settled(partial(fs.lookup, parent, name), _is_absent)
         if attributes.ino == ABSENT and self.buffers:
             buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
             if buffer is not None:
@@ -83,15 +87,15 @@ class Changes:
         say for which handle it asks.
         """
         buffer = self.buffers.of_ino(ino)
-        if buffer is not None and buffer.is_changed and not self.fs.readers(ino):
+        if buffer is not None and buffer.is_ahead and not self.fs.readers(ino):
             return buffer.attributes(ino)
         try:
             return await self._locks.settled(partial(self.fs.attributes, ino))
         except StaleError:
-            late = await (await self.fs.entry(ino)).successor()
+            late = await self._successor(ino)
             if late is None:
                 raise
-            return late.attributes
+            return late.attributes._replace(ino=ino, ttl=0.0)
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
         """Return the answer of the entry *ino* to *question*."""
@@ -103,22 +107,32 @@ class Changes:
         Returns the number of the handle, the handle, and whether the file had been replaced: then the handle is of the
         file that took its place.
         """
-        fs, nchanges = self.fs, self.fs.store.nchanges
+        fs, nchanges, is_late = self.fs, self.fs.store.nchanges, False
         try:
-            number, handle = await self._locks.settled(partial(fs.open, ino))
+            handle = await self.ask(ino, lambda entry: entry.open())
         except StaleError:
-            entry = await fs.entry(ino)
-            late = await entry.successor()
-            buffer = self.buffers.of_ino(ino)
-            if late is None and buffer is not None and not buffer.is_detached:
+            late, buffer = await self._successor(ino), self.buffers.of_ino(ino)
+            if late is None and buffer is not None and buffer.is_unpublished:
                 raise NotFoundError(f"{buffer.entry.path} is not published yet") from None
             # The kernel keeps one size per inode, so all handles of an inode must agree on it.
             if late is None or any(reader.attributes.size != late.attributes.size for reader in fs.readers(ino)):
                 raise
-            fs.note_shown(entry, late, nchanges)
-            return fs.add_file(late), late, True
+            handle, is_late = late, True
+            handle.ino = ino
         fs.note_shown(await fs.entry(ino), handle, nchanges)
-        return number, handle, False
+        return fs.add_file(handle), handle, is_late
+
+    async def _successor(self, ino: int) -> FileHandle | None:
+        """Open what has the name of *ino* by now; None if there is nothing.
+
+        Told that a number is stale, the kernel looks the name up once more, and only once. That is not enough for a
+        name that is rewritten continually, and programs take the error for a missing file.
+        """
+        try:
+            path = (await self.fs.entry(ino)).path
+            return await while_it_changes(partial(self.fs.open_path, path))
+        except ShardfsError:
+            return None
 
     async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
         """Note in the store that a program saw no *name*: a file that it creates replaces nobody else's."""
@@ -180,35 +194,34 @@ class Changes:
         """Close an open file."""
         handle = self.fs.open_files.pop(number)
         await handle.close()
-        if isinstance(handle, PassthroughHandle) and handle.is_writable and self.orphans.has(handle.key):
-            async with self._locks.hold(self.orphans.array_path(handle.key)):
-                await self.orphans.absorb_file(handle.key)
+        key = self.fs.inodes.name_of(handle.ino) if isinstance(handle, PassthroughHandle) and handle.is_writable else ""
+        if self.orphans.has(key):
+            async with self._locks.hold(partial(_node, self.orphans.array_path(key))):
+                await self.orphans.absorb_file(key)
 
     def _check_writable(self) -> None:
         self.writer.check()
         self.writer.check_room()
 
     async def _publish(self, buffer: WriteBuffer) -> None:
-        if buffer.is_changed and buffer.is_detached:
-            async with self._locks.hold(buffer.entry.node_path):
-                pass  # a rename that is under way moves the buffer to its new name first
-        while buffer.is_unpublished:
-            entry = buffer.entry
-            makes_node = await entry.makes_node()
-            if makes_node:
-                lock: AbstractAsyncContextManager[None] = self._locks.of_structure()
-            elif entry.is_document:
-                lock = self._locks.hold(alone=[entry.node_path])
-            else:
-                lock = self._locks.hold(entry.node_path)
-            async with lock:  # while waiting for the lock, the file may have been moved, or its node removed
-                if buffer.entry is entry and (makes_node or not await entry.makes_node()):
-                    await buffer.publish()
-                    return
+        entry = buffer.entry
 
-    def _hold(self, ino: int, *alone: str) -> AbstractAsyncContextManager[None]:
-        """Lock the node of *ino* in shared mode, and the nodes *alone* exclusively."""
-        return self._locks.hold(self.fs.node_path(ino), alone=alone)
+        async def choose() -> Nodes | None:
+            return None if await entry.makes_node() else {entry.node_path: entry.is_document}
+
+        async with self._locks.hold(choose):
+            await buffer.publish()
+
+    def _hold(self, ino: int, name: bytes | None = None) -> AbstractAsyncContextManager[None]:
+        """Lock the node of *ino* in shared mode, and exclusively that which may be *name* in the directory *ino*."""
+
+        async def choose() -> Nodes:
+            nodes = {self.fs.node_path(ino): False}
+            if name is not None:
+                nodes[join_key(self.fs.path_of(ino), os.fsdecode(name))] = True
+            return nodes
+
+        return self._locks.hold(choose)
 
     # Names.
 
@@ -217,8 +230,6 @@ class Changes:
         self.writer.check()
         async with self._hold_name(parent, name, makes=False) as entry:
             await entry.remove()
-            if isinstance(entry, Passthrough):
-                self.fs.let_go(entry.path)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
         """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it.
@@ -227,83 +238,70 @@ class Changes:
         which may be a chunk with a number of its own, so it has to be told.
         """
         self.writer.check()
-        while True:
-            turns = self._locks.turns
-            old, is_directory = await self._locks.settled(partial(self._moving, parent, name))
+        old: Entry
+        is_directory = False
+
+        async def choose() -> Nodes | None:
+            nonlocal old, is_directory
+            old = await self._child(parent, name)
+            is_directory = isinstance(old, Passthrough) and not old.is_scratch and await old.is_directory()
+            is_unpublished = self.buffers.unpublished(old.path) is not None
+            if is_directory or (isinstance(old, PublishedEntry) and is_unpublished and await old.makes_node()):
+                return None
+            nodes = await self._nodes_of(new_parent, new_name)
+            if nodes is not None:
+                nodes[old.node_path] = nodes.get(old.node_path, False) or isinstance(old, PublishedEntry)
+            return nodes
+
+        async def commit() -> None:
             if is_directory:
                 await self.writer.commits.flush(below=old.path)
-            for buffer in self.buffers.all_of(old) if isinstance(old, PublishedEntry) else ():
-                if buffer.state is State.DIRTY or buffer.is_new:
-                    await self._publish(buffer)
-            nodes = await self._nodes_of(new_parent, new_name, moving=old, alone=is_directory)
-            async with self._hold_nodes(nodes):
-                if self._locks.has_turned(turns):
-                    old, becomes_directory = await self._moving(parent, name)
-                    if becomes_directory and not is_directory:
-                        continue
-                    if nodes is not None and nodes != await self._nodes_of(new_parent, new_name, moving=old):
-                        continue  # directories were moved, or became nodes, while this waited
-                new = await self._child(new_parent, new_name)
-                if old != new:
-                    await self._rename(old, new, exclusive=exclusive)
-                return isinstance(old, Passthrough) and old.is_scratch
 
-    async def _moving(self, parent: int, name: bytes) -> tuple[Entry, bool]:
-        """Return the entry to be moved, and whether it is a directory, which may be or contain arrays."""
-        entry = await self._child(parent, name)
-        if not isinstance(entry, Passthrough) or entry.is_scratch:
-            return entry, False
-        return entry, (await self.fs.store.stat(entry.path)).kind is Kind.DIRECTORY
+        async with self._locks.hold(choose, commit):
+            new = await self._child(new_parent, new_name)
+            if old != new:
+                buffers = self.buffers.below(old.path) if is_directory else self.buffers.of(old.path)
+                await self._rename(old, new, buffers, exclusive=exclusive)
+            return isinstance(old, Passthrough) and old.is_scratch
 
     @asynccontextmanager
     async def _hold_name(self, parent: int, name: bytes, *, makes: bool) -> AsyncGenerator[Entry, None]:
         """Lock what is needed to create or replace *name*, or to remove it if not *makes*."""
-        while True:
-            turns, nodes = self._locks.turns, await self._nodes_of(parent, name, makes=makes)
-            async with self._hold_nodes(nodes):
-                is_late = nodes is not None and self._locks.has_turned(turns)
-                if not is_late or nodes == await self._nodes_of(parent, name, makes=makes):
-                    yield await self._child(parent, name)
-                    return
+        async with self._locks.hold(partial(self._nodes_of, parent, name, makes=makes)):
+            yield await self._child(parent, name)
 
-    def _hold_nodes(self, nodes: tuple[list[str], list[str]] | None) -> AbstractAsyncContextManager[None]:
-        return self._locks.of_structure() if nodes is None else self._locks.hold(*nodes[0], alone=nodes[1])
+    async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
+        """Return which nodes to lock to change *name*; None is all.
 
-    async def _nodes_of(
-        self, parent: int, name: bytes, *, makes: bool = True, moving: Entry | None = None, alone: bool = False
-    ) -> tuple[list[str], list[str]] | None:
-        """Return which nodes to lock in shared mode, and which exclusively, to change *name*; None is all.
-
-        A document may make its directory a node. Nothing below *moving* may be published until the move is complete;
-        *alone* says that it is a directory.
+        A document is changed with its node to itself, and it may make its directory a node.
         """
         directory = await self.fs.entry(parent)
         path = join_key(directory.path, os.fsdecode(name))
         is_document = isinstance(directory, Directory) and self.fs.is_document(path)
-        if alone or (makes and is_document and await Document(self.fs, path).makes_node()):
+        if makes and is_document and await Document(self.fs, path).makes_node():
             return None
-        taken = [directory.node_path] if is_document else []
-        if isinstance(moving, PublishedEntry):
-            taken.append(moving.node_path)
-        return ([directory.node_path] if moving is None else [directory.node_path, moving.node_path]), taken
+        return {directory.node_path: is_document}
 
-    async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
+    async def _rename(self, old: Entry, new: Entry, buffers: list[WriteBuffer], *, exclusive: bool) -> None:
         if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
             raise CrossDeviceError("directories of chunks cannot be moved as a whole")
         if isinstance(old, Passthrough) and isinstance(new, Passthrough):
             await old.move_to(new, exclusive=exclusive)
+            self.buffers.detach(buffers, moved=True)
             return
-        buffers = self.buffers.all_of(old) if isinstance(old, PublishedEntry) else []
+        for buffer in buffers:
+            if buffer.state is State.DIRTY or buffer.is_new:
+                await buffer.publish()
         attributes, content = await old.content()
         if exclusive and await new.exists():
             raise ExistsError(f"{new.path} exists")
         has_one_name = isinstance(old, Passthrough) and attributes.status.nlink == 1
         await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
+        self.buffers.detach(buffers, moved=True)
         await old.remove()
-        if isinstance(old, Passthrough) and isinstance(new, PublishedEntry):
-            await self._hand_over_file(old, new)
-        for buffer in buffers:
-            await self._hand_over_buffer(buffer, new)
+        for handle in self.fs.writers() if has_one_name else ():
+            if handle.ino == attributes.ino:
+                handle.became = new.path
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; for a chunk or a document, that is a copy."""
@@ -334,7 +332,7 @@ class Changes:
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of a directory of chunks, remove what is stored of it."""
         self.writer.check()
-        async with self._hold(parent, join_key(self.fs.path_of(parent), os.fsdecode(name))):
+        async with self._hold(parent, name):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
@@ -366,39 +364,10 @@ class Changes:
         await self.writer.commits.flush()
         await self.fs.store.flush()
 
-    # Open files whose names move.
 
-    async def _hand_over_file(self, old: Passthrough, new: PublishedEntry) -> None:
-        """Let the writers of the file *old*, which became the chunk or document *new*, write to *new* from now on."""
+def _is_absent(attributes: Attributes) -> bool:
+    return attributes.ino == ABSENT
 
-        def writers() -> list[tuple[int, PassthroughHandle]]:
-            return [
-                (number, handle)
-                for number, handle in self.fs.open_files.items()
-                if isinstance(handle, PassthroughHandle) and handle.is_writable and handle.key == old.path
-            ]
 
-        if not writers():
-            return
-        base = await new.current()
-        writing = writers()  # some may have closed it meanwhile
-        if base is None or not writing:
-            return  # an empty document is not shown: its writers have a file without a name
-        buffer = self.buffers.get(new) or self.buffers.begin(new, base, base.attributes.status)
-        for number, handle in writing:
-            # A file that has another name stays a file.
-            is_link = isinstance(await self.fs.entry(handle.ino), Passthrough)
-            self.fs.open_files[number] = self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0)
-
-    async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
-        """Let the writers of *buffer*, whose name became *new*, write to *new*.
-
-        A passthrough file has no buffer: then they get `StaleError`.
-        """
-        if not isinstance(new, PublishedEntry):
-            buffer.state = State.MOVED
-        elif buffer.users:  # else all of them have closed it meanwhile
-            self.buffers.rename(buffer, new)
-            current = await new.current()
-            if current is not None:
-                buffer.version = current.attributes.ino
+async def _node(path: str) -> Nodes:
+    return {path: False}

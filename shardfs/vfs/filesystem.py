@@ -167,7 +167,7 @@ class Filesystem:
             handles = self.readers(ino) or [handle for handle in self.open_files.values() if handle.ino == ino]
             if not handles:
                 raise
-            return handles[0].attributes
+            return handles[0].attributes._replace(ino=ino)
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
         """Return the answer of the entry *ino* to *question*."""
@@ -334,6 +334,15 @@ class Filesystem:
         handle = await (await self.entry(ino)).open()
         return self.add_file(handle), handle
 
+    async def open_path(self, path: str) -> FileHandle:
+        """Open what has the *path* on the mount; raises `NotFoundError`."""
+        ino = ROOT
+        for name in path.split("/"):
+            ino = (await (await self.entry(ino)).lookup(name)).ino
+            if not ino:
+                raise NotFoundError(f"{path} does not exist")
+        return await (await self.entry(ino)).open()
+
     def add_file(self, handle: FileHandle) -> int:
         """Register an open file; returns the number of its handle."""
         self._last_handle += 1
@@ -344,35 +353,16 @@ class Filesystem:
         """Return the open files of *ino* that are not write buffers: each of them has its own size."""
         return [handle for handle in self.open_files.values() if handle.ino == ino and not handle.is_buffered]
 
-    def moved(self, old: str, new: str) -> None:
-        """Follow a file that was moved in the store from *old* to *new*."""
-        if self.inodes.moved(old, new):
-            self.follow(old, new)
-
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
         self.inodes.moved_directory(old, new)
         self.texts.move(old, new)
         self.ranges.remove_below(old, new)
-        self.follow(old, new)
 
     def writers(self) -> list[PassthroughHandle]:
         """Return the passthrough files that are open for writing."""
         handles = self.open_files.values()
         return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
-
-    def follow(self, old: str, new: str) -> None:
-        """Give open files their new names after *old* was moved to *new*, with everything below it."""
-        self.let_go(new)
-        for handle in self.writers():
-            if is_below(handle.key, old):
-                handle.key = new + handle.key[len(old) :]
-
-    def let_go(self, key: str) -> None:
-        """Give open files another name that they have, or none, after *key* was removed or replaced."""
-        for handle in self.writers():
-            if handle.key == key:
-                handle.key = self.inodes.name_of(handle.ino)
 
     def path_of_handle(self, number: int) -> str:
         """Return the path of the open file or directory with the handle *number*, for messages."""
@@ -471,9 +461,9 @@ class Filesystem:
         self.hierarchy.forget(path)
         self.chunk_tree(await self.hierarchy.node(path))
 
-    def became_chunks(self, directory: ChunkDirectory) -> None:
-        """Let a stored directory that became a directory of chunks keep its inode number: programs work in it."""
-        row = self.inodes.row_at(directory.path)
+    def became_chunks(self, directory: ChunkDirectory, key: str) -> None:
+        """Let the directory stored as *key* keep its inode number as a directory of chunks: programs work in it."""
+        row = self.inodes.row_at(key)
         if row is not None and row.kind is self.view.directory:
             directory.ino = row.ino
             self.inodes.keep(row.ino, ChunkDirectory, entry=directory)

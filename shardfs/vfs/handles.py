@@ -3,9 +3,8 @@
 import stat
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from copy import copy
 from operator import itemgetter
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
@@ -90,12 +89,6 @@ class FileHandle:
         """The attributes of the version that the handle reads, as they were when it was opened."""
         return self._attributes
 
-    def renumbered(self, ino: int) -> Self:
-        """Return the handle under the number *ino*, which the kernel has for an earlier version."""
-        handle = copy(self)
-        handle.ino, handle._attributes = ino, self._attributes._replace(ino=ino, ttl=0.0)
-        return handle
-
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; fewer only at the end of the file."""
         raise NotImplementedError
@@ -163,16 +156,18 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open passthrough file, stored under *key*, which is "" if it has no name any more.
+    """An open passthrough file.
 
-    *is_direct*: it was created beside chunks, usually to be renamed to one.
+    *is_direct*: it was created beside chunks, usually to be renamed to one. *became* is the path of the chunk or
+    document that it was renamed to.
     """
 
+    became = ""
+
     def __init__(
-        self, ino: int, key: str, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
+        self, ino: int, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
     ) -> None:
         self.ino = ino
-        self.key = key
         self.file = file
         self.is_writable = is_writable
         self.is_direct = is_direct
@@ -189,12 +184,18 @@ class PassthroughHandle(FileHandle):
         return await self.file.read(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> None:
-        """Write to the stored file."""
+        """Write to the stored file; raises `StaleError` if it became a chunk or a document."""
         await self.file.write(offset, data)
+        self._check()
 
     async def truncate(self, nbytes: int) -> None:
         """Give the stored file another size."""
         await self.file.truncate(nbytes)
+        self._check()
+
+    def _check(self) -> None:
+        if self.became:
+            raise StaleError(f"a file was renamed to {self.became} while it was written: open that to write more")
 
     async def flush(self) -> None:
         """Store what was written, if the store did not do so at once."""

@@ -8,10 +8,10 @@ directory a node, take the structure exclusively, because names below stand for 
 Locks are taken in this order: structure, nodes by path, write buffers. Commits take none of them.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -19,16 +19,19 @@ from shardfs.errors import NotFoundError, StaleError
 
 T = TypeVar("T")
 
+Nodes = dict[str, bool]
+"""Paths of nodes to be locked, and whether exclusively."""
+
 
 class _Lock:
     """A reader-writer lock: whoever comes while it is held exclusively, or somebody waits for that, waits."""
 
-    __slots__ = ("_changed", "is_taken", "nshared", "nusers")
+    __slots__ = ("__weakref__", "_changed", "is_taken", "nshared", "turns")
 
     def __init__(self) -> None:
         self.nshared = 0
         self.is_taken = False
-        self.nusers = 0  # holders and waiters
+        self.turns = 0  # how often it was held exclusively
         self._changed: trio.lowlevel.ParkingLot | None = None
 
     async def acquire(self, *, alone: bool) -> None:
@@ -48,6 +51,7 @@ class _Lock:
     def release(self, *, alone: bool) -> None:
         if alone:
             self.is_taken = False
+            self.turns += 1
         else:
             self.nshared -= 1
         if self._changed and (alone or not self.nshared):
@@ -59,89 +63,65 @@ class _Lock:
         await self._changed.park()
 
 
-class _Held(AbstractAsyncContextManager[None]):
-    """Locks that are held by an `async with`; a class, because a generator would be slower for every request.
-
-    *nodes* maps paths to whether the lock is exclusive; None stands for the structure, exclusively.
-    """
-
-    __slots__ = ("_held", "_locks", "_nodes")
-
-    def __init__(self, locks: "Locks", nodes: dict[str, bool] | None) -> None:
-        self._locks = locks
-        self._nodes = nodes
-        self._held: list[tuple[str, _Lock, bool]] = []
-
-    async def __aenter__(self) -> None:
-        await self._locks.structure.acquire(alone=self._nodes is None)
-        if self._nodes is None:
-            self._locks.turns += 1
-            return
-        try:
-            for path in sorted(self._nodes) if len(self._nodes) > 1 else self._nodes:
-                lock = self._locks.nodes.get(path)
-                if lock is None:
-                    lock = self._locks.nodes[path] = _Lock()
-                lock.nusers += 1
-                try:
-                    await lock.acquire(alone=self._nodes[path])
-                except BaseException:
-                    self._leave(path, lock)
-                    raise
-                self._held.append((path, lock, self._nodes[path]))
-        except BaseException:
-            self._release()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        for path, lock, alone in self._held:
-            lock.release(alone=alone)
-            self._leave(path, lock)
-        self._locks.turns += self._nodes is None
-        self._locks.structure.release(alone=self._nodes is None)
-
-    def _leave(self, path: str, lock: _Lock) -> None:
-        lock.nusers -= 1
-        if not lock.nusers:
-            del self._locks.nodes[path]
-
-
 class Locks:
     """The locks of one mount."""
 
     def __init__(self) -> None:
-        self.structure = _Lock()
-        self.nodes: dict[str, _Lock] = {}  # only those that are held or waited for
-        self.turns = 0
-        """How often the structure was locked exclusively or unlocked: odd while it is locked."""
+        self._structure = _Lock()
+        self._nodes: WeakValueDictionary[str, _Lock] = WeakValueDictionary()  # only those held or waited for
 
-    def hold(self, *shared: str, alone: Sequence[str] = ()) -> _Held:
-        """Lock the nodes *shared* in shared mode, and the nodes *alone* exclusively."""
-        return _Held(self, dict.fromkeys(shared, False) | dict.fromkeys(alone, True))
+    @asynccontextmanager
+    async def hold(
+        self, choose: Callable[[], Awaitable[Nodes | None]], prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[None, None]:
+        """Lock the structure in shared mode, and the nodes that *choose* returns; if it is None, all, exclusively.
 
-    def of_structure(self) -> _Held:
-        """Lock the structure exclusively: nobody else works on any name."""
-        return _Held(self, None)
+        From the call of *choose* on, names stay what they are. So it is called again under the exclusive lock, and
+        before that, without any lock, *prepare* is.
+        """
+        held: list[tuple[_Lock, bool]] = []
 
-    def has_turned(self, turns: int) -> bool:
-        """Whether the structure was locked exclusively at any time since `turns` was *turns*."""
-        return turns != self.turns or bool(turns % 2)
+        async def take(lock: _Lock, *, alone: bool) -> None:
+            await lock.acquire(alone=alone)
+            held.append((lock, alone))
 
-    async def settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        def release() -> None:
+            while held:
+                lock, alone = held.pop()
+                lock.release(alone=alone)
+
+        try:
+            await take(self._structure, alone=False)
+            nodes = await choose()
+            if nodes is None:
+                release()
+                if prepare is not None:
+                    await prepare()
+                await take(self._structure, alone=True)
+                await choose()
+            else:
+                for path in sorted(nodes):
+                    await take(self._nodes.setdefault(path, _Lock()), alone=nodes[path])
+            yield
+        finally:
+            release()
+
+    async def settled(self, look: Callable[[], Awaitable[T]], is_missing: Callable[[T], bool] = lambda _: False) -> T:
         """Return the result of *look*; again if it found nothing while the structure was locked exclusively.
 
-        While a directory becomes an array, its files are being moved.
+        It finds nothing if it raises an error that says so, or if its result *is_missing*. While a directory becomes an
+        array, its files are being moved.
         """
-        turns = self.turns
+        structure, turns = self._structure, self._structure.turns
+        try:
+            found = await look()
+            if not is_missing(found) or (turns == structure.turns and not structure.is_taken):
+                return found
+        except (NotFoundError, StaleError):
+            if turns == structure.turns and not structure.is_taken:
+                raise
+        await structure.acquire(alone=False)
         try:
             return await look()
-        except (NotFoundError, StaleError):
-            if not self.has_turned(turns):
-                raise
-        async with self.hold():
-            return await look()
+        finally:
+            structure.release(alone=False)

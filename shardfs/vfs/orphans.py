@@ -54,7 +54,9 @@ class OrphanChunks:
 
     def has(self, key: str) -> bool:
         """Whether *key* is an orphan chunk, and nobody is writing it."""
-        return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.writers())
+        row = self._fs.inodes.row_at(key)
+        is_open = row is not None and any(handle.ino == row.ino for handle in self._fs.writers())
+        return is_below(key, self.directory) and not is_open
 
     def array_path(self, key: str) -> str:
         """Return the path of the array of the orphan chunk *key*."""
@@ -73,7 +75,7 @@ class OrphanChunks:
         await self._store.make_directories(place)
         for name in names:
             await self._move(join_key(path, name), join_key(place, name), exclusive=False)
-            self._fs.follow(join_key(path, name), join_key(place, name))
+            self._fs.inodes.moved_directory(join_key(path, name), join_key(place, name))
         # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
@@ -121,8 +123,7 @@ class OrphanChunks:
         beside = join_key(self._fs.scratch or "", join_key(path, name))
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
-        for old in (key, join_key(path, name)):
-            self._fs.moved(old, beside)
+        self._fs.inodes.moved(key, beside)
 
     async def make_directories(self, chunks: ChunkTree, place: str) -> None:
         """Let *chunks* have the directories that are below *place*, also the empty ones."""
@@ -139,7 +140,7 @@ class OrphanChunks:
                 if found is not None:
                     pending.append(path)
                     chunks.array.layout.make_directory(found.coords)
-                    self._fs.became_chunks(found)
+                    self._fs.became_chunks(found, join_key(place, path))
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
         """Publish one orphan chunk; a file that is no chunk of its array is kept beside the chunks."""

@@ -5,10 +5,10 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, TooLargeError
@@ -16,6 +16,8 @@ from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes,
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
+
+K = TypeVar("K")
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
@@ -147,10 +149,6 @@ class Published(ABC):
         """Whether publishing it changes what names in its directory stand for."""
         return False
 
-    @abstractmethod
-    async def moved_with(self, old: str, new: str) -> "Published | None":
-        """Return what this is after its directory *old* was moved to *new*; None if it is nothing."""
-
     def check_size(self, nbytes: int) -> None:
         """Raise `TooLargeError` if such a file cannot have so many bytes."""
         if nbytes > self.max_nbytes:
@@ -161,15 +159,17 @@ class State(enum.Enum):
     """The state of a buffer."""
 
     CLEAN = enum.auto()
-    """It equals the published version."""
+    """It equals a published version."""
     FRESH = enum.auto()
     """The file was created, or truncated by open, and nothing was written or published since."""
     DIRTY = enum.auto()
     """It was written, and not published."""
-    OUTDATED = enum.auto()
-    """It equals an earlier version: another buffer has published a newer one."""
+    DETACHED = enum.auto()
+    """Its name was removed, or stands for another file: nothing is published any more."""
     MOVED = enum.auto()
-    """Its name became that of a passthrough file: nothing is published any more."""
+    """It was published, and then its name or its directory was renamed: who writes to it is told."""
+    LOST = enum.auto()
+    """Its directory was renamed before it was published: who closes it is told."""
 
 
 @dataclass(eq=False)
@@ -180,12 +180,10 @@ class WriteBuffer:
     itself.
 
     *base* is the version to be changed, as long as nothing was written; None if the buffer begins empty. *is_new*: the
-    file was created, and never published; its first version gets the number *ino*. *is_exclusive*: it is published only
-    if nothing else was meanwhile. *is_detached*: the name stands for another file now, and nothing is published any
-    more. *is_cut*: it began empty, and is published as it was written, never on top of what others wrote; once others
-    have published, it *is_superseded*, and who opens the file does not share it. *version* is the number of the version
-    that it was begun with or published last. *mtime_ns* is the time of that version, or the time for the next one, None
-    being the time when it is published.
+    file was created, and never published; its first version gets the number *ino*. *is_cut*: it began empty, and is
+    published as it was written, never on top of what others wrote. *version* is the number of the version that it was
+    begun with or published last. *mtime_ns* is the time of that version, or the time for the next one, None being the
+    time when it is published.
     """
 
     buffers: "WriteBuffers"
@@ -194,16 +192,15 @@ class WriteBuffer:
     status: Stat
     base: ChunkHandle | DocumentHandle | None
     is_new: bool
-    is_exclusive: bool
     state: State
     is_cut: bool
     content: BufferBytes
     ttl: float
-    is_detached: bool = False
-    is_superseded: bool = False
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
+    inos: set[int] = field(default_factory=set)
+    """The numbers of the handles through which it was opened."""
     lock: QuickLock = field(default_factory=QuickLock)
     """Held while it is written or published; all buffers of one name have the same lock."""
 
@@ -211,14 +208,14 @@ class WriteBuffer:
         self.version = self.ino
 
     @property
-    def is_changed(self) -> bool:
-        """Whether it contains anything that is not published."""
+    def is_unpublished(self) -> bool:
+        """Whether there is something to be published."""
         return self.state in (State.FRESH, State.DIRTY)
 
     @property
-    def is_unpublished(self) -> bool:
-        """Whether there is something to be published."""
-        return self.is_changed and not self.is_detached
+    def is_ahead(self) -> bool:
+        """Whether it has other content than any published version."""
+        return self.state in (State.FRESH, State.DIRTY, State.DETACHED)
 
     def attributes(self, ino: int) -> Attributes:
         """Return the attributes of what was written so far, with the number *ino*."""
@@ -245,7 +242,7 @@ class WriteBuffer:
         """Write *data* at *offset*, None being the end."""
         self.buffers.check_room()
         async with self.lock:
-            await self._begin_again()
+            await self._prepare()
             await self._load()
             offset = self.content.nbytes if offset is None else offset
             self.entry.check_size(offset + len(data))
@@ -255,7 +252,7 @@ class WriteBuffer:
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
         async with self.lock:
-            await self._begin_again()
+            await self._prepare()
             self.entry.check_size(nbytes)
             if nbytes == 0:
                 self.base = None
@@ -266,50 +263,33 @@ class WriteBuffer:
     async def publish(self) -> None:
         """Publish the content, unless somebody already has, or another file has the name by now."""
         async with self.lock:
+            self.check()
             if self.is_unpublished:
                 await self._load()
                 await self.entry.publish(self)
-                self.buffers.was_published(self)
-                self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
-                self.is_superseded = False
-
-    def check(self) -> None:
-        """Raise `StaleError` if writing is useless, because nothing will be published any more."""
-        if self.state is State.MOVED:
-            raise StaleError(
-                f"{self.entry.path} was renamed to a name that is no chunk's and no document's while it was written"
-            )
-
-    def was_replaced(self) -> None:
-        """Note that others have published another version than this one."""
-        if self.state is State.CLEAN and self.is_cut:
-            self.is_superseded = True
-        elif self.state is State.CLEAN:
-            self.state = State.OUTDATED
+                self.state, self.is_new = State.CLEAN, False
 
     async def catch_up(self) -> None:
-        """Continue from the current version, unless something was written on top of an earlier one.
-
-        Programs that do not use the mount replace versions unnoticed.
-        """
+        """Continue from the current version, unless something was written on top of an earlier one."""
         async with self.lock:
-            current = None if self.is_changed else await self.entry.current()
-            if current is not None and current.attributes.ino != self.version:
-                self.was_replaced()
-                await self._begin_again()
+            await self._prepare()
 
-    async def _begin_again(self) -> None:
-        """If nothing was written, begin with the version that was published meanwhile."""
+    async def _prepare(self) -> None:
+        """If nothing was written, continue from the version that others have published meanwhile."""
         self.check()
-        if self.state is State.OUTDATED:
-            self.base = await self.entry.current()
-            self.state = State.CLEAN
+        current = await self.entry.current() if self.state is State.CLEAN and not self.is_cut else None
+        if current is not None and current.attributes.ino != self.version:
+            self.base, self.version = current, current.attributes.ino
             self.content.clear()
-            if self.base is not None:
-                self.version = self.base.attributes.ino
+
+    def check(self) -> None:
+        """Raise `StaleError` if writing is useless, because the file was renamed."""
+        if self.state in (State.MOVED, State.LOST):
+            raise StaleError(f"{self.entry.path} was renamed while it was open: open it again to write")
 
     def _changed(self) -> None:
-        self.state = State.DIRTY
+        if self.state is not State.DETACHED:
+            self.state = State.DIRTY
         self.mtime_ns = None
         self.status = self.status._replace(mtime_ns=time.time_ns())
 
@@ -368,10 +348,8 @@ class WriteHandle(FileHandle):
 
     async def flush(self) -> None:
         """Publish what was written and is not published yet."""
-        if self.is_unflushed:
-            self.buffer.check()
         self.is_unflushed = False
-        if self.buffer.state is State.DIRTY:
+        if self.buffer.state in (State.DIRTY, State.LOST):
             await self.buffer.buffers.publish(self.buffer)
 
     async def sync(self) -> None:
@@ -402,7 +380,7 @@ class WriteHandle(FileHandle):
         """
         is_first, self.is_cut_now = self.is_cut_now, False
         buffer = self.buffer
-        is_empty = buffer.state is State.FRESH and buffer.users == 1 and not buffer.is_detached
+        is_empty = buffer.state is State.FRESH and buffer.users == 1
         return is_first and is_empty and buffer.entry.is_document
 
 
@@ -432,14 +410,24 @@ class WriteBuffers:
     def __bool__(self) -> bool:
         return bool(self._by_path)
 
-    def get(self, entry: Published) -> WriteBuffer | None:
-        """Return the buffer shared by all who open a file without truncation."""
-        buffers = self._by_path.get(entry.path, ())
-        return next((buffer for buffer in reversed(buffers) if not buffer.is_superseded), None)
+    def shared(self, entry: Published, current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
+        """Return the buffer shared by all who open a file without truncation; *current* is its published version.
 
-    def all_of(self, entry: Published) -> list[WriteBuffer]:
-        """Return all buffers of one name, oldest first."""
-        return list(self._by_path.get(entry.path, ()))
+        That is the newest one, unless it was written as a whole and published, and then another version was.
+        """
+        version = current.attributes.ino if current is not None else None
+        for buffer in reversed(self._by_path.get(entry.path, ())):
+            if buffer.is_unpublished or not buffer.is_cut or version in (None, buffer.version):
+                return buffer
+        return None
+
+    def of(self, path: str) -> list[WriteBuffer]:
+        """Return the buffers of the file *path*, oldest first."""
+        return list(self._by_path.get(path, ()))
+
+    def below(self, directory: str) -> list[WriteBuffer]:
+        """Return the buffers of all files below *directory*."""
+        return [buffer for path, found in self._by_path.items() if is_below(path, directory) for buffer in found]
 
     def unpublished(self, path: str) -> WriteBuffer | None:
         """Return a buffer that is to be published under a name."""
@@ -457,16 +445,18 @@ class WriteBuffers:
         base: ChunkHandle | DocumentHandle | None,
         status: Stat,
         *,
-        is_cut: bool = False,
-        exclusive: bool = False,
+        is_cut: bool,
     ) -> WriteBuffer:
         """Begin to write a file, of which *base* is the current version, if there is one; *is_cut*: begin empty."""
         is_new, ino = base is None, base.attributes.ino if base is not None else entry.reserve()
         is_cut = is_cut or is_new
         state, content = State.FRESH if is_cut else State.CLEAN, BufferBytes(self._space)
-        kept, is_exclusive = None if is_cut else base, exclusive and is_new
-        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, is_exclusive, state, is_cut, content, self._ttl())
-        self._add(buffer)
+        kept = None if is_cut else base
+        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl())
+        others = self._by_path.setdefault(entry.path, [])
+        if others:
+            buffer.lock = others[0].lock
+        others.append(buffer)
         return buffer
 
     async def copied(self, nbytes: int, read: Callable[[int, int], Awaitable[Buffer]]) -> BufferBytes:
@@ -491,25 +481,16 @@ class WriteBuffers:
 
     def was_written(self, buffer: WriteBuffer, ino: int) -> None:
         """Note that a handle with the number *ino* wrote to *buffer*."""
+        buffer.inos.add(ino)
         buffers = self._by_ino.setdefault(ino, [])
         if not buffers or buffers[-1] is not buffer:
             self._by_ino[ino] = [*(other for other in buffers if other is not buffer), buffer]
 
-    def was_published(self, buffer: WriteBuffer) -> None:
-        """Note that *buffer* was published: buffers with nothing to publish continue from it."""
-        for other in self.all_of(buffer.entry):
-            if other is not buffer:
-                other.is_exclusive = False  # this one was created after it
-                other.was_replaced()
-
     def end(self, buffer: WriteBuffer) -> None:
         """Forget a file that nobody writes any more."""
-        self._remove(buffer)
-        for ino, buffers in list(self._by_ino.items()):
-            if buffer in buffers:
-                buffers.remove(buffer)
-                if not buffers:
-                    del self._by_ino[ino]
+        _remove(self._by_path, buffer.entry.path, buffer)
+        for ino in buffer.inos:
+            _remove(self._by_ino, ino, buffer)
 
     def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
         """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.
@@ -519,37 +500,17 @@ class WriteBuffers:
         buffers = self._by_path.get(entry.path)
         return buffers[0].lock if buffers else nullcontext()
 
-    def detach(self, entry: Published) -> None:
-        """Take the name from open files: something else has it from now on."""
-        for buffer in self._by_path.pop(entry.path, ()):
-            buffer.is_detached = True
+    def detach(self, buffers: Iterable[WriteBuffer], *, moved: bool = False) -> None:
+        """Take their name from open files: it stands for something else, or for nothing, from now on."""
+        for buffer in buffers:
+            told = State.LOST if buffer.is_unpublished else State.MOVED
+            buffer.state = told if moved else State.DETACHED
+            _remove(self._by_path, buffer.entry.path, buffer)
 
-    def rename(self, buffer: WriteBuffer, entry: Published) -> None:
-        """Publish *buffer* under another name from now on."""
-        self._remove(buffer)
-        buffer.entry, buffer.is_detached = entry, False
-        self._add(buffer)
 
-    async def moved_directory(self, old: str, new: str) -> None:
-        """Follow a directory that was moved from *old* to *new*, with all open files below it."""
-        for buffer in [buffer for buffers in self._by_path.values() for buffer in buffers]:
-            if is_below(buffer.entry.node_path, old):
-                moved = await buffer.entry.moved_with(old, new)
-                if moved is None:
-                    self.detach(buffer.entry)
-                elif buffer.users:  # else all of them have closed it meanwhile
-                    self.rename(buffer, moved)
-
-    def _add(self, buffer: WriteBuffer) -> None:
-        buffers = self._by_path.setdefault(buffer.entry.path, [])
-        if buffers:
-            buffer.lock = buffers[0].lock
-        buffers.append(buffer)
-
-    def _remove(self, buffer: WriteBuffer) -> None:
-        path = buffer.entry.path
-        buffers = self._by_path.get(path, [])
-        if buffer in buffers:
-            buffers.remove(buffer)
-            if not buffers:
-                del self._by_path[path]
+def _remove(table: dict[K, list[WriteBuffer]], key: K, buffer: WriteBuffer) -> None:
+    buffers = table.get(key, [])
+    if buffer in buffers:
+        buffers.remove(buffer)
+        if not buffers:
+            del table[key]

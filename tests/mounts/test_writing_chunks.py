@@ -298,21 +298,33 @@ def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
 # Names
 
 
-def test_a_rename_and_a_removal_take_all_writers_along(root: Path) -> None:
+@pytest.mark.parametrize("way", ["chunk", "passthrough file", "array"])
+def test_who_writes_a_chunk_that_is_renamed_is_told_and_what_was_written_is_there(root: Path, way: str) -> None:
     (root / NEIGHBOUR).unlink()
+    array = root.with_name("moved")
+    moved = {"chunk": root / NEIGHBOUR, "passthrough file": root / "a.tmp"}.get(way, array / KEY)
     fds = [os.open(root / KEY, WHOLE) for _ in range(2)]
     for fd, data in zip(fds, (b"first", b"second"), strict=True):
         os.write(fd, data)
-    os.rename(root / KEY, root / NEIGHBOUR)
-    assert (root / NEIGHBOUR).read_bytes() == b"second"
-    os.write(fds[0], b" more")
-    os.close(fds[0])
-    assert (root / NEIGHBOUR).read_bytes() == b"first more"
+        os.fsync(fd)
+    root.rename(array) if way == "array" else os.rename(root / KEY, moved)
+    assert moved.read_bytes() == b"second"
     assert not (root / KEY).exists()
-    (root / NEIGHBOUR).unlink()
-    os.write(fds[1], b" nowhere")
-    os.close(fds[1])
-    assert not (root / NEIGHBOUR).exists()
+    for change in (partial(os.write, fds[0], b" more"), partial(os.ftruncate, fds[1], 0)):
+        with refuses(errno.ESTALE):
+            change()
+    for fd in fds:
+        os.close(fd)
+    assert moved.read_bytes() == b"second"
+
+
+def test_who_writes_a_file_that_was_renamed_onto_a_chunk_is_told(root: Path) -> None:
+    with opened(root / "c/0/0.tmp", WHOLE) as fd:
+        os.write(fd, b"whole")
+        os.rename(root / "c/0/0.tmp", root / KEY)
+        with refuses(errno.ESTALE):
+            os.write(fd, b" and more")
+    assert (root / KEY).read_bytes() == b"whole"
 
 
 @pytest.mark.parametrize("name", [KEY, "zarr.json"])

@@ -106,16 +106,14 @@ class WritingMount(RuleBasedStateMachine):
     def write(self, file: tuple[int, Handle], offset: int, data: bytes) -> None:
         fd, handle = file
         if handle.is_writable:
-            os.pwrite(fd, data, offset)
-            self.model.write(handle, offset, data)
+            self._same(lambda: os.pwrite(fd, data, offset) and None, lambda: self.model.write(handle, offset, data))
 
     @precondition(lambda self: self.opened)
     @rule(file=opened, nbytes=SIZES)
     def cut_open(self, file: tuple[int, Handle], nbytes: int) -> None:
         fd, handle = file
         if handle.is_writable:
-            os.ftruncate(fd, nbytes)
-            self.model.ftruncate(handle, nbytes)
+            self._same(lambda: os.ftruncate(fd, nbytes), lambda: self.model.ftruncate(handle, nbytes))
 
     @precondition(lambda self: self.opened)
     @rule(file=opened)
@@ -138,7 +136,8 @@ class WritingMount(RuleBasedStateMachine):
     def set_time_open(self, file: tuple[int, Handle], mtime_ns: int) -> None:
         fd, handle = file
         # A version that was replaced while it was read has no time of its own any more, nor has an inode that moved.
-        allowed = (None, "ESTALE", "ENOENT") if handle.draft is None or handle in self.moved else (None,)
+        is_file = handle.draft is None or handle.draft.is_moved
+        allowed = (None, "ESTALE", "ENOENT") if is_file or handle in self.moved else (None,)
         assert outcome(lambda: os.utime(fd, ns=(0, mtime_ns))) in allowed
 
     # Names
@@ -211,6 +210,7 @@ class WritingMount(RuleBasedStateMachine):
         path, moved = self._at(f"g/{self.names[index]}"), self._at("g/moved")
         path.rename(moved)
         self.moved += [handle for _, handle in self.opened]
+        self.model.move_drafts(f"g/{self.names[index]}")
         assert _files(moved).keys() == _files(self.model.root / f"g/{self.names[index]}").keys()
         moved.rename(path)
         _files(path)  # until it looks, or the TTL ends, the kernel asks for names in the directories that were here
@@ -230,7 +230,9 @@ class WritingMount(RuleBasedStateMachine):
         sizes: dict[int, set[int]] = {}
         for fd, handle in self.opened:
             sizes.setdefault(os.fstat(fd).st_ino, set()).add(self.model.size(handle))
-        for fd, _ in self.opened:  # two versions of one file may be open under one inode number, and one is answered
+        for fd in [
+            fd for fd, handle in self.opened if not handle.became
+        ]:  # two versions of one file may be open under one inode number, and one is answered
             assert os.fstat(fd).st_size in sizes[os.fstat(fd).st_ino]
 
     @rule()

@@ -158,7 +158,9 @@ class Draft:
     is_superseded: bool = False
     """Whether it began empty, was published, and others published since: who opens the name does not share it."""
     is_moved: bool = False
-    """Whether its name became that of a plain file."""
+    """Whether it, or its directory, was renamed: nobody can write to it any more."""
+    is_lost: bool = False
+    """Whether it was not published before that."""
     users: int = 0
 
     @property
@@ -168,12 +170,12 @@ class Draft:
 
 @dataclass(eq=False)
 class Handle:
-    """An open file: of the directory (*fd*), under the name *path*, or a draft."""
+    """An open file: of the directory (*fd*), or a draft. Who writes to one that *became* a chunk is told."""
 
     flags: int
     fd: int = -1
-    path: str | None = None
     draft: Draft | None = None
+    became: bool = False
 
     @property
     def is_writable(self) -> bool:
@@ -206,7 +208,7 @@ class Model:
     def open(self, path: str, flags: int) -> Handle:
         where = place(path)
         if where.kind == "file" or flags == os.O_RDONLY:
-            handle = Handle(flags, os.open(self._at(path), flags, 0o644), path)
+            handle = Handle(flags, os.open(self._at(path), flags, 0o644))
         else:
             handle = Handle(flags, draft=self._open_draft(path, flags, is_within=where.is_within))
         self.handles.append(handle)
@@ -244,6 +246,7 @@ class Model:
     def write(self, handle: Handle, offset: int, data: bytes) -> None:
         if handle.draft is None:
             os.pwrite(handle.fd, data, offset)
+            _require_name(handle)
             return
         if not data:
             return  # the kernel sends no such write
@@ -257,6 +260,7 @@ class Model:
     def ftruncate(self, handle: Handle, nbytes: int) -> None:
         if handle.draft is None:
             os.ftruncate(handle.fd, nbytes)
+            _require_name(handle)
         else:
             self._begin_again(handle.draft)
             _cut(handle.draft, nbytes)
@@ -272,6 +276,8 @@ class Model:
         return os.fstat(handle.fd).st_size if handle.draft is None else len(handle.draft.content)
 
     def sync(self, handle: Handle) -> None:
+        if handle.draft is not None and handle.draft.is_lost:
+            raise RefusedError(errno.ESTALE)
         if handle.draft is not None and handle.draft.is_dirty:
             self._publish(handle.draft)
 
@@ -293,6 +299,8 @@ class Model:
         says_nothing = says_nothing and bool(handle.flags & (os.O_TRUNC | os.O_EXCL))
         draft.users -= 1
         try:
+            if draft.is_lost:
+                raise RefusedError(errno.ESTALE)
             if draft.is_dirty:
                 self._publish(draft)
             elif says_nothing and place(draft.path or "").kind == "document":
@@ -333,27 +341,28 @@ class Model:
                 _require_document(self._at(old).read_bytes())
         if source.kind == "file" == target.kind:
             os.rename(self._at(old), self._at(new))
-            if not self._at(old).exists():
-                self._move_handles(old, new)
+            self.move_drafts(old)
             return
         if self._at(old).is_dir() and not self._at(new).exists():
             raise RefusedError(errno.EISDIR)
         if target.kind == "chunk" and self._at(old).is_file() and not self._at(new).is_dir():
             self._require(new, self._at(old).read_bytes())
+        was = self._at(old).lstat()
         if source.kind == "file" and self._at(old).is_file() and not self._at(new).is_dir():
             self._separate(old)
         os.rename(self._at(old), self._at(new))
-        if target.kind == "file":
-            self._move_handles(new, None)
         self._detach(new)
-        self.drafts.pop(old, None)
-        for draft in drafts:
-            if target.kind == "file":
-                draft.path, draft.is_moved = None, True
-            else:
-                self._take_over(draft, new)
-        if source.kind == "file":
-            self._hand_over(old, new)
+        self.move_drafts(old)
+        for handle in self.handles:
+            if handle.fd >= 0 and os.fstat(handle.fd).st_ino == was.st_ino and was.st_nlink == 1:
+                handle.became = True
+
+    def move_drafts(self, path: str) -> None:
+        """Note that *path*, with all below it, was renamed."""
+        for known in [known for known in self.drafts if f"{known}/".startswith(f"{path}/")]:
+            for draft in self.drafts.pop(known):
+                draft.path, draft.is_moved, draft.is_lost = None, True, draft.is_unpublished
+                draft.is_dirty = draft.is_fresh = False
 
     def link(self, old: str, new: str) -> None:
         if place(old).kind != "file":
@@ -385,7 +394,6 @@ class Model:
         if not self._is_made(path) or self._at(path).exists():
             os.unlink(self._at(path))
         self._detach(path)
-        self._move_handles(path, None)
 
     def mkdir(self, path: str) -> None:
         is_beyond = re.fullmatch(r"g/\w+/c/[4-9]", path)
@@ -457,27 +465,10 @@ class Model:
         """Let a file that becomes a chunk be a file of its own, which those who read it do not see change."""
         self._replace(path, self._at(path).read_bytes())
 
-    def _move_handles(self, old: str, new: str | None) -> None:
-        """Follow a name, with all below it, that became *new*; None if it stands for nothing now."""
-        if new is not None:
-            self._move_handles(new, None)
-        for handle in self.handles:
-            if handle.path is not None and f"{handle.path}/".startswith(f"{old}/"):
-                handle.path = None if new is None else new + handle.path[len(old) :]
 
-    def _take_over(self, draft: Draft, new: str) -> None:
-        """Let those who write a chunk or a document that has the name *new* now write that."""
-        draft.path = new
-        self.drafts.setdefault(new, []).append(draft)
-
-    def _hand_over(self, old: str, new: str) -> None:
-        """Let those who write the file *old*, which became the chunk or document *new*, write that."""
-        writers = [handle for handle in self.handles if handle.path == old and handle.is_writable]
-        if writers:
-            self.drafts[new] = [Draft(new, bytearray(self._at(new).read_bytes()), users=len(writers))]
-        for handle in writers:
-            os.close(handle.fd)
-            handle.fd, handle.path, handle.draft = -1, None, self.drafts[new][0]
+def _require_name(handle: Handle) -> None:
+    if handle.became:
+        raise RefusedError(errno.ESTALE)
 
 
 def _cut(draft: Draft, nbytes: int) -> None:

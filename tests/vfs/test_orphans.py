@@ -48,6 +48,10 @@ async def test_where_something_was_stored_meanwhile_only_what_is_in_its_place_st
     assert [path.name for path in aside.iterdir()] == ["1"]
 
 
+async def structure() -> None:
+    """What is locked: all."""
+
+
 @in_trio
 async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
@@ -57,7 +61,7 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: 
     async def look() -> None:
         found.append((await editor.lookup(ROOT, b"partial")).size)
 
-    async with trio.open_nursery() as nursery, process.writing.changes._locks.of_structure():
+    async with trio.open_nursery() as nursery, process.writing.changes._locks.hold(structure):
         (root / "partial").rename(root / "elsewhere")
         nursery.start_soon(look)
         await trio.testing.wait_all_tasks_blocked()
@@ -82,7 +86,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
         found.append((await editor.attributes(ino)).size)
 
     for task, name in ((move, root / "partial"), (look, root / "whole")):
-        async with trio.open_nursery() as nursery, process.writing.changes._locks.of_structure():
+        async with trio.open_nursery() as nursery, process.writing.changes._locks.hold(structure):
             name.rename(root / "elsewhere")
             nursery.start_soon(task)
             await trio.testing.wait_all_tasks_blocked()

@@ -4,20 +4,20 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from shardfs.errors import ExistsError, RefusedError, StaleError
+from shardfs.errors import RefusedError, StaleError
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import write_buffer
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
-from shardfs.vfs.entries.passthrough import Passthrough
-from shardfs.vfs.handles import Attributes, ChunkHandle, Owner
+from shardfs.vfs.handles import Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process
@@ -118,37 +118,6 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
 
 
 @in_trio
-async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = await Process.start(root, Syscalls())
-    files = process.writing.changes
-    directory = (await find(process.fs, "unchecked/c")).ino
-    handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
-    await files.fs.open_files[handles[0]].write(0, b"text")
-    current, others = Chunk.current, list[tuple[int, Attributes, bool]]()
-
-    async def current_later(chunk: Chunk) -> ChunkHandle | None:
-        monkeypatch.undo()
-        found = await current(chunk)
-        others.append(await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER))
-        await files.close(handles[1])
-        return found
-
-    monkeypatch.setattr(Chunk, "current", current_later)
-    await files.rename(directory, LOCK, directory, b"0", exclusive=False)
-    await files.fs.open_files[others[0][0]].write(4, b" and")
-    await files.fs.open_files[handles[0]].write(8, b" more")
-    await files.close(handles[2])
-    for number in (handles[0], others[0][0]):
-        await files.fs.open_files[number].flush()
-        await files.close(number)
-    extent = await (await process.array("unchecked")).extent((0,))
-    assert extent is not None
-    assert bytes(await extent.read(0, extent.nbytes)) == b"text and more"
-
-
-@in_trio
 async def test_a_document_that_is_shown_in_another_text_has_another_number(root: Path) -> None:
     """The stored one stays as it is: a reader would have one text and the size of the other."""
     process = await Process.start(root, Syscalls())
@@ -185,71 +154,6 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(r
 
 
 @in_trio
-async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = json.loads((root / "unchecked/zarr.json").read_text())
-    document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "."}}
-    (root / "unchecked/zarr.json").write_text(json.dumps(document))
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    array = (await changes.lookup(ROOT, b"unchecked")).ino
-    await write(changes, array, b"c.0", b"first")
-    writing, _ = await changes.open((await changes.lookup(array, b"c.0")).ino, os.O_WRONLY)
-    moving, removing = trio.Event(), trio.Event()
-    move_to, remove = Passthrough.move_to, Chunk.remove
-
-    async def move_late(old: Passthrough, new: Passthrough, *, exclusive: bool) -> None:
-        moving.set()
-        await trio.testing.wait_all_tasks_blocked()
-        await move_to(old, new, exclusive=exclusive)
-
-    async def remove_late(chunk: Chunk) -> None:
-        removing.set()
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        await remove(chunk)
-
-    monkeypatch.setattr(Passthrough, "move_to", move_late)
-    monkeypatch.setattr(Chunk, "remove", remove_late)
-
-    async def move_chunk() -> None:
-        await moving.wait()
-        await changes.rename(array, b"c.0", array, b"c.1", exclusive=False)
-
-    async def write_chunk() -> None:
-        await removing.wait()
-        await changes.fs.open_files[writing].write(0, b"second")
-        await changes.fs.open_files[writing].flush()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(move_chunk)
-        nursery.start_soon(write_chunk)
-        await changes.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
-    await changes.close(writing)
-    assert await read_file(fs, (await changes.lookup(array, b"c.1")).ino) == b"second"
-
-
-@in_trio
-async def test_a_chunk_that_is_made_only_if_there_is_none_replaces_none(root: Path) -> None:
-    """Another program may have stored one since it was made."""
-    process = await Process.start(root, Syscalls())
-    files, shard = process.writing.changes, root / "unchecked/c/0"
-    await process.write("unchecked", 0, b"theirs")
-    await process.commit()
-    theirs = shard.read_bytes()
-    await process.remove("unchecked", 0)
-    await process.commit()
-    directory = (await find(process.fs, "unchecked/c")).ino
-    handle, _, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER)
-    await process.fs.open_files[handle].write(0, b"ours")
-    shard.parent.mkdir(parents=True, exist_ok=True)
-    shard.write_bytes(theirs)
-    with pytest.raises(ExistsError):
-        await process.fs.open_files[handle].flush()
-    assert await read_file(process.fs, (await find(process.fs, "unchecked/c/0")).ino) == b"theirs"
-
-
-@in_trio
 async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_nothing_old(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
@@ -257,11 +161,14 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
     await process.write("unchecked", 0, b"old")
     directory = (await find(fs, "unchecked/c")).ino
 
+    async def unchecked() -> dict[str, bool]:
+        return {"unchecked": True}
+
     async def move() -> None:
         with suppress(StaleError):  # the kernel looks at the names again
             await changes.rename(directory, b"0", ROOT, b"moved", exclusive=False)
 
-    async with trio.open_nursery() as nursery, changes._locks.hold(alone=["unchecked"]):
+    async with trio.open_nursery() as nursery, changes._locks.hold(unchecked):
         nursery.start_soon(move)
         await trio.testing.wait_all_tasks_blocked()
         document = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
@@ -278,91 +185,25 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
 
 
 @in_trio
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_chunk_that_is_closed_while_it_is_moved_keeps_what_was_written(
-    root: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """It is closed *before* or *after* the old name was removed: after all was published, or before."""
+async def test_who_writes_a_chunk_while_it_is_renamed_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first text")
+    await write(changes, directory, b"0", b"first")
     writing, _ = await changes.open((await changes.lookup(directory, b"0")).ino, os.O_RDWR)
-    remove = Chunk.remove
+    replace = Chunk.replace
 
-    async def end() -> None:
+    async def write_meanwhile(chunk: Chunk, *args: Any, **options: Any) -> None:
         await fs.open_files[writing].write(0, b"FIRST")
+        await replace(chunk, *args, **options)
+
+    monkeypatch.setattr(Chunk, "replace", write_meanwhile)
+    await changes.rename(directory, b"0", directory, b"1", exclusive=False)
+    with pytest.raises(StaleError):
         await fs.open_files[writing].flush()
-        await changes.close(writing)
-
-    async def remove_meanwhile(chunk: Chunk) -> None:
-        monkeypatch.undo()
-        if when == "before":
-            await changes.close(writing)
-        await remove(chunk)
-        if when == "after":
-            nursery.start_soon(end)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-
-    if when == "before":
-        await fs.open_files[writing].write(0, b"FIRST")
-        await fs.open_files[writing].sync()
-    monkeypatch.setattr(Chunk, "remove", remove_meanwhile)
-    async with trio.open_nursery() as nursery:
-        await changes.rename(directory, b"0", directory, b"1", exclusive=False)
+    await changes.close(writing)
     assert not changes.buffers
-    late, _ = await changes.open((await changes.lookup(directory, b"1")).ino, os.O_RDWR)
-    await fs.open_files[late].write(0, b"x")
-    await fs.open_files[late].flush()
-    await changes.close(late)
-    assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"xIRST text"
-
-
-@in_trio
-async def test_a_chunk_that_is_closed_while_its_array_is_moved_keeps_what_was_written(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first text")
-    writing, _ = await changes.open((await changes.lookup(directory, b"0")).ino, os.O_RDWR)
-    moved_with = Chunk.moved_with
-
-    async def moved_late(chunk: Chunk, old: str, new: str) -> Chunk | None:
-        moved = await moved_with(chunk, old, new)
-        await changes.close(writing)
-        return moved
-
-    monkeypatch.setattr(Chunk, "moved_with", moved_late)
-    await changes.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
-    assert not changes.buffers
-    late, _ = await changes.open((await find(fs, "moved/c/0")).ino, os.O_RDWR)
-    await fs.open_files[late].write(0, b"FIRST")
-    await fs.open_files[late].flush()
-    await changes.close(late)
-    assert await read_file(fs, (await find(fs, "moved/c/0")).ino) == b"FIRST text"
-
-
-@in_trio
-async def test_who_writes_a_chunk_that_becomes_a_plain_file_is_told_and_what_was_flushed_is_there(root: Path) -> None:
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first text")
-    ino = (await changes.lookup(directory, b"0")).ino
-    writing, idle = [(await changes.open(ino, os.O_RDWR))[0] for _ in range(2)]
-    await fs.open_files[writing].write(0, b"FIRST")
-    await changes.rename(directory, b"0", directory, b"a.tmp", exclusive=False)
-    with pytest.raises(StaleError):
-        await fs.open_files[writing].write(6, b"TEXT")
-    with pytest.raises(StaleError):
-        await fs.open_files[idle].truncate(0)
-    await fs.open_files[idle].flush()
-    for number in (writing, idle):
-        await changes.close(number)
-    assert not changes.buffers
-    assert await read_file(fs, (await find(fs, "unchecked/c/a.tmp")).ino) == b"FIRST text"
+    assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
 
 
 @in_trio

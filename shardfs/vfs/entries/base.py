@@ -17,7 +17,7 @@ from shardfs.errors import (
     StaleError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, NewAttributes
+from shardfs.stores.base import Content, NewAttributes, Stat
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.handles import (
     Attributes,
@@ -29,7 +29,7 @@ from shardfs.vfs.handles import (
     PassthroughHandle,
     new_file,
 )
-from shardfs.vfs.write_buffer import Published, WriteBuffer, WriteHandle
+from shardfs.vfs.write_buffer import Published, WriteHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -100,14 +100,6 @@ class Entry(ABC):
         """Return the names of the extended attributes."""
         key = self.stored_key()
         return await self.fs.store.attributes(key) if key is not None else []
-
-    async def successor(self) -> "ChunkHandle | DocumentHandle | PassthroughHandle | None":
-        """Open what has the name now, under the number of this version; None if there is nothing.
-
-        Told that a number is stale, the kernel looks the name up once more, and only once. That is not enough for a
-        name that is rewritten continually, and programs take the error for a missing file.
-        """
-        return None
 
     def stored_key(self) -> str | None:
         """Return the key of the stored file that this entry shows as a whole; None if there is none."""
@@ -181,36 +173,28 @@ class PublishedEntry(Entry, Published):
 
     __slots__ = ()
 
-    async def successor(self) -> ChunkHandle | DocumentHandle | PassthroughHandle | None:
-        """Open what has the name by now."""
-        try:
-            handle = await self.current()
-        except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
-            return None
-        return handle.renumbered(self.ino) if handle is not None else None
-
     def reserve(self) -> int:
         """Return an inode number for this file, which does not exist yet."""
         ino = self.fs.inodes.reserve()
         self.keep_number(ino)
         return ino
 
+    async def exists(self) -> bool:
+        """Whether there is such a file, published or being written."""
+        return self.fs.buffers.unpublished(self.path) is not None or await self.existing() is not None
+
+    async def existing(self) -> ChunkHandle | DocumentHandle | None:
+        """Open the current version; None if there is none, or a removed one is shown as the fill value."""
+        return await self.current()
+
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        buffers = self.fs.buffers
-        shared = await self._shared()
-        base = await self.current() if shared is None else None
-        buffer = buffers.get(self)
-        if flags & os.O_EXCL and base is not None and not await self.exists():
-            base = None  # a chunk that was removed and is shown as the fill value
-        if flags & os.O_EXCL and (buffer is not None or base is not None):
+        nchanges, is_exclusive = self.fs.store.nchanges, bool(flags & os.O_EXCL)
+        base = await (self.existing() if is_exclusive else self.current())
+        if is_exclusive and (base is not None or self.fs.buffers.unpublished(self.path) is not None):
             raise ExistsError(f"{self.path} exists")
-        if buffer is None or flags & os.O_TRUNC:
-            new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
-            status = new if base is None else base.attributes.status
-            is_cut, exclusive = bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-            buffer = buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
-        return buffers.use(buffer, buffer.ino, flags)
+        new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
+        return await self._begin(base, new, flags, nchanges)
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
@@ -218,31 +202,31 @@ class PublishedEntry(Entry, Published):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        buffers, is_cut = self.fs.buffers, bool(flags & os.O_TRUNC)
-        buffer = buffers.get(self) if is_cut else await self._shared()
-        if buffer is None or is_cut:
-            nchanges = self.fs.store.nchanges
-            base = await self.current()
-            if base is None and buffer is None:
-                raise StaleError(f"{self.path} was removed")
-            if base is not None and not is_cut:
-                self.fs.note_shown(self, base, nchanges)
-            shared = None if is_cut else buffers.get(self)
-            status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
-            assert status is not None
-            buffer = shared or buffers.begin(self, base, status, is_cut=is_cut)
-        return buffers.use(buffer, self.ino, flags)
+        nchanges, base = self.fs.store.nchanges, await self.current()
+        return await self._begin(base, None, flags, nchanges)
 
-    async def _shared(self) -> WriteBuffer | None:
-        """Return the buffer to share, if there is one; without changes, it continues from the current version."""
-        buffers, nchanges = self.fs.buffers, self.fs.store.nchanges
-        while (buffer := buffers.get(self)) is not None:
+    async def _begin(
+        self, base: ChunkHandle | DocumentHandle | None, new: Stat | None, flags: int, nchanges: int
+    ) -> WriteHandle:
+        """Return a handle to write on top of *base*, the current version, or a file with the status *new*.
+
+        The store had made *nchanges* changes when it was asked for *base*.
+        """
+        buffers, is_cut = self.fs.buffers, bool(flags & os.O_TRUNC)
+        buffer = None if is_cut else buffers.shared(self, base)
+        if buffer is None:
+            unpublished = buffers.unpublished(self.path)
+            known = base.attributes if base is not None else unpublished
+            status = known.status if known is not None else new
+            if status is None:
+                raise StaleError(f"{self.path} was removed")
+            buffer = buffers.begin(self, base, status, is_cut=is_cut)
+        if base is not None and not is_cut:
+            self.fs.note_shown(self, base, nchanges)
+        handle = buffers.use(buffer, self.ino or buffer.ino, flags)
+        if not buffer.is_cut:
             await buffer.catch_up()
-            if buffer is buffers.get(self):
-                if buffer.base is not None:
-                    self.fs.note_shown(self, buffer.base, nchanges)
-                break
-        return buffer
+        return handle
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the published version."""

@@ -15,7 +15,6 @@ from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
-    ExistsError,
     MetadataError,
     NoAttributeError,
     NotADirectoryHereError,
@@ -341,11 +340,9 @@ class Chunk(PublishedEntry):
         """Return the names of the attributes."""
         return [_SHARD, _NBYTES] if self.chunks.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
-    async def exists(self) -> bool:
-        """Whether there is a chunk, published or being written."""
-        if self.fs.buffers.unpublished(self.path) is not None:
-            return True
-        return self.coords not in self.chunks.refilled and await self.current() is not None
+    async def existing(self) -> ChunkHandle | None:
+        """Open the current version; None if there is none, or a removed one is shown as the fill value."""
+        return None if self.coords in self.chunks.refilled else await self.current()
 
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for the chunk, which does not exist yet."""
@@ -353,8 +350,6 @@ class Chunk(PublishedEntry):
 
     async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the content of the chunk."""
-        if buffer.is_exclusive and self.coords not in self.chunks.refilled and await self.current() is not None:
-            raise ExistsError(f"{self.path} already exists")
         ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
         buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
         buffer.version = ino
@@ -367,7 +362,7 @@ class Chunk(PublishedEntry):
         buffers = self.fs.buffers
         async with buffers.lock(self):
             await self._put(content, attributes.status, number, attributes.own_mtime_ns)
-            buffers.detach(self)
+            buffers.detach(buffers.of(self.path))
         self.chunks.keep_version(number, self.coords)
 
     async def remove(self) -> None:
@@ -382,7 +377,7 @@ class Chunk(PublishedEntry):
                 await self._remove(handle)
             elif buffers.unpublished(self.path) is None:
                 raise NotFoundError(f"{self.path} does not exist")
-            buffers.detach(self)
+            buffers.detach(buffers.of(self.path))
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Refuse: a chunk is a file."""
@@ -398,7 +393,7 @@ class Chunk(PublishedEntry):
         buffer = self.fs.buffers.of_ino(ino)
         if buffer is not None:
             buffer.set_attributes(changes)
-            if buffer.is_unpublished or buffer.is_detached:
+            if buffer.is_ahead:
                 return
             ino = buffer.version  # it means what its writer published
             assert isinstance(buffer.entry, Chunk)
@@ -411,12 +406,6 @@ class Chunk(PublishedEntry):
         mtime_ns = changes.get("mtime_ns")
         if mtime_ns is not None:
             chunk._own(OwnVersion(ino, mtime_ns))
-
-    async def moved_with(self, old: str, new: str) -> "Chunk | None":
-        """Return the chunk with the same coordinates in the array's new place."""
-        path = new + self.chunks.path[len(old) :]
-        chunks = self.fs.chunk_tree(await self.fs.hierarchy.node(path))
-        return Chunk(chunks, self.coords) if chunks is not None else None
 
     def _own(self, version: OwnVersion) -> None:
         self.fs.writer.source.shards.generations.own(self.chunks.array.layout, self.coords, version)

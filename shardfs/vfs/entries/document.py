@@ -12,7 +12,7 @@ from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
 from shardfs.vfs.entries.base import PublishedEntry
 from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
-from shardfs.vfs.write_buffer import WriteBuffer
+from shardfs.vfs.write_buffer import State, WriteBuffer
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -184,10 +184,6 @@ class Document(PublishedEntry):
         """Whether there is such a document, published."""
         return bool((await self._lookup()).ino)
 
-    async def exists(self) -> bool:
-        """Whether there is such a document, published or being written."""
-        return self.fs.buffers.unpublished(self.path) is not None or await self.is_there()
-
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for the document, which does not exist yet."""
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino)
@@ -196,7 +192,7 @@ class Document(PublishedEntry):
         """Publish what was written."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
+        await self.fs.publisher.publish(self, text, _rights_of(buffer.status))
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
@@ -209,7 +205,7 @@ class Document(PublishedEntry):
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         async with self.fs.buffers.lock(self):
             await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
-            self.fs.buffers.detach(self)
+            self.fs.buffers.detach(self.fs.buffers.of(self.path))
         await self._set_time(attributes.own_mtime_ns)
 
     async def remove(self) -> None:
@@ -221,7 +217,7 @@ class Document(PublishedEntry):
             except NotFoundError:
                 if buffers.unpublished(self.path) is None:
                     raise
-            buffers.detach(self)
+            buffers.detach(buffers.of(self.path))
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -239,12 +235,11 @@ class Document(PublishedEntry):
         """Change attributes of the stored document; for a document that is not stored yet, keep them."""
         mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.buffers.of_ino(self.ino)
-        if buffer is not None and (buffer.is_new or buffer.is_detached):
+        if buffer is not None and (buffer.is_new or buffer.state is State.DETACHED):
             buffer.set_attributes(changes)
             return
-        if buffer is not None and buffer.entry.path != self.path:  # it was moved
-            await type(self)(self.fs, buffer.entry.path, self.ino, self.identity).set_attributes(changes)
-            return
+        if buffer is not None:
+            buffer.check()
         await self._check(is_open=buffer is not None)
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
         if buffer is not None and mtime_ns is not None:
@@ -257,10 +252,6 @@ class Document(PublishedEntry):
         """Set an extended attribute of the stored document, or remove it."""
         await super().set_attribute(name, value)
         await self._attributes_changed()
-
-    async def moved_with(self, old: str, new: str) -> "Document | None":
-        """Return the document in the directory's new place."""
-        return Document(self.fs, new + self.path[len(old) :])
 
     async def _check(self, *, is_open: bool) -> None:
         """Raise `StaleError` if another file is stored under the name."""

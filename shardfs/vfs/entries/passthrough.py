@@ -82,31 +82,11 @@ class Passthrough(Entry):
         # If one writer bypasses the page cache, all others must.
         writers = self.fs.writers() if self.fs.is_writable else []
         is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
-        return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
+        return PassthroughHandle(self.ino, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
         return await self.fs.store.read_link(self.path)
-
-    async def successor(self) -> PassthroughHandle | None:
-        """Open the file that has the name now; not for scratch files.
-
-        Whoever opens a lock file that was renamed would take another file for the lock.
-        """
-        fs, is_scratch = self.fs, self.fs.is_scratch(self.path)
-        if self.identity == GONE and is_scratch:
-            return None
-        try:
-            file = await fs.store.open_passthrough(self.path, writable=False)
-            names = [] if is_scratch else self.path.split("/")
-            for depth, name in enumerate(names):  # there may be a shard under this key by now
-                directory = Directory(fs, "/".join(names[:depth]))
-                node = await directory.node()
-                if directory.hides(node, fs.chunk_tree(node), name):
-                    return None
-        except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
-            return None
-        return PassthroughHandle(self.ino, self.path, file, 0.0)
 
     async def exists(self) -> bool:
         """Whether anything is stored under the name."""
@@ -123,7 +103,7 @@ class Passthrough(Entry):
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
         ino = fs.attributes_of(self.path, file.stat()).ino
         is_direct = is_new and self.is_scratch
-        handle = PassthroughHandle(ino, self.path, file, fs.ttl, is_writable=True, is_direct=is_direct)
+        handle = PassthroughHandle(ino, file, fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
@@ -150,7 +130,7 @@ class Passthrough(Entry):
             copy = self._copy()
             file = await self.fs.store.create(copy, 0o600, exclusive=True)
             await self.fs.store.unlink(copy)
-            return PassthroughHandle(self.ino, "", file, self.fs.ttl, is_writable=True)
+            return PassthroughHandle(self.ino, file, self.fs.ttl, is_writable=True)
         return await _cut(handle, flags)
 
     def _copy(self) -> str:
@@ -183,7 +163,6 @@ class Passthrough(Entry):
             await store.unlink(copy)
             raise
         self.fs.inodes.removed(self.path)
-        self.fs.let_go(self.path)
 
     async def remove(self) -> None:
         """Remove the name."""
@@ -228,16 +207,20 @@ class Passthrough(Entry):
             attributes, content = await self.content()
             await new.replace(content, attributes, None, exclusive=True)
 
+    async def is_directory(self) -> bool:
+        """Whether it is a stored directory."""
+        return (await self.fs.store.stat(self.path)).kind is Kind.DIRECTORY
+
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
         """Move the file or directory to the name *new*, after committing what is pending below it."""
         fs = self.fs
         await new._make_parents()
-        is_directory = (await fs.store.stat(self.path)).kind is Kind.DIRECTORY
+        is_directory = await self.is_directory()
         if is_directory:
             await fs.writer.commits.flush(below=self.path)
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
-            fs.moved(self.path, new.path)
+            fs.inodes.moved(self.path, new.path)
             return
         fs.hierarchy.moved(self.path, new.path)
         fs.moved_directory(self.path, new.path)
@@ -248,7 +231,6 @@ class Passthrough(Entry):
                 await fs.store.make_directories(target.rpartition("/")[0])
                 await fs.store.rename(source, target, exclusive=False)
                 fs.moved_directory(source, target)
-        await fs.buffers.moved_directory(self.path, new.path)
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored file; of one without a name, through its open handles."""
@@ -286,9 +268,6 @@ class Special(Passthrough):
 
     async def _open(self, *, writable: bool) -> PassthroughHandle:
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
-
-    async def successor(self) -> None:
-        """Return None: there is nothing to read."""
 
 
 class Directory(Special):
