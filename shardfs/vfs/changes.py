@@ -108,8 +108,13 @@ class Changes:
         file that took its place.
         """
         fs, nchanges, is_late = self.fs, self.fs.store.nchanges, False
+
+        async def look() -> tuple[Entry, FileHandle]:
+            found = await fs.entry(ino)
+            return found, await found.open()
+
         try:
-            handle = await self.ask(ino, lambda entry: entry.open())
+            entry, handle = await self._locks.settled(look)
         except StaleError:
             late, buffer = await self._successor(ino), self.buffers.of_ino(ino)
             if late is None and buffer is not None and buffer.is_unpublished:
@@ -117,9 +122,9 @@ class Changes:
             # The kernel keeps one size per inode, so all handles of an inode must agree on it.
             if late is None or any(reader.attributes.size != late.attributes.size for reader in fs.readers(ino)):
                 raise
-            handle, is_late = late, True
+            entry, handle, is_late = await fs.entry(ino), late, True
             handle.ino = ino
-        fs.note_shown(await fs.entry(ino), handle, nchanges)
+        fs.note_shown(entry, handle, nchanges)
         return fs.add_file(handle), handle, is_late
 
     async def _successor(self, ino: int) -> FileHandle | None:

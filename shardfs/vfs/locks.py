@@ -8,8 +8,8 @@ directory a node, take the structure exclusively, because names below stand for 
 Locks are taken in this order: structure, nodes by path, write buffers. Commits take none of them.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -63,48 +63,69 @@ class _Lock:
         await self._changed.park()
 
 
+class _Held(AbstractAsyncContextManager[None]):
+    """Locks that are held by an `async with`; a class, because a generator would be slower for every request."""
+
+    __slots__ = ("_choose", "_held", "_locks", "_prepare")
+
+    def __init__(
+        self, locks: "Locks", choose: Callable[[], Awaitable[Nodes | None]], prepare: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._locks = locks
+        self._choose = choose
+        self._prepare = prepare
+        self._held: list[tuple[_Lock, bool]] = []
+
+    async def __aenter__(self) -> None:
+        locks = self._locks
+        try:
+            await self._take(locks.structure, alone=False)
+            nodes = await self._choose()
+            if nodes is None:
+                self._release()
+                await self._prepare()
+                await self._take(locks.structure, alone=True)
+                await self._choose()
+            else:
+                for path in sorted(nodes):
+                    await self._take(locks.nodes.setdefault(path, _Lock()), alone=nodes[path])
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    async def _take(self, lock: _Lock, *, alone: bool) -> None:
+        await lock.acquire(alone=alone)
+        self._held.append((lock, alone))
+
+    def _release(self) -> None:
+        while self._held:
+            lock, alone = self._held.pop()
+            lock.release(alone=alone)
+
+
+async def _nothing() -> None:
+    return
+
+
 class Locks:
     """The locks of one mount."""
 
     def __init__(self) -> None:
-        self._structure = _Lock()
-        self._nodes: WeakValueDictionary[str, _Lock] = WeakValueDictionary()  # only those held or waited for
+        self.structure = _Lock()
+        self.nodes: WeakValueDictionary[str, _Lock] = WeakValueDictionary()  # only those held or waited for
 
-    @asynccontextmanager
-    async def hold(
-        self, choose: Callable[[], Awaitable[Nodes | None]], prepare: Callable[[], Awaitable[None]] | None = None
-    ) -> AsyncGenerator[None, None]:
+    def hold(
+        self, choose: Callable[[], Awaitable[Nodes | None]], prepare: Callable[[], Awaitable[None]] = _nothing
+    ) -> _Held:
         """Lock the structure in shared mode, and the nodes that *choose* returns; if it is None, all, exclusively.
 
         From the call of *choose* on, names stay what they are. So it is called again under the exclusive lock, and
         before that, without any lock, *prepare* is.
         """
-        held: list[tuple[_Lock, bool]] = []
-
-        async def take(lock: _Lock, *, alone: bool) -> None:
-            await lock.acquire(alone=alone)
-            held.append((lock, alone))
-
-        def release() -> None:
-            while held:
-                lock, alone = held.pop()
-                lock.release(alone=alone)
-
-        try:
-            await take(self._structure, alone=False)
-            nodes = await choose()
-            if nodes is None:
-                release()
-                if prepare is not None:
-                    await prepare()
-                await take(self._structure, alone=True)
-                await choose()
-            else:
-                for path in sorted(nodes):
-                    await take(self._nodes.setdefault(path, _Lock()), alone=nodes[path])
-            yield
-        finally:
-            release()
+        return _Held(self, choose, prepare)
 
     async def settled(self, look: Callable[[], Awaitable[T]], is_missing: Callable[[T], bool] = lambda _: False) -> T:
         """Return the result of *look*; again if it found nothing while the structure was locked exclusively.
@@ -112,7 +133,7 @@ class Locks:
         It finds nothing if it raises an error that says so, or if its result *is_missing*. While a directory becomes an
         array, its files are being moved.
         """
-        structure, turns = self._structure, self._structure.turns
+        structure, turns = self.structure, self.structure.turns
         try:
             found = await look()
             if not is_missing(found) or (turns == structure.turns and not structure.is_taken):

@@ -130,8 +130,8 @@ class Published(ABC):
         """The path of the node that it belongs to, whose lock protects the name."""
 
     @abstractmethod
-    async def current(self) -> ChunkHandle | DocumentHandle | None:
-        """Open the current version; None if there is none."""
+    async def current(self, *, fresh: bool = True) -> ChunkHandle | DocumentHandle | None:
+        """Open the current version, or unless *fresh* the one that it was up to a TTL ago; None if there is none."""
 
     @abstractmethod
     async def publish(self, buffer: "WriteBuffer") -> None:

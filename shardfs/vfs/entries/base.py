@@ -190,7 +190,7 @@ class PublishedEntry(Entry, Published):
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
         nchanges, is_exclusive = self.fs.store.nchanges, bool(flags & os.O_EXCL)
-        base = await (self.existing() if is_exclusive else self.current())
+        base = await (self.existing() if is_exclusive else self.current(fresh=not flags & os.O_TRUNC))
         if is_exclusive and (base is not None or self.fs.buffers.unpublished(self.path) is not None):
             raise ExistsError(f"{self.path} exists")
         new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
@@ -202,7 +202,7 @@ class PublishedEntry(Entry, Published):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        nchanges, base = self.fs.store.nchanges, await self.current()
+        nchanges, base = self.fs.store.nchanges, await self.current(fresh=not flags & os.O_TRUNC)
         return await self._begin(base, None, flags, nchanges)
 
     async def _begin(

@@ -153,10 +153,10 @@ class Document(PublishedEntry):
         ttl = self.fs.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
 
-    async def current(self) -> DocumentHandle | None:
+    async def current(self, *, fresh: bool = True) -> DocumentHandle | None:
         """Open the current version; None if there is none."""
         try:
-            found = await self._lookup()
+            found = await self._lookup(fresh=fresh)
         except NotFoundError:
             return None
         if not found.ino:
