@@ -106,10 +106,10 @@ class FakeS3:
         self.log.append(Request("GetObject", key, _http(part), etag))
         return self._get(key, part, etag)
 
-    async def head(self, key: str) -> tuple[ObjectStat, Properties]:
+    async def head(self, key: str) -> Fetched:
         await self._pass(Request("HeadObject", key))
         found = self._object(key)
-        return found.stat, found.properties
+        return Fetched(found.stat, 0, memoryview(b""), found.properties)
 
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000

@@ -25,7 +25,6 @@ from shardfs.errors import (
     AccessDeniedError,
     ConflictError,
     NotFoundError,
-    RefusedError,
     ShardfsError,
     StoreError,
     printable,
@@ -38,7 +37,6 @@ from shardfs.stores.s3.requests import (
     Fetched,
     ListPage,
     Location,
-    ObjectStat,
     Properties,
     Range,
     Request,
@@ -153,25 +151,23 @@ class S3Client:
 
         fetched = self._send(request, attempt) if part is None or part.nbytes else None
         if isinstance(fetched, Fetched):
-            self._count(received=fetched.data.nbytes)
+            self._count(bytes_received=fetched.data.nbytes)
             return fetched
-        reply = self._head(key, etag)
-        stat = stat_of(reply)
-        if etag is not None and stat.etag != etag:  # from a server that ignores conditions
+        found = _described(self._head(key, etag))
+        if etag is not None and found.stat.etag != etag:  # from a server that ignores conditions
             raise ConflictError(f"{request.target} was replaced")
-        found = (part or Range(0, stat.size)).within(stat.size)
-        if found.nbytes:
+        wanted = (part or Range(0, found.stat.size)).within(found.stat.size)
+        if wanted.nbytes:
             reason = NOT_PARTIAL.reason if fetched is NOT_PARTIAL else "the server does not give what the object has"
             raise StoreError(f"{request.target}: {reason}")
-        return Fetched(stat, found.offset, memoryview(b""), Properties.of(reply))
+        return found._replace(offset=wanted.offset)
 
-    async def head(self, key: str) -> tuple[ObjectStat, Properties]:
-        """Return state and properties of an object.
+    async def head(self, key: str) -> Fetched:
+        """Return state and properties of an object, and no bytes.
 
         If there is none, a second request distinguishes that from a missing bucket.
         """
-        reply = await self._read(partial(self._head, key))
-        return stat_of(reply), Properties.of(reply)
+        return _described(await self._read(partial(self._head, key)))
 
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
@@ -304,11 +300,9 @@ class S3Client:
         return Request(operation, self.location.bucket, full, is_conditional, is_repeatable)
 
     def _change(self, operation: str, key: str, condition: Condition | None = None) -> Request:
-        if not _is_encodable(key):
-            raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are")
-        return Request(
-            operation, self.location.bucket, self.location.full(key), condition is not None, condition is None
-        )
+        """Return a request that changes an object, on a condition if there is one."""
+        is_conditional = condition is not None
+        return self._request(operation, key, is_conditional=is_conditional, is_repeatable=not is_conditional)
 
     def _call(self, request: Request, **arguments: object) -> Mapping[str, Any]:
         return self._send(request, partial(self._session.call, request.operation, **arguments))
@@ -337,7 +331,7 @@ class S3Client:
                 raise
 
         reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self.limiter)
-        self._count(sent=content.nbytes)
+        self._count(bytes_sent=content.nbytes)
         return reply
 
     async def _read(self, function: Callable[[], T]) -> T:
@@ -366,18 +360,15 @@ class S3Client:
                 log.warning("%s; trying again (%d of %d)", what, number + 1, self._backoff.attempts)
                 self._backoff.pause(self._backoff.delay(number))
             number += 1
-            with self._lock:
-                self.counts.retries += 1
+            self._count(retries=1)
         final = failure.error(request, number)
-        if isinstance(final, ConflictError):
-            with self._lock:
-                self.counts.conflicts += 1
+        self._count(conflicts=isinstance(final, ConflictError))
         raise final
 
-    def _count(self, *, received: int = 0, sent: int = 0) -> None:
+    def _count(self, **more: int) -> None:
         with self._lock:
-            self.counts.bytes_received += received
-            self.counts.bytes_sent += sent
+            for name, count in more.items():
+                setattr(self.counts, name, getattr(self.counts, name) + count)
 
 
 class _Body(io.RawIOBase):
@@ -419,16 +410,15 @@ class _Body(io.RawIOBase):
 
 def _require_name(key: str) -> None:
     """Raise `NotFoundError` for a name that cannot be a key, and so was never stored."""
-    if not _is_encodable(key):
-        raise NotFoundError(f"{key} does not exist: it is not UTF-8, as all keys of S3 are")
-
-
-def _is_encodable(key: str) -> bool:
     try:
         key.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise NotFoundError(f"{key} does not exist: it is not UTF-8, as all keys of S3 are") from None
+
+
+def _described(reply: Mapping[str, Any]) -> Fetched:
+    """Return what a reply to HEAD says."""
+    return Fetched(stat_of(reply), 0, memoryview(b""), Properties.of(reply))
 
 
 def _if(condition: Condition | None) -> dict[str, str]:

@@ -261,10 +261,10 @@ class Files:
         if doubtful is None:
             return None
         try:
-            found, properties = await self._objects.client.head(key)
+            found = await self._objects.client.head(key)
         except NotFoundError:
             return None
-        return found if doubtful.intersection(commit_ids(properties)[-1:]) else None
+        return found.stat if doubtful.intersection(commit_ids(found.properties)[-1:]) else None
 
     async def _forget(self, spool: Spool) -> None:
         """Forget a spool that nobody uses any more.

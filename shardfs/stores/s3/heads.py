@@ -172,10 +172,6 @@ class Heads:
         """Return what *key* is, without a request; None if that is unknown."""
         return _DIRECTORY if key in self.directories else self.find_stored(key)
 
-    async def known(self, key: str) -> Head:
-        """Return what *key* is, by a request if that is unknown."""
-        return _DIRECTORY if key in self.directories else await self.stored(key)
-
     def find_stored(self, key: str) -> Head | None:
         """Return what *key* is in the bucket, using what is known about the directories above; None if unknown."""
         found = self._find(key)
@@ -200,12 +196,7 @@ class Heads:
 
     async def head(self, key: str) -> ObjectStat:
         """Return the state of the object *key*, by one request; raises `NotFoundError`."""
-
-        async def ask() -> Fetched:
-            stat, properties = await self._client.head(key)
-            return Fetched(stat, 0, memoryview(b""), properties)
-
-        return (await self._ask(key, ask)).stat
+        return (await self._ask(key, lambda: self._client.head(key))).stat
 
     async def get(self, key: str, part: Range) -> Fetched:
         """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
@@ -411,7 +402,7 @@ class Heads:
         refusal = AccessDeniedError(f"{key} may be a directory, which cannot be told without permission to list")
         for name, known in ((f"{key}/{DOCUMENT}", _DIRECTORY), (key, None)):
             try:
-                stat, _ = await self._client.head(name)
+                stat = (await self._client.head(name)).stat
             except NotFoundError:
                 continue
             except AccessDeniedError as error:

@@ -85,6 +85,7 @@ class Location:
 
 _SHOWN: Final = 120
 _HEADERS: Final = (
+    "BucketKeyEnabled",
     "CacheControl",
     "ContentDisposition",
     "ContentEncoding",
@@ -95,7 +96,6 @@ _HEADERS: Final = (
     "StorageClass",
     "WebsiteRedirectLocation",
 )
-_BUCKET_KEY: Final = "BucketKeyEnabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Properties:
     lower-case names.
     """
 
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -149,19 +149,14 @@ class Properties:
     @classmethod
     def of(cls, reply: Mapping[str, Any]) -> "Properties":
         """Return the properties in a reply of boto3 to GET or HEAD."""
-        headers = {name: str(reply[name]) for name in _HEADERS if reply.get(name)}
-        if reply.get(_BUCKET_KEY):
-            headers[_BUCKET_KEY] = "true"
+        headers = {name: reply[name] for name in _HEADERS if reply.get(name)}
         if "Expires" in reply:  # else it is no date, and cannot be sent
-            headers["Expires"] = str(reply["ExpiresString"])
+            headers["Expires"] = reply["ExpiresString"]
         return cls(headers, dict(reply.get("Metadata", {})))
 
     def to_arguments(self) -> dict[str, Any]:
         """Return the arguments of boto3 that give a new object these properties."""
-        arguments: dict[str, Any] = {**self.headers, "Metadata": dict(self.metadata)}
-        if _BUCKET_KEY in arguments:
-            arguments[_BUCKET_KEY] = True
-        return arguments
+        return {**self.headers, "Metadata": dict(self.metadata)}
 
 
 class Range(NamedTuple):

@@ -34,7 +34,7 @@ from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat, require_all
 from shardfs.stores.s3.parts import S3_LIMITS, Part, Sent, kept_prefix, plan_fetches, plan_parts
 from shardfs.stores.s3.probe import Conditions
-from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import Condition, Fetched, ObjectStat, Properties, Range
 
 COMMIT_IDS: Final = "shardfs-transactions"
 """The name, in an object's user metadata, of the ids of the changes that made it, the latest last."""
@@ -58,9 +58,9 @@ _IN_MEMORY: Final = 8 * 2**20
 """How many fetched bytes are held in memory for one body; more go to a file."""
 
 
-def commit_ids(properties: Properties) -> Sequence[str]:
+def commit_ids(properties: Properties | None) -> Sequence[str]:
     """Return the ids of the last changes of an object, the latest last."""
-    return _ID.findall(properties.metadata.get(COMMIT_IDS, ""))
+    return _ID.findall(properties.metadata.get(COMMIT_IDS, "")) if properties is not None else []
 
 
 def with_commit_id(properties: Properties, commit_id: str) -> Properties:
@@ -73,9 +73,6 @@ def with_commit_id(properties: Properties, commit_id: str) -> Properties:
 
 
 T = TypeVar("T")
-
-_Found = tuple[ObjectStat, Properties] | None
-"""State and properties of an object, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +232,13 @@ class S3Edit:
         """Make the new version by *attempt*, which returns its ETag, and inform the readers."""
         with self._objects.changing(self.key):
             reply = await self._once(
-                attempt, lambda found: found is not None and self.commit_id in commit_ids(found[1])
+                attempt, lambda found: found is not None and self.commit_id in commit_ids(found.properties)
             )
             self.written_nbytes = sum(part.nbytes for part in new.parts if isinstance(part, Sent))
             if isinstance(reply, str):
                 made = ObjectStat(new.nbytes, reply, time.time_ns())
-            elif reply is not None and commit_ids(reply[1])[-1] == self.commit_id:
-                made = reply[0]
+            elif reply is not None and commit_ids(reply.properties)[-1] == self.commit_id:
+                made = reply.stat
             else:  # another change has already followed
                 self._objects.heads.forget(self.key)
                 return file_stat(self.key, ObjectStat(new.nbytes, self.commit_id, time.time_ns()))
@@ -249,7 +246,9 @@ class S3Edit:
             self._objects.changed(self.key, old, made, new.properties, new.kept_nbytes)
             return file_stat(self.key, made)
 
-    async def _once(self, attempt: Callable[[], Awaitable[T]], is_made: Callable[[_Found], bool]) -> T | _Found:
+    async def _once(
+        self, attempt: Callable[[], Awaitable[T]], is_made: Callable[[Fetched | None], bool]
+    ) -> T | Fetched | None:
         """Make a conditional change, once, by *attempt*; returns its result.
 
         If there is no reply, *is_made* decides by what is found then. If it was made, the result of *is_made* is
@@ -269,7 +268,7 @@ class S3Edit:
                     raise
                 reason = refusal = error  # perhaps because of an earlier attempt
             try:
-                found: _Found = await self._client.head(self.key)
+                found: Fetched | None = await self._client.head(self.key)
             except NotFoundError:
                 found = None
             except ShardfsError as error:
@@ -348,7 +347,7 @@ class S3Edit:
         if honoured:
             return Condition(self._etag)
         try:
-            etag: str | None = (await self._client.head(self.key))[0].etag
+            etag: str | None = (await self._client.head(self.key)).stat.etag
         except NotFoundError:
             etag = None
         if etag != self._etag:
@@ -410,7 +409,7 @@ class NewS3Object:
             etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
             self._upload_id = None
         if etag is None:
-            found, _ = await self._client.head(self._key)
+            found = (await self._client.head(self._key)).stat
             if found.size != self._nbytes:
                 raise ConflictError(f"{self._client.location.url_of(self._key)} was changed by another program")
             etag = found.etag

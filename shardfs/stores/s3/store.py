@@ -56,7 +56,7 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
-from shardfs.stores.s3.heads import Head, Heads, not_found, split
+from shardfs.stores.s3.heads import Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
@@ -167,10 +167,10 @@ class S3Store:
     @_routed
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
-        spool = self.files.local_spool(key) if self.files is not None else None
-        if spool is not None:
-            return spool.stat()
-        known = await self.heads.known(key)
+        here = self._stat_here(key)
+        if here is not None:
+            return here
+        known = await self.heads.stored(key)
         if known.is_directory:
             return self.directory_stat
         if known.stat is None:
@@ -188,15 +188,18 @@ class S3Store:
     @_routed
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""
-        known = Head(None, True) if self._is_local(key) else self.heads.find(key)
-        if known is None:
-            try:
-                await self.heads.head(key)
-            except NotFoundError:
-                return True
-            except ShardfsError:
-                return False
-        return known is not None and known.stat is None and not known.is_directory
+        if self._stat_here(key) is not None:
+            return False
+        known = self.heads.find(key)
+        if known is not None:
+            return known.stat is None and not known.is_directory
+        try:
+            await self.heads.head(key)
+        except NotFoundError:
+            return True
+        except ShardfsError:
+            pass
+        return False
 
     @_routed
     async def list(self, key: str) -> Sequence[Entry]:
@@ -224,17 +227,15 @@ class S3Store:
     @_routed
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
-        here = {name: await self.stat(join_key(key, name)) for name in names if self._is_local(join_key(key, name))}
-        listed = {} if len(here) == len(names) else (await self.heads.list(key)).names
-        stats: list[Stat | None] = []
-        for name in names:
-            stat = listed.get(name)
-            if name in here:
-                stats.append(here[name])
-            elif stat is not None:
-                stats.append(file_stat(join_key(key, name), stat))
-            else:
-                stats.append(self.directory_stat if name in listed else None)
+        stats = [self._stat_here(join_key(key, name)) for name in names]
+        if None in stats:
+            listed = (await self.heads.list(key)).names
+            for place, name in enumerate(names):
+                stat = listed.get(name)
+                if stats[place] is None and stat is not None:
+                    stats[place] = file_stat(join_key(key, name), stat)
+                elif stats[place] is None and name in listed:
+                    stats[place] = self.directory_stat
         return stats
 
     @_routed
@@ -567,11 +568,12 @@ class S3Store:
     def _open_spools(self) -> Sequence[Spool]:
         return list(self.files.spools.values()) if self.files is not None else []
 
-    def _is_local(self, key: str) -> bool:
-        """Whether *key* stands for something that is not in the bucket."""
-        if self.files is not None and (_is_on_side(key) or self.files.local_spool(key) is not None):
-            return True
-        return key in self.heads.directories
+    def _stat_here(self, key: str) -> Stat | None:
+        """Return the status of *key* if it is a spool, or a directory that only this process knows."""
+        spool = self.files.local_spool(key) if self.files is not None else None
+        if spool is not None:
+            return spool.stat()
+        return self.directory_stat if key in self.heads.directories else None
 
     def _writable(self) -> Files:
         """Return the files; raises `ReadOnlyError` if nothing may be changed."""

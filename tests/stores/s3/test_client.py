@@ -63,7 +63,7 @@ def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -
         for key in KEYS:
             fetched = await tried.client.get(key)
             assert bytes(fetched.data) == key.encode(), key
-            assert (await tried.client.head(key))[0] == fetched.stat
+            assert (await tried.client.head(key)).stat == fetched.stat
             copy, nbytes = "copy/of" + key, len(key.encode())
             upload = await tried.client.create_upload(copy, PLAIN)
             part = await tried.client.copy_part(copy, upload, 1, Range(0, nbytes), condition=None, source=key)
