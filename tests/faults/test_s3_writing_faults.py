@@ -243,20 +243,6 @@ def test_a_commit_of_another_host_meanwhile_is_kept(writer: Callable[..., Writer
     here.check_bucket()
 
 
-def test_an_upload_that_somebody_aborts_is_begun_again(writer: Callable[..., Writer]) -> None:
-    here = writer(large=True)
-    here.write("c/0/1", b"ours")
-
-    def abort() -> None:
-        client = here.bucket.client
-        for upload in client.list_multipart_uploads(Bucket=here.bucket.name)["Uploads"]:
-            client.abort_multipart_upload(Bucket=here.bucket.name, Key=upload["Key"], UploadId=upload["UploadId"])
-
-    with here.meeting(Before(abort), match="CompleteMultipartUpload"):
-        here.flush()
-    here.check_bucket()
-
-
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 def test_an_object_that_goes_between_is_made_anew(writer: Callable[..., Writer], large: bool) -> None:
     here = writer(large=large)

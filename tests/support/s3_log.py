@@ -10,8 +10,6 @@ from time import perf_counter_ns
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.support.http1 import Message
-
 _OF_INTEREST: Final = (
     "range",
     "if-match",
@@ -73,15 +71,14 @@ class Request:
     finished: int | None = None
 
     @classmethod
-    def of(cls, message: Message) -> Request:
-        """Tell what a message asks for."""
-        method, target, _ = message.start.split(" ", 2)
+    def of(cls, method: str, target: str, headers: Mapping[str, str], nbytes: int) -> Request:
+        """Tell what a request asks for that has *headers*, by their names in lower case, and so many bytes."""
         url = urlsplit(target)
         bucket, _, key = unquote(url.path).removeprefix("/").partition("/")
         query = dict(parse_qsl(url.query, keep_blank_values=True))
-        headers = {name: value for name in _OF_INTEREST if (value := message.header(name)) is not None}
+        headers = {name: headers[name] for name in _OF_INTEREST if name in headers}
         operation = _operation(method, bucket, key, query, "x-amz-copy-source" in headers)
-        return cls(method, bucket, key, query, operation, headers, len(message.body), perf_counter_ns())
+        return cls(method, bucket, key, query, operation, headers, nbytes, perf_counter_ns())
 
     @property
     def range(self) -> str | None:

@@ -12,19 +12,22 @@ As a command it only takes its time: `python -m tests.support.s3_proxy --target 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import re
 import signal
 import socket
 import ssl
+import sys
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.http1 import BUFFER, Message, read_reply, read_request
 from tests.support.s3_faults import (
     Before,
     Fault,
@@ -42,44 +45,36 @@ from tests.support.s3_faults import (
 )
 from tests.support.s3_log import Request, RequestLog
 
-_HOP_BY_HOP = ("connection", "keep-alive", "proxy-connection")
-_Result = TypeVar("_Result")
+_NOT_PASSED_ON = ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "expect")
 
 
 class S3Proxy:
-    """A proxy before the server at *target*, an HTTP URL, in a thread of its own for the length of a `with` block.
+    """A proxy before the server at *target*, an HTTP URL, with a thread for each connection, for a `with` block.
 
     *latency* is in seconds, for each request, and may be set at any time. With *tls* it is one of https.
     """
 
     def __init__(self, target: str, *, port: int = 0, latency: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
-        url = urlsplit(target)
+        self.target = urlsplit(target).netloc
         self.latency = latency
         self.log = RequestLog()
-        self._server_address = (url.hostname or "127.0.0.1", url.port or 80)
+        self.failures: list[BaseException] = []
+        self._tls = tls
         self._rules: list[Rule] = []
+        self._lock = threading.Lock()
         self._place = _bound(port)  # keeps the port while nothing listens there
         self._port = self._place.getsockname()[1]
-        self._connections: set[asyncio.Task[None]] = set()
-        self._failures: list[Exception] = []
-        self._listener: asyncio.Server | None = None
-        self._tls = tls
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="s3-proxy", daemon=True)
+        self._server: _Server | None = None
 
     def __enter__(self) -> S3Proxy:
-        self._thread.start()
-        self._run(self._listen())
+        self._listen()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._run(self._refuse())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._refuse()
         self._place.close()
-        if self._failures:
-            raise self._failures[0]
+        if self.failures:
+            raise self.failures[0]
 
     @property
     def url(self) -> str:
@@ -107,166 +102,180 @@ class S3Proxy:
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
         """Refuse connections, and end those that are open, for the length of a `with` block."""
-        self._run(self._refuse())
+        self._refuse()
         try:
             yield
         finally:
-            self._run(self._listen())
+            self._listen()
 
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    async def _listen(self) -> None:
-        listener = _bound(self._port)
-        self._listener = await asyncio.start_server(
-            self._connected, sock=listener, limit=BUFFER, backlog=1024, ssl=self._tls
-        )
-
-    async def _refuse(self) -> None:
-        if self._listener:
-            self._listener.close()
-            await asyncio.sleep(0)  # connections that were accepted by now are known then
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._connections.add(task)
-        server = _Server(*self._server_address)
-        try:
-            while (message := await read_request(reader, writer)) is not None:
-                if not await self._serve(message, server, writer):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        except Exception as error:  # of what a test lets happen, too: it is raised where the proxy ends
-            self._failures.append(error)
-        finally:
-            self._connections.discard(task)
-            server.close()
-            writer.close()
-
-    async def _serve(self, message: Message, server: _Server, writer: asyncio.StreamWriter) -> bool:
-        """Answer a request, well or badly; returns whether the connection goes on."""
-        request = Request.of(message)
-        self.log.add(request)
-        fault = self._fault_for(request, message)
-        try:
-            await asyncio.sleep(self.latency)
-            reply = await self._reply(request, message, fault, server)
-        finally:
-            request.finished = perf_counter_ns()
-        if reply is None:
-            return False
-        return await self._send(reply, request, fault, writer) and not message.closes
-
-    def _fault_for(self, request: Request, message: Message) -> Fault | None:
-        for rule in self._rules:
-            if rule.takes(request):
-                if not isinstance(rule.fault, Ignore):
-                    return rule.fault
-                message.headers = message.without(rule.fault.header.lower())
+    def fault_for(self, request: Request, headers: dict[str, str]) -> Fault | None:
+        """The fault that a request meets; what it should not say is removed from its *headers*."""
+        with self._lock:
+            for rule in self._rules:
+                if rule.takes(request):
+                    if not isinstance(rule.fault, Ignore):
+                        return rule.fault
+                    headers.pop(rule.fault.header.lower(), None)
         return None
 
-    async def _reply(self, request: Request, message: Message, fault: Fault | None, server: _Server) -> Message | None:
+    def _listen(self) -> None:
+        self._server = _Server(self, _bound(self._port), self._tls)
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), name="s3-proxy", daemon=True).start()
+
+    def _refuse(self) -> None:
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, proxy: S3Proxy, place: socket.socket, tls: ssl.SSLContext | None) -> None:
+        super().__init__(place.getsockname(), _Connection, bind_and_activate=False)
+        self.proxy = proxy
+        self.socket.close()
+        self.socket = place
+        self._tls = tls
+        self._open: set[socket.socket] = set()
+        self.server_activate()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        found, address = super().get_request()
+        if self._tls is not None:
+            found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
+        self._open.add(found)
+        return found, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def end(self) -> None:
+        """Listen no more, and end all connections."""
+        self.shutdown()
+        self.server_close()
+        for found in list(self._open):
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, OSError):  # of what a test lets happen, too
+            self.proxy.failures.append(error)
+
+
+@dataclass
+class _Answer:
+    status: int
+    reason: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One client's connection, and one to the server on its behalf."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self._onward = HTTPConnection(self.server.proxy.target)
+
+    def finish(self) -> None:
+        self._onward.close()
+        super().finish()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def serve(self) -> None:
+        """Answer a request, well or badly."""
+        proxy = self.server.proxy
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request.of(self.command, self.path, headers, len(body))
+        proxy.log.add(request)
+        fault = proxy.fault_for(request, headers)
+        try:
+            time.sleep(proxy.latency)
+            answer = self._answer(headers, body, fault)
+        finally:
+            request.finished = perf_counter_ns()
+        if answer is None:
+            self.close_connection = True
+        else:
+            self._send(answer, request, fault)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve  # noqa: N815 - as the library calls them
+
+    def _answer(self, headers: dict[str, str], body: bytes, fault: Fault | None) -> _Answer | None:
         """Return what is to be answered; None if nothing is."""
         match fault:
             case LostRequest():
                 return None
             case Reply(forwarded=False):
-                return _error(fault, request)
+                return self._error(fault)
             case Hang():
-                await _released(fault)
+                fault.released.result()
             case Before():
-                await self._call(fault)
-        reply = await server.ask(message, request.method)
+                fault.action()
+        self._onward.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            if name not in _NOT_PASSED_ON:
+                self._onward.putheader(name, value)
+        self._onward.endheaders(body or None)
+        reply = self._onward.getresponse()
+        answer = _Answer(reply.status, reply.reason, reply.getheaders(), reply.read())
         match fault:
             case LostReply():
                 return None
             case Then():
-                await self._call(fault)
+                fault.action()
                 return None
             case Reply():
-                return _error(fault, request)
+                return self._error(fault)
             case NoETag():
-                return _without_etag(reply)
-        return reply
+                without = re.sub(rb"<ETag>.*</ETag>", b"<ETag></ETag>", answer.body)
+                assert without != answer.body, "the reply has no ETag in its body"
+                answer.body = without
+        return answer
 
-    async def _call(self, fault: Before | Then) -> None:
-        await self._loop.run_in_executor(None, fault.action)
+    def _error(self, fault: Reply) -> _Answer:
+        body = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{fault.code}</Code><Message>made by the test</Message><RequestId>0</RequestId></Error>"
+        ).encode()
+        return _Answer(fault.status, fault.code, [("Content-Type", "application/xml"), *fault.headers.items()], body)
 
-    async def _send(self, reply: Message, request: Request, fault: Fault | None, writer: asyncio.StreamWriter) -> bool:
-        request.status = reply.status
-        request.bytes_out = len(reply.body)
-        writer.write(reply.head())
-        match fault:
-            case Truncated():
-                request.bytes_out = min(fault.nbytes, len(reply.body))
-                writer.write(reply.body[: fault.nbytes])
-                await writer.drain()
-                return False
-            case HangMidBody():
-                writer.write(reply.body[: fault.nbytes])
-                await writer.drain()
-                await _released(fault)
-                writer.write(reply.body[fault.nbytes :])
-            case _:
-                writer.write(reply.body)
-        await writer.drain()
-        return True
-
-
-class _Server:
-    """The connection to the server on behalf of one client's."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self, message: Message, method: str) -> Message:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=BUFFER)
-        reader, writer = self._streams
-        forwarded = Message(message.start, message.without(*_HOP_BY_HOP), message.body)
-        writer.write(forwarded.head())
-        writer.write(forwarded.body)
-        await writer.drain()
-        reply = await read_reply(reader, method)
-        if reply.closes:
-            self.close()
-        _, _, status = reply.start.partition(" ")
-        return Message(f"HTTP/1.1 {status}", reply.without(*_HOP_BY_HOP), reply.body)
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-async def _released(fault: Hang | HangMidBody) -> None:
-    await asyncio.shield(asyncio.wrap_future(fault.released))
-
-
-def _error(fault: Reply, request: Request) -> Message:
-    body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{fault.code}</Code><Message>made by the test</Message><RequestId>0</RequestId></Error>"
-    ).encode()
-    headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body))), *fault.headers.items()]
-    return Message(f"HTTP/1.1 {fault.status} {fault.code}", headers, b"" if request.method == "HEAD" else body)
-
-
-def _without_etag(reply: Message) -> Message:
-    body = re.sub(rb"<ETag>.*</ETag>", b"<ETag></ETag>", reply.body)
-    assert body != reply.body, "the reply has no ETag in its body"
-    return Message(reply.start, [*reply.without("content-length"), ("Content-Length", str(len(body)))], body)
+    def _send(self, answer: _Answer, request: Request, fault: Fault | None) -> None:
+        body = b"" if self.command == "HEAD" else answer.body
+        nbytes = fault.nbytes if isinstance(fault, Truncated | HangMidBody) else len(body)
+        request.status = answer.status
+        request.bytes_out = min(nbytes, len(body)) if isinstance(fault, Truncated) else len(body)
+        has_length = self.command == "HEAD" or answer.status == 204  # of a body that does not come
+        dropped = _NOT_PASSED_ON if has_length else (*_NOT_PASSED_ON, "content-length")
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.headers:
+            if name.lower() not in dropped:
+                self.send_header(name, value)
+        if not has_length:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:nbytes])
+        if isinstance(fault, HangMidBody):
+            fault.released.result()
+            self.wfile.write(body[nbytes:])
+        if isinstance(fault, Truncated):
+            self.close_connection = True
 
 
 def _bound(port: int) -> socket.socket:
-    place = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio does not know it, and replies are held back
+    place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind(("127.0.0.1", port))
     return place

@@ -112,23 +112,6 @@ def test_after_six_attempts_one_error_says_what_failed(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_a_server_that_is_down_is_a_failure_and_never_a_missing_key(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
-) -> None:
-    s3_bucket.put("key", b"x")
-    with s3_proxy.down():
-        for call in (
-            partial(tried.client.get, "key"),
-            partial(tried.client.get, "not//plain"),
-            partial(tried.client.head, "key"),
-            partial(tried.client.list_page, ""),
-            partial(tried.client.put, "key", Memory(b"y"), PLAIN, condition=ABSENT),
-        ):
-            with pytest.raises(StoreError, match=f"failed 6 times: {s3_proxy.url} cannot be reached: the connection"):
-                run(call)
-    assert bytes(run(partial(tried.client.get, "key")).data) == b"x"
-
-
 async def _put(client_: Tried, condition: Condition | None) -> None:
     await client_.client.put("key", Memory(b"new"), PLAIN, condition=condition)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import ConflictError, StoreError, TooLargeError
-from shardfs.stores.base import Buffer, Kept, Splice
+from shardfs.stores.base import Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS
 from tests.stores.local.splices import content
@@ -228,25 +228,6 @@ async def test_a_full_disk_is_what_a_change_fails_with_that_fetches_more_than_me
                 await edit.splice(Splice(tuple(Kept(start, 5000) for start in range(0, 12 * MIB - 5000, 6000))))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
-    class Broken:
-        nbytes = 3 * MIB
-
-        def read(self, offset: int, nbytes: int) -> Buffer:
-            raise StoreError("the journal is damaged")
-
-    s3_bucket.put(OBJECT, LARGE)
-
-    async def main() -> None:
-        for kept in (Kept(0, len(LARGE)), Kept(0, 5)):
-            with pytest.raises(StoreError, match="the journal is damaged"):
-                await here.splice(KEY, Splice((kept, Broken())))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == LARGE
-    assert no_trace(s3_bucket, here)
 
 
 # A single writer, where conditions are ignored

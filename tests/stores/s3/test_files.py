@@ -21,7 +21,7 @@ from tests.stores.s3.hosts import HONOURED
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.lossy_disk import LossyDisk, oldest
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, changes, objects, put_file, store_of, text, writing
+from tests.support.s3_writing import PREFIX, changes, objects, put_file, text, writing
 
 
 @pytest.fixture
@@ -122,16 +122,6 @@ async def test_what_was_cut_waits_for_what_follows(fake: FakeS3, tmp_path: Path)
 
 
 # What is in the bucket already
-
-
-@on_mock_clock
-async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = store_of(fake)
-    file = await store.open_passthrough("f", writable=False)
-    fake.store(f"{PREFIX}/f", b"other")
-    with pytest.raises(StaleError):
-        await file.read(0, 10)
 
 
 @on_mock_clock
