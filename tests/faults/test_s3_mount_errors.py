@@ -81,31 +81,35 @@ def test_every_answer_is_told_from_the_others(
     assert words in line
 
 
+NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "variables", "words"),
+    [
+        ("info", "nothing/here", {}, "nothing is stored at "),
+        ("mount --write", "nothing/here", {}, "nothing is stored at "),
+        (
+            "mount --write",
+            PREFIX,
+            NO_KEYS,
+            "`aws sso login`, --profile, --anonymous",
+        ),
+        ("info", PREFIX, {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "cannot be reached: the connection is refused"),
+    ],
+)
+def test_what_cannot_be_found_is_named(
+    bucket: Bucket, fail: Fail, way: str, key: str, variables: dict[str, str], words: str
+) -> None:
+    assert words in fail(way, bucket.url(key), bucket.environment | variables)
+
+
 def test_a_bucket_that_does_not_exist(bucket: Bucket, fail: Fail) -> None:
     line = fail("mount", "s3://no-such-bucket-anywhere/data.zarr", bucket.environment)
     assert line.endswith(
         "/data.zarr cannot be read: the bucket no-such-bucket-anywhere does not exist; check its name, and "
         "--endpoint-url if it is not on AWS"
     )
-
-
-@pytest.mark.parametrize("way", ["info", "mount --write"])
-def test_a_prefix_below_which_nothing_is(bucket: Bucket, fail: Fail, way: str) -> None:
-    line = fail(way, bucket.url("nothing/here"), bucket.environment)
-    assert line.startswith(f"nothing is stored at {bucket.url('nothing/here')}")
-
-
-def test_no_credentials(bucket: Bucket, fail: Fail) -> None:
-    variables = {name: value for name, value in bucket.environment.items() if "KEY" not in name}
-    line = fail("mount --write", bucket.url(PREFIX), variables | {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""})
-    assert "no credentials" in line
-    assert "--anonymous" in line
-
-
-def test_a_server_that_is_not_there(bucket: Bucket, s3_proxy: S3Proxy, fail: Fail) -> None:
-    with s3_proxy.down():
-        line = fail("info", bucket.url(PREFIX), bucket.through(s3_proxy.url).environment)
-    assert f"{s3_proxy.url} cannot be reached: the connection is refused" in line
 
 
 def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail) -> None:
@@ -132,7 +136,7 @@ def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_
     ],
 )
 def test_what_can_be_read_and_not_written_is_not_mounted_to_be_written(
-    bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail, way: str, operation: str, fault: Fault, words: str
+    bucket: Bucket, s3_proxy: S3Proxy, fail: Fail, way: str, operation: str, fault: Fault, words: str
 ) -> None:
     s3_proxy.fail(operation, fault, times=None)
     line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment | hasty())
@@ -140,4 +144,3 @@ def test_what_can_be_read_and_not_written_is_not_mounted_to_be_written(
     assert words in line
     assert bucket.keys() == [f"{PREFIX}/zarr.json"]
     assert bucket.uploads() == []
-    assert not list((tmp_path / "state").rglob("[0-9]*"))

@@ -64,5 +64,5 @@ async def text(store: S3Store, key: str) -> bytes:
 
 
 async def names(store: S3Store, key: str = "") -> set[str]:
-    """The names in a directory but those that shardfs keeps for itself."""
-    return {entry.name for entry in await store.list(key)} - {".shardfs"}
+    """The names in a directory."""
+    return {entry.name for entry in await store.list(key)}

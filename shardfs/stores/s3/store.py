@@ -218,11 +218,7 @@ class S3Store:
                 raise
             names = {}
         stored = {name: Kind.FILE if stat is not None else Kind.DIRECTORY for name, stat in names.items()}
-        entries = [Entry(name, kind) for name, kind in (stored | here).items()]
-        if key or self.files is None:
-            return entries
-        on_side = [entry for entry in await self.files.side.list("") if is_reserved(entry.name)]
-        return [entry for entry in entries if not is_reserved(entry.name)] + on_side
+        return [Entry(name, kind) for name, kind in (stored | here).items()]
 
     @_routed
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
