@@ -30,7 +30,7 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.lens import NO_CONTEXT, Context, Lens, Shown
-from shardfs.format.lens.show import Contents, read_document, read_large_document
+from shardfs.format.lens.show import read_document, read_large_document
 from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.stores.base import Stat, Store, join_key
@@ -52,10 +52,10 @@ class Node:
     """A directory of the source; *stat* is the status of the directory.
 
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* is what it says, None if it is
-    missing or broken. *array* is set for a sharded array that can be shown unsharded, *unsharded* for an unsharded
-    array whose chunks all have one shape. *reason* says why only the stored files are shown. After an array's document
-    was removed through the mount, the array stays, with its *metadata* and without *document*. *in_image*: the node is
-    a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what the view
+    missing or broken. *any_array* is set for a sharded array that can be shown unsharded, and for an unsharded array
+    whose chunks all have one shape. *reason* says why only the stored files are shown. After an array's document was
+    removed through the mount, the array stays, with its *metadata* and without *document*. *in_image*: the node is a
+    group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what the view
     generates for it, given the *context*.
 
     For a large document, *metadata* lacks attributes and consolidated copies: see `stored`.
@@ -66,17 +66,16 @@ class Node:
     document: bytes | None = None
     document_stat: Stat | None = None
     metadata: ArrayMetadata | GroupMetadata | None = None
-    array: Array | None = None
+    any_array: Array | None = None
     reason: str | None = None
-    unsharded: Array | None = None
     in_image: bool = False
     context: Context = NO_CONTEXT
     shown: Shown | None = None
 
     @property
-    def any_array(self) -> Array | None:
-        """The array, whether it is stored sharded or not."""
-        return self.array or self.unsharded
+    def array(self) -> Array | None:
+        """The array, if it is stored sharded."""
+        return self.any_array if self.any_array is not None and not self.any_array.grid.is_unsharded else None
 
     @property
     def memory(self) -> int:
@@ -161,7 +160,7 @@ class Hierarchy:
 
     def leave(self, node: Node) -> None:
         """Let the directory of *node* stay an array after its document is removed, until it is emptied."""
-        if node.array is not None or (self.takes_unsharded and node.unsharded is not None):
+        if self._is_shown(node):
             self._left[node.path] = replace(node, document=None, document_stat=None)
         self.show_unsharded(node.path)
         self.forget(node.path)
@@ -218,52 +217,53 @@ class Hierarchy:
         return max(0.0, known[1] + self._ttl - self.clock()) if known else 0.0
 
     async def _load(self, path: str, known: Node | None) -> Node:
-        stat = await self._store.stat(path)
-        key = join_key(path, DOCUMENT)
-        document: bytes | None = None
-        document_stat: Stat | None = None
-        contents: Contents | None = None
-        context = await self._context(path, known)
+        stat, context = await self._store.stat(path), await self._context(path, known)
+        key, lens = join_key(path, DOCUMENT), self._lens
+        node = Node(path, stat, in_image=context.in_image, context=context)
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
                 if is_same and known.context == context:
                     return known
-            found = await while_it_changes(partial(self._read, key))
-            document, document_stat = found
+            document, document_stat = await while_it_changes(partial(self._read, key))
+            node = replace(node, document=document, document_stat=document_stat)
             if self._worker is not None and len(document) > LARGE_NBYTES:
-                contents = await self._worker.call(read_large_document, document, self._lens, context)
+                contents = await self._worker.call(read_large_document, document, lens, context)
             else:
-                contents = read_document(document, self._lens, context)
-            self._left.pop(path, None)
-            reason = contents.reason
+                contents = read_document(document, lens, context)
         except (NotFoundError, NotADirectoryHereError):
             left = self._left.get(path)
-            return Node(path, stat, in_image=context.in_image) if left is None else replace(left, stat=stat)
+            return node if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
             # For a remote source this says nothing about the document: credentials expire and are renewed.
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
                 raise
             reason = str(error)
-        # Programs that have read the array's document must not get shards in place of chunks.
-        if reason is not None and path in self._shown and _is_being_written(self._shown[path], document_stat):
-            raise StoreError(f"{key} is being written: {reason}")
-        node = Node(path, stat, document, document_stat, reason=reason, context=context)
-        if contents is None:
             in_image = known.in_image if known is not None else context.in_image
-            shown = self._lens.show_broken(str(reason)) if self._lens is not None else None
-            node = replace(node, in_image=in_image, shown=shown)
+            shown = lens.show_broken(reason) if lens is not None else None
+            node = replace(node, reason=reason, in_image=in_image, shown=shown)
         else:
-            metadata = contents.metadata
-            node = replace(node, metadata=metadata, in_image=contents.in_image, shown=contents.shown)
-            if contents.array is not None and isinstance(metadata, ArrayMetadata) and reason is None:
-                array = self._array(path, contents.array, contents.fingerprint)
-                node = replace(node, array=array) if metadata.is_sharded else replace(node, unsharded=array)
-                if metadata.is_sharded or self.takes_unsharded:
-                    self._shown[path] = hash(document_stat.identity if document_stat is not None else None)
+            self._left.pop(path, None)
+            node = replace(
+                node,
+                metadata=contents.metadata,
+                any_array=self._array(path, contents.array, contents.fingerprint) if contents.array else None,
+                reason=contents.reason,
+                in_image=contents.in_image,
+                shown=contents.shown,
+            )
+        # Programs that have read the array's document must not get shards in place of chunks.
+        if node.reason is not None and path in self._shown and _is_being_written(self._shown[path], node.document_stat):
+            raise StoreError(f"{key} is being written: {node.reason}")
+        if self._is_shown(node) and node.document_stat is not None:
+            self._shown[path] = hash(node.document_stat.identity)
         self._tell(node, known)
         return node
+
+    def _is_shown(self, node: Node) -> bool:
+        """Whether a node is shown as an array, which must not be taken for stored files."""
+        return node.array is not None or (self.takes_unsharded and node.any_array is not None)
 
     def _tell(self, node: Node, known: Node | None) -> None:
         """Log once what is shown as stored, what the view cannot show, and what some readers get wrong."""

@@ -62,7 +62,7 @@ class Life:
         self.writer.log.close()
 
     async def array(self) -> Array:
-        found = (await self.source.hierarchy.node("a")).unsharded
+        found = (await self.source.hierarchy.node("a")).any_array
         assert found is not None
         return found
 
