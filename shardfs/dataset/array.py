@@ -4,15 +4,16 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from hashlib import blake2b
 from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
@@ -62,17 +63,17 @@ class ShardListing:
         self._ttl = ttl
         self._clock = clock
         # By the prefix of a directory; by () for keys without directories, which are all listed at once.
-        self._listed: dict[Coords, _Listed] = {}
+        self._listed: Cache[Coords, _Listed] = Cache(lambda _: 0, 0, _MAX_LISTED)
 
     async def children(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
         layout = self._layout
         directory = prefix if layout.key_encoding.is_nested(layout.grid.ndim) else ()
-        known = self._listed.get(directory)
-        if known is None or known.listing != layout.listing or not within_ttl(known.time, self._clock(), self._ttl):
-            if len(self._listed) >= _MAX_LISTED:
-                self._listed.clear()
-            known = self._listed[directory] = await self._list(directory)
+
+        async def is_current(known: _Listed) -> bool:
+            return known.listing == layout.listing and within_ttl(known.time, self._clock(), self._ttl)
+
+        known = await self._listed.get(directory, partial(self._list, directory), is_current)
         return known.children.get(prefix, ())
 
     def others(self, prefix: Coords) -> tuple[str, int] | None:
@@ -80,12 +81,13 @@ class ShardListing:
 
         They were found by the last call of `children`, where only shards belong.
         """
-        known = self._listed.get(prefix)
+        known = self._listed.peek(prefix)
         return known.others if known is not None else None
 
     def forget(self) -> None:
         """List again at the next request."""
-        self._listed.clear()
+        for known in self._listed.known():
+            self._listed.forget(known)
 
     async def any(self) -> bool:
         """Whether anything is stored where shards belong, in the grid or not."""
@@ -263,10 +265,10 @@ class Array:
             if (await self.find(()))[1] is not None:
                 yield ()
             return
-        ranges = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
-        for prefix in product(*ranges[:-1]):
-            for segment in self.grid.row(prefix, ranges[-1]):
-                for number in (await self._run(prefix, segment)).numbers:
+        *outer, row = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
+        for prefix in product(*outer):
+            async for run in self.list_row(prefix, row.start, row.stop):
+                for number in run.numbers:
                     yield (*prefix, number)
 
     def version(self, coords: Coords) -> ShardVersion:
@@ -366,12 +368,9 @@ class Array:
                         yield run
 
     async def _list_files(self, prefix: Coords, start: int, stop: int) -> AsyncGenerator[ListedRun, None]:
-        pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is found stored
-        stored = await self.listing.children(prefix)
-        numbers = sorted({*stored, *pending}) if pending else stored
-        last = bisect_left(numbers, stop)
-        for first in range(bisect_left(numbers, start), last, _BATCH):
-            batch = numbers[first : min(first + _BATCH, last)]
+        numbers = [file.start async for file in self.covered(prefix) if start <= file.start < stop]
+        for first in range(0, len(numbers), _BATCH):
+            batch = numbers[first : first + _BATCH]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
             stats: Sequence[Stat | None] = [None] * len(names)

@@ -51,11 +51,14 @@ class Cache(Generic[K, V]):
         """Return the keys of values that are cached or being loaded."""
         return [*self._values, *self._loading]
 
-    async def get(self, key: K, is_current: Callable[[V], Awaitable[bool]], load: Callable[[], Awaitable[V]]) -> V:
+    async def get(
+        self, key: K, load: Callable[[], Awaitable[V]], is_current: Callable[[V], Awaitable[bool]] | None = None
+    ) -> V:
         """Return the cached value if it is current, else load it; once more if it is forgotten meanwhile."""
         while True:
             value = self._values.get(key)
-            if value is not None and await is_current(value) and self._values.get(key) is value:
+            is_usable = value is not None and (is_current is None or await is_current(value))
+            if value is not None and is_usable and self._values.get(key) is value:
                 self._values.move_to_end(key)
                 return value
             if key not in self._loading:

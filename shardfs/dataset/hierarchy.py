@@ -134,7 +134,7 @@ class Hierarchy:
             known, now = self._nodes.peek(path), self.clock()
             return await self._load(path, known[0] if known is not None else None), derived_at(now)
 
-        return (await self._nodes.get(path, is_current, load))[0]
+        return (await self._nodes.get(path, load, is_current))[0]
 
     def last_seen(self, path: str) -> Node | None:
         """Return the cached node at *path*, however old it is; None if there is none."""

@@ -54,7 +54,7 @@ class DecodedShard:
 
     async def load(self) -> Buffer:
         """Return all decoded bytes."""
-        return await self._cache.get(self.key, _is_what_it_was, self._decode)
+        return await self._cache.get(self.key, self._decode)
 
     async def _decode(self) -> Buffer:
         is_stored = not isinstance(self._outer, OpenShard)
@@ -63,10 +63,6 @@ class DecodedShard:
             data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
         self._cache.statistics.whole_shard_decodes += 1
         return data
-
-
-async def _is_what_it_was(data: Buffer) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

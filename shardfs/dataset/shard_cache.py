@@ -89,7 +89,7 @@ class ShardCache:
             self._states.touch(key)
             self._statistics.index_hits += 1
             return known
-        return await self._states.get(key, partial(self._confirm, fresh=fresh), partial(self._load, key))
+        return await self._states.get(key, partial(self._load, key), partial(self._confirm, fresh=fresh))
 
     async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
         """Return the state of the innermost shard at *place*: *state* itself, or that of a shard within it.
@@ -117,7 +117,7 @@ class ShardCache:
             self._count_load(shard)
             return ShardState(state.checked, snapshot=state.snapshot, shard=shard)
 
-        return await self._states.get(key, is_current, load)
+        return await self._states.get(key, load, is_current)
 
     async def _confirm(self, state: ShardState, *, fresh: bool) -> bool:
         """Return whether *state* may be trusted; *fresh* asks the store."""

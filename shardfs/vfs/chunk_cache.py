@@ -90,7 +90,7 @@ class ChunkCache:
             self._statistics.decoded_bytes += len(data)
             return _Decoded(codec, data)
 
-        return (await self._chunks.get(key, is_current, load)).data
+        return (await self._chunks.get(key, load, is_current)).data
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the decoded bytes of a version of a chunk if they are cached, else None."""

@@ -10,8 +10,15 @@ import pytest
 import trio
 
 from tests.crash.crashes import make_template
+from tests.crash.harness import small_log
 
 MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def _small_log() -> Iterator[None]:
+    with small_log():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -64,8 +64,11 @@ class Process:
     is_v2: bool = False
 
     @classmethod
-    async def start(cls, root: Path, disk: Syscalls, *, v2: bool = False) -> Process:
-        """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too."""
+    async def start(cls, root: Path, disk: Syscalls, *, journal: Syscalls | None = None, v2: bool = False) -> Process:
+        """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too.
+
+        The *journal* may have a disk of its own.
+        """
         source = Source.of(LocalStore(str(root), disk), ttl=0.0)
         make_state(root)
         state = StateDirectory(str(root))
@@ -79,7 +82,7 @@ class Process:
             scratch=state.scratch_key,
         )
         await fs.start()
-        writing = Session(source, fs, state, disk=disk)
+        writing = Session(source, fs, state, disk=journal or disk)
         await writing.start()
         return cls(writing, fs, v2)
 

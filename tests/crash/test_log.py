@@ -1,27 +1,18 @@
-"""What was published and is not in its shard yet, in many small files, wherever the process or the machine stopped."""
+"""What was published and is not in its shard yet, wherever the process or the machine stopped."""
 
 import errno
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import trio
 
 from shardfs.errors import ShardfsError
 from tests.crash.crashes import IS_LONG, Crashes, live
-from tests.crash.harness import small_log
 from tests.crash.histories import Operation
-from tests.support.lossy_disk import Fault, QuickDisk, newest, oldest
+from tests.support.lossy_disk import Fault, QuickDisk, oldest
 
 PATH = "unchecked"
-
-
-@pytest.fixture(autouse=True)
-def _small_log() -> Iterator[None]:
-    with small_log():
-        yield
 
 
 def put(*chunks: int, seed: int) -> Operation:
@@ -34,41 +25,9 @@ def erase(*chunks: int) -> Operation:
 
 SYNC, CLEAN, COMMIT = Operation("sync"), Operation("clean"), Operation("commit")
 
+APART = [put(0, seed=10), put(1, 2, 3, seed=20), SYNC, put(0, seed=30), put(5, seed=40), SYNC, COMMIT]
+REPLACED = [put(0, 1, 2, seed=10), SYNC, put(0, 1, 2, seed=20), put(0, seed=30), erase(1), CLEAN]
 CARRIED = [put(0, 1, seed=10), erase(4), SYNC, put(1, 2, 3, seed=20), put(2, 3, seed=30), *3 * [CLEAN]]
-STORIES = {
-    "old and new apart": [put(0, seed=10), put(1, 2, 3, seed=20), SYNC, put(0, seed=30), put(5, seed=40), SYNC, COMMIT],
-    "replaced": [put(0, 1, 2, seed=10), SYNC, put(0, 1, 2, seed=20), put(0, seed=30), erase(1), CLEAN],
-    "carried forward": [*CARRIED, put(0, seed=40), SYNC, CLEAN, COMMIT, put(1, seed=50)],
-    "commit after commit": [put(0, seed=10), COMMIT, put(0, 1, seed=20), SYNC, COMMIT, put(0, 1, 5, seed=30), COMMIT],
-}
-
-
-def crashes_of(name: str, template: Path, directory: Path) -> Crashes:
-    return Crashes(directory, template, STORIES[name], random.Random(name))
-
-
-@pytest.mark.parametrize("name", ["replaced", "carried forward"])
-def test_what_was_published_survives_a_kill_at_any_call(template: Path, tmp_path: Path, name: str) -> None:
-    crashes = crashes_of(name, template, tmp_path)
-    machine, book = crashes.whole()
-    for at in crashes.kills(machine):
-        after = crashes.after()
-        written = crashes.chance.choice([0, 1, 30, 100, 5000])
-        machine.after_kill(after, at, written)
-        # A head in two halves, before its payload, cannot be told from damage; all else is seen to be unfinished.
-        is_head = 0 < at < len(machine.calls) and machine.calls[at].offset < machine.calls[at - 1].offset
-        crashes.check(after, book.at(at), power_cut=False, left=(".damaged",) if is_head else ())
-
-
-@pytest.mark.parametrize("name", ["replaced", "commit after commit"])
-def test_what_was_synced_survives_a_power_cut_at_any_call(template: Path, tmp_path: Path, name: str) -> None:
-    crashes = crashes_of(name, template, tmp_path)
-    machine, book = crashes.whole()
-    for at in range(len(machine.calls) + 1):
-        for choose in (oldest, newest, crashes.chance.randrange) if IS_LONG else (crashes.any_choice(),):
-            after, keeps_name = crashes.after(), crashes.chance.choice([False, True])
-            machine.after_power_cut(after, choose, at, sync_keeps_name=keeps_name, keeps_inodes=True)
-            crashes.check(after, book.at(at), power_cut=True)
 
 
 def test_what_is_carried_forward_is_there_wherever_it_stops(template: Path, tmp_path: Path) -> None:
@@ -76,7 +35,7 @@ def test_what_is_carried_forward_is_there_wherever_it_stops(template: Path, tmp_
 
 
 def test_an_old_version_does_not_come_back_when_the_newer_one_is_gone(template: Path, tmp_path: Path) -> None:
-    cut_often(crashes_of("old and new apart", template, tmp_path), COMMIT)
+    cut_often(Crashes(tmp_path, template, APART, random.Random(2)), COMMIT)
 
 
 def test_a_recovery_forgets_what_was_replaced_only_when_what_replaced_it_is_durable(
@@ -108,7 +67,7 @@ def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG els
 
 
 def test_an_error_at_any_call_loses_nothing_that_was_published(template: Path, tmp_path: Path) -> None:
-    crashes = crashes_of("replaced", template, tmp_path)
+    crashes = Crashes(tmp_path, template, REPLACED, random.Random(3))
     machine, _ = crashes.whole()
     for at in range(len(machine.calls)):
         root, machine, book = crashes.begin()

@@ -13,7 +13,7 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.errors import CorruptionError
 from shardfs.format.sharding import Coords
-from tests.support.corpus import GZIP, Case, array, extension, sharding
+from tests.support.corpus import GZIP, LITTLE, Case, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import StoredCorpus, in_trio, open_source
 from tests.support.parametrize import every_case
@@ -42,6 +42,17 @@ async def test_a_cache_that_holds_next_to_nothing_changes_nothing_but_speed(stor
     async with trio.open_nursery() as nursery:
         for coords in reversed(all_coords(array)):
             nursery.start_soon(read, coords)
+
+
+@in_trio
+async def test_zero_bytes_are_a_chunk_and_shared_ranges_are_fine(tmp_path: Path) -> None:
+    chunks = store(tmp_path, array((4, 6), (4, 6), sharding((2, 3), index_codecs=[LITTLE])))
+    shard = tmp_path / "c/0/0"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-64] + np.array([[160, 0], [0, 160]], "<u8").tobytes() + data[-32:])
+    opened = await open_source(tmp_path).array()
+    found = [await whole(await opened.extent(coords)) for coords in all_coords(opened)]
+    assert found == [b"", shard.read_bytes(), chunks["c/1/0"], chunks["c/1/1"]]
 
 
 NESTED = array((8, 6), (4, 3), sharding((2, 3)))

@@ -104,19 +104,6 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
 
 
 @in_leaps
-async def test_a_shard_that_cannot_be_committed_pins_its_own_bytes_and_nothing_else(arrays: Path) -> None:
-    async with that_cannot_commit(arrays, "end") as process:
-        journal = process.writing.journal
-        await process.write("end", 0, b"a" * 5000)
-        for number in range(300):
-            await process.write("unchecked", number % 8, bytes([number % 256]) * INNER)
-            assert journal.nbytes < 110_000
-        assert journal.live_nbytes > 5000
-        for kept in (process, await Process.start(arrays, QuickDisk())):  # it is read from where it lies now
-            assert await kept.read("end", 0) == b"a" * 5000
-
-
-@in_leaps
 async def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(arrays: Path) -> None:
     async with that_cannot_commit(arrays, "end", "start") as process:
         for path in ("end", "start"):

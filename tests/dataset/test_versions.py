@@ -81,6 +81,22 @@ async def test_a_shard_that_appears_or_goes_is_seen_in_time(tmp_path: Path) -> N
     assert await read(await extent(array)) == versions.new
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+@in_trio
+async def test_a_read_that_failed_once_is_tried_again(tmp_path: Path, fresh: bool) -> None:
+    """The disk's or the network's error says nothing of the shard."""
+    versions, failures = Versions(tmp_path, "plain"), [StoreError("the disk sulks")]
+
+    async def fail(key: str, offset: int, nbytes: int) -> None:
+        if key == SHARD and failures:
+            raise failures.pop()
+
+    _, opened_array = await opened(tmp_path, store=GatedStore(tmp_path, fail))
+    with pytest.raises(StoreError, match="sulks"):
+        await opened_array.extent((0, 0))
+    assert await read((await opened_array.find((0, 0), fresh=fresh))[1]) == versions.old
+
+
 @in_trio
 async def test_a_shard_that_is_rewritten_while_it_is_opened_is_opened_again(tmp_path: Path) -> None:
     versions = Versions(tmp_path, "plain")

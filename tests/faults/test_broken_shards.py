@@ -75,6 +75,7 @@ FAULTS = {
     "socket": Fault(instead(make_socket)),
     "link-out-of-the-source": Fault(instead(lambda path: path.symlink_to("/etc/passwd"))),
     "link-up-and-out": Fault(instead(lambda path: path.symlink_to("../" * 40 + "etc/passwd"))),
+    "link-to-nothing": Fault(instead(lambda path: path.symlink_to("../../not-fetched"))),
     "link-to-itself": Fault(instead(lambda path: path.symlink_to(path.name))),
     "mode-000": Fault(lambda path: path.chmod(0), errno=errno.EACCES),
 }
