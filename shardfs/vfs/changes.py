@@ -199,7 +199,9 @@ class Changes:
         """Close an open file."""
         handle = self.fs.open_files.pop(number)
         await handle.close()
-        key = self.fs.inodes.name_of(handle.ino) if isinstance(handle, PassthroughHandle) and handle.is_writable else ""
+        if not isinstance(handle, PassthroughHandle) or not handle.is_writable:
+            return
+        key = self.fs.inodes.name_of(handle.ino)
         if self.orphans.has(key):
             async with self._locks.hold(partial(_node, self.orphans.array_path(key))):
                 await self.orphans.absorb_file(key)

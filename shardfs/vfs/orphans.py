@@ -54,9 +54,10 @@ class OrphanChunks:
 
     def has(self, key: str) -> bool:
         """Whether *key* is an orphan chunk, and nobody is writing it."""
+        if not is_below(key, self.directory):
+            return False
         row = self._fs.inodes.row_at(key)
-        is_open = row is not None and any(handle.ino == row.ino for handle in self._fs.writers())
-        return is_below(key, self.directory) and not is_open
+        return row is None or all(handle.ino != row.ino for handle in self._fs.writers())
 
     def array_path(self, key: str) -> str:
         """Return the path of the array of the orphan chunk *key*."""
