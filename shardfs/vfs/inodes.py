@@ -40,7 +40,7 @@ class Row:
 
     Either it has an *entry* of its own, or *kind* makes the entry from a path; then *identity* tells whether the path
     still stands for it. *path* is the path under which it was last found, which it may have lost since. *nlink* is the
-    number of its names, and *others* are those known besides *path*.
+    number of its names, of which only this one is known: the kernel looks a name up before it uses it.
     """
 
     ino: int
@@ -51,7 +51,6 @@ class Row:
     key: Hashable = None
     lookups: int = 0
     path: str = ""
-    others: tuple[str, ...] = ()
 
 
 class Inodes:
@@ -125,7 +124,7 @@ class Inodes:
     def name_of(self, ino: int) -> str:
         """Return a current path of a file, "" if none is known."""
         row = self._rows.get(ino)
-        return names[-1] if row is not None and (names := self._names(row)) else ""
+        return row.path if row is not None and self._paths.get(row.path) is row else ""
 
     def removed(self, path: str) -> None:
         """Note that a name was removed, or is about to stand for another file.
@@ -133,7 +132,7 @@ class Inodes:
         A file without names keeps its number to itself, even if the store reuses its identity for a new file: programs
         that wait for a lock file compare numbers.
         """
-        row = self._unbind(path)
+        row = self._paths.pop(path, None)
         if row is not None:
             row.nlink -= 1
             if row.nlink <= 0:
@@ -145,27 +144,18 @@ class Inodes:
         if row is not None:
             self._retire(row)
 
-    def moved(self, old: str, new: str) -> bool:
-        """Follow a file that was moved in the store, replacing what had the path *new*.
-
-        Returns False if both are names of one file: then both stay.
-        """
+    def moved(self, old: str, new: str) -> None:
+        """Follow a file that was moved in the store, replacing what had the path *new*."""
         row = self.row_at(old)
-        if row is not None and row is self.row_at(new):
-            return False
         self.removed(new)
         if row is not None:
-            self._unbind(old)
             self._bind(row, new)
-        return True
 
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store, with all below it, replacing what had the path *new*."""
         self.removed(new)
         for path in [path for path in self._paths if is_below(path, old)]:
-            row = self._unbind(path)
-            if row is not None:
-                self._bind(row, new + path[len(old) :])
+            self._bind(self._paths[path], new + path[len(old) :])
 
     def retain(self, ino: int) -> None:
         """Count a reference of the kernel."""
@@ -192,36 +182,20 @@ class Inodes:
         """Return the row that has *path*."""
         return self._paths.get(path)
 
-    def _names(self, row: Row) -> list[str]:
-        """Return the names that *row* is known to have, in the order in which they were found."""
-        return [path for path in (*row.others, row.path) if self._paths.get(path) is row]
-
     def _bind(self, row: Row, path: str) -> None:
-        """Let *row* have *path*, and no other row; it keeps its latest names, as many as it has links."""
-        if row.path == path and self._paths.get(path) is row:
-            return
-        self._unbind(path)
-        names = self._names(row)
-        nlost = max(0, len(names) + 1 - max(row.nlink, 1))
-        for lost in names[:nlost]:
-            del self._paths[lost]
-        row.path, row.others, self._paths[path] = path, tuple(names[nlost:]), row
-
-    def _unbind(self, path: str) -> Row | None:
-        """Take *path* from the row that has it, and return that row, which may have another name."""
-        row = self._paths.pop(path, None)
-        if row is not None and row.others:
-            *others, row.path = self._names(row)
-            row.others = tuple(others)
-        return row
+        """Let *row* have *path*, and no other row."""
+        if self._paths.get(row.path) is row:
+            del self._paths[row.path]
+        row.path = path
+        self._paths[path] = row
 
     def _forget_names(self, row: Row) -> None:
         """Make *row* unreachable by path and key; its own `path` stays."""
-        if row.key is not None and self._keys.get(row.key) is row:
+        if self._keys.get(row.key) is row:
             del self._keys[row.key]
-        for path in self._names(row):
-            del self._paths[path]
-        row.key, row.others = None, ()
+        if self._paths.get(row.path) is row:
+            del self._paths[row.path]
+        row.key = None
 
     def _retire(self, row: Row) -> None:
         self._forget_names(row)

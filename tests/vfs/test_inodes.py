@@ -127,16 +127,16 @@ class Kernel(RuleBasedStateMachine):
 TestKernel = Kernel.TestCase
 
 
-def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:
+def test_names_of_one_file_share_its_number_until_the_last_of_them_is_removed() -> None:
     table = Inodes()
-    ino = table.number("file", "a", "identity", nlink=2, key="identity")
-    for path in "bcb":
+    for path in "abca":
+        ino = table.number("file", path, "identity", nlink=3, key="identity")
+        assert table.name_of(ino) == path
+    table.removed("a")
+    for path in "bc":
         assert table.number("file", path, "identity", nlink=2, key="identity") == ino
-    assert [known(table, path) for path in "abc"] == [None, ino, ino]
-    table.moved("b", "c")  # two names of one file stay
-    assert [known(table, path) for path in "bc"] == [ino, ino]
-    table.removed("b")
-    assert (table.row(ino).path, table.name_of(ino)) == ("c", "c")
     table.removed("c")
+    assert table.number("file", "b", "identity", nlink=1, key="identity") == ino
+    table.removed("b")
     assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
     assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
