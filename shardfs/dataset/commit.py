@@ -402,7 +402,7 @@ class GroupCommit:
                 stat = None
                 if commit.new.splice is not None:
                     stat = await edit.splice(commit.new.splice)
-                    statistics.committed_bytes += edit.written_nbytes
+                    statistics.committed_bytes += commit.new.splice.changed_nbytes
                 else:
                     await edit.delete()
             except ConflictError:

@@ -229,6 +229,12 @@ class Splice:
         """Size of the new version."""
         return sum(piece.nbytes for piece in self.pieces)
 
+    @property
+    def changed_nbytes(self) -> int:
+        """Number of bytes of the new version that do not stay where they were, at the beginning of the old one."""
+        first = self.pieces[0] if self.pieces else None
+        return self.nbytes - (first.nbytes if isinstance(first, Kept) and first.offset == 0 else 0)
+
     def joined(self, old_nbytes: int) -> Sequence[Kept | Content]:
         """Return the non-empty pieces, joining ranges that are adjacent in both versions.
 
@@ -270,10 +276,6 @@ class ShardWriter(Protocol):
     @property
     def temporary(self) -> str:
         """The key that a new version may have until it is complete; unused before and after `splice`."""
-
-    @property
-    def written_nbytes(self) -> int:
-        """How many bytes `splice` wrote to the store."""
 
     async def splice(self, splice: Splice) -> Stat:
         """Store the new version durably; return its status, as `Store.open` will.

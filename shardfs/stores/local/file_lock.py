@@ -74,73 +74,41 @@ async def lock(
     `StoreError` if they still have it after the caller has *waited* for so many seconds, or have left it behind.
     """
     name = key.rpartition("/")[2] + LOCK_SUFFIX
-
-    def attempt() -> FileLock | None:
-        with suppress(FileExistsError):
-            made = _make(store.syscalls, directory, name, rights)
-            if made is not None:
-                return made
-        return _take(store.syscalls, directory, name, key, waited)
-
-    with changing(key):
+    with changing(key + LOCK_SUFFIX):
         try:
-            taken = await store.threads.on_names(attempt)
+            return await store.threads.on_names(_take, store.syscalls, directory, name, key, rights, waited)
         except OSError as error:
             if error.errno in CANNOT_MAKE:
                 return None
             raise
-    if taken is None:
-        raise LockedError(f"{key} is locked by another program, with {name}")
-    return taken
 
 
-def _make(syscalls: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
-    """Create the lock file; None if another program has locked it before us, and will remove it."""
-    file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
-    made = FileLock(syscalls, directory, name, file)
-    try:
-        if not _locked(file) or not made.stands():
-            return None
-        with suppress(OSError):  # so that those who may write the file can wait for its lock
-            Rights(uid=rights.uid, gid=rights.gid).give(syscalls, file.fd)
-    except Exception:
-        made.release()
-        raise
-    return made
-
-
-def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
-    """Take over the lock file if one of our killed processes left it; None if it must be waited for."""
+def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights: Rights, waited: float) -> FileLock:
+    """Create and lock the lock file, or take it over if one of our killed processes left it."""
+    made: FileLock | None = None
     found: FileLock | None = None
     try:
-        if not stat.S_ISREG(os.stat(name, dir_fd=directory.fd, follow_symlinks=False).st_mode):
-            raise StoreError(
-                f"{key} is not changed: {name} beside it is not a regular file, so it cannot be a lock; remove it"
-            )
-        found = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
-    except FileNotFoundError:
-        return None
-    except PermissionError:
-        pass  # it belongs to another user
-    if found is None or not _locked(found.file):
-        if waited >= _PATIENCE:
-            raise StoreError(f"{key} is kept locked by another program, with {name}")
-        return None
-    status = os.fstat(found.file.fd)
-    if not found.stands():
-        return None
-    if not status.st_size and status.st_mode & stat.S_ISVTX:
-        return found
-    if max(waited, time.time() - status.st_mtime) >= _LIFE:
-        raise StoreError(
-            f"{key} is not changed: the lock file {name} was left beside it; remove that if no program uses it"
-        )
-    return None
-
-
-def _locked(file: Descriptor) -> bool:
-    """Lock a file; return False if another open file description has it locked."""
+        file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
+        found = made = FileLock(syscalls, directory, name, file)
+    except FileExistsError:
+        with suppress(FileNotFoundError, PermissionError):  # it is gone again, or belongs to another user
+            found = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     try:
-        return ofd_lock(file.fd)
-    except OSError as error:
-        raise StoreError(f"it cannot be locked: {error.strerror}") from None
+        if found is None or not ofd_lock(found.file.fd):
+            if waited >= _PATIENCE:
+                raise StoreError(f"{key} is kept locked by another program, with {name}")
+        elif found.stands():
+            status = os.fstat(found.file.fd)
+            if made is not None or (not status.st_size and status.st_mode & stat.S_ISVTX):
+                with suppress(OSError):  # so that those who may write the file can wait for its lock
+                    Rights(uid=rights.uid, gid=rights.gid).give(syscalls, found.file.fd)
+                return found
+            if max(waited, time.time() - status.st_mtime) >= _LIFE:
+                raise StoreError(
+                    f"{key} is not changed: the lock file {name} was left beside it; remove that if no program uses it"
+                )
+    except OSError:
+        if made is not None:
+            made.release()
+        raise
+    raise LockedError(f"{key} is locked by another program, with {name}")

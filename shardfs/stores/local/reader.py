@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
@@ -53,53 +53,57 @@ from shardfs.stores.parallel import Threads
 _ATTEMPTS: Final = 8
 
 
+class _Version:
+    """A version of a file, which its snapshots share: its size and modification time.
+
+    While the store changes the file in place, *change* is the end of that; the version is then the one before.
+    """
+
+    __slots__ = ("__weakref__", "change", "state")
+
+    def __init__(self, state: tuple[int, int]) -> None:
+        self.state = state
+        self.change: trio.Event | None = None
+
+
 class LocalSnapshot:
     """An open regular file.
 
     Renaming over the file, or removing it, does not affect the snapshot. A change in place shows in size or
-    modification time, which are checked after each read. A change that the store itself makes in place moves no bytes:
-    the store announces it, and its outcome.
+    modification time, which are checked after each read. What the store itself appends moves no bytes: it gives the
+    *version* of all its snapshots the new size and time.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_descriptor",
-        "_is_held",
-        "_key",
-        "_state",
-        "_store",
-        "_threads",
-        "stat",
-    )
+    __slots__ = ("_descriptor", "_key", "_store", "_threads", "stat", "version")
 
-    def __init__(self, store: "LocalReader", key: str, descriptor: Descriptor, status: Stat) -> None:
+    def __init__(self, store: "LocalReader", key: str, descriptor: Descriptor, status: Stat, version: _Version) -> None:
         self._store = store
         self._threads = store.threads
         self._key = key
         self._descriptor = descriptor
         self.stat = status
-        self._state = status.size, status.mtime_ns
-        self._is_held = False
+        self.version = version
 
     @property
     def size(self) -> int:
         """Size of the file in bytes."""
-        return self._state[0]
+        return self.version.state[0]
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
-        buffer = np.empty(nbytes, np.uint8).data  # a bytearray would be filled with zeros first
-        done = 0 if self._threads.is_remote else read_cached(self._descriptor.fd, buffer, offset, self._key)
-        if done < nbytes:
-            await self._threads.on_content(self._read_rest, buffer, offset, done)
+        buffer = await read_range(self._threads, self._descriptor.fd, offset, nbytes, self._key)
+        if self._threads.is_remote:
+            await self._threads.on_names(self._check, offset + nbytes, len(buffer) == nbytes)
         else:
-            self._check()
+            self._check(offset + nbytes, len(buffer) == nbytes)
         return buffer
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
         """Do what `read` does, in a worker thread."""
         buffer = np.empty(nbytes, np.uint8).data
-        self._read_rest(buffer, offset, 0)
+        with translated(self._key):
+            done = read_fully(self._descriptor.fd, buffer, offset)
+        self._check(offset + nbytes, done == nbytes)
         return buffer
 
     def expect(self, offset: int, nbytes: int) -> None:
@@ -125,12 +129,12 @@ class LocalSnapshot:
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Accept the file's present state if it is larger and still has *content* at *offset*.
 
-        Waits for a change that the store is making: a file opened in the middle of it learns its outcome.
+        Waits for a change that the store is making.
         """
-        if (change := self._store.changes.get(self.stat.identity)) is not None:
-            await change.wait()
+        if self.version.change is not None:
+            await self.version.change.wait()
         for _ in range(_ATTEMPTS):
-            before = self._state
+            before = self.version.state
             state = await self._threads.on_names(self._now)
             if state == before:
                 return True
@@ -138,22 +142,10 @@ class LocalSnapshot:
                 return False
             if await self._threads.on_content(self._pread, offset, len(content)) != content:
                 return False
-            if await self._threads.on_names(self._now) == state and self._state == before:
-                self._state = state
+            if await self._threads.on_names(self._now) == state and self.version.state == before:
+                self.version.state = state
                 return True
         return False
-
-    def hold(self, status: Stat) -> bool:
-        """Keep serving while the store changes the file in place; return False if its state was not *status*."""
-        if self.stat.identity != status.identity or self._state != (status.size, status.mtime_ns):
-            return False
-        self._is_held = True
-        return True
-
-    def settle(self, status: Stat) -> None:
-        """Accept *status* as a state of this version too, after a change in place."""
-        self._is_held = False
-        self._state = status.size, status.mtime_ns
 
     def _present_version(self) -> tuple[int, int, int, int, int]:
         return version_of(os.stat(self._key, dir_fd=self._store.directory.fd))
@@ -169,24 +161,29 @@ class LocalSnapshot:
         with translated(self._key):
             return os.pread(self._descriptor.fd, nbytes, offset)
 
-    def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
-        """Read what is missing after *done* bytes, and check."""
-        with translated(self._key):
-            done = read_fully(self._descriptor.fd, buffer, offset, done)
-        if done < len(buffer):
-            raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
-        self._check()
-
-    def _check(self) -> None:
-        """Raise `StaleError` if the file has changed since it was opened; one check after a read is enough."""
+    def _check(self, end: int, is_read: bool) -> None:
+        """Raise `StaleError` if the file ended before byte *end*, or has changed; one check after a read is enough."""
+        if not is_read:
+            raise StaleError(f"{self._key} ended before byte {end}")
+        version = self.version
         while True:
-            expected = self._is_held, self._state
+            change, state = version.change, version.state
             # Not ctime, which also changes when another file is renamed over this one.
             now = self._now()
-            if expected == (self._is_held, self._state):  # else the store has changed the file meanwhile
+            if (change, state) == (version.change, version.state):  # else the store has changed the file meanwhile
                 break
-        if now[0] < self.size if self._is_held else now != self._state:
+        if now[0] < state[0] if change is not None else now != state:
             raise StaleError(f"{self._key} was changed in place while it was open")
+
+
+async def read_range(threads: Threads, fd: int, offset: int, nbytes: int, key: str) -> memoryview:
+    """Return up to *nbytes* bytes from *offset* of an open file; in a thread, unless the page cache has them."""
+    buffer = np.empty(nbytes, np.uint8).data  # a bytearray would be filled with zeros first
+    done = 0 if threads.is_remote else read_cached(fd, buffer, offset, key)
+    if done < nbytes:
+        with translated(key):
+            done = await threads.on_content(read_fully, fd, buffer, offset, done)
+    return buffer[:done]
 
 
 def to_stat(status: os.stat_result) -> Stat:
@@ -272,9 +269,7 @@ class LocalReader:
             raise SourceError(f"{root} cannot be read: {error.strerror}{way_out}") from None
         self.url = self.root
         self.address = Address(self.root)
-        self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
-        self.changes: dict[Hashable, trio.Event] = {}
-        """Files that the store is changing in place, by identity, and the end of each change."""
+        self._versions: WeakValueDictionary[Hashable, _Version] = WeakValueDictionary()  # the last one of each file
 
     def url_of(self, key: str) -> str:
         """Return the `file://` URL of *key*; names are not quoted, as fsspec expects."""
@@ -409,10 +404,12 @@ class LocalReader:
         return descriptor, status
 
     def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
-        """Return a snapshot of an open file, which is told about changes that the store makes."""
-        snapshot = LocalSnapshot(self, key, descriptor, status)
-        self.snapshots.add(snapshot)
-        return snapshot
+        """Return a snapshot of an open file; one that the store is changing in place has the version before."""
+        state = status.size, status.mtime_ns
+        version = self._versions.get(status.identity)
+        if version is None or (version.change is None and version.state != state):
+            version = self._versions[status.identity] = _Version(state)
+        return LocalSnapshot(self, key, descriptor, status, version)
 
     def parent(self, key: str) -> tuple[Descriptor, str]:
         """Return the open directory that contains *key*, and its name there; blocks."""

@@ -48,17 +48,16 @@ class _Change:
         self.is_cut = not self.is_appended and pieces == [Kept(0, self.nbytes)]
 
 
-def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
-    """Make *change* of the open file durably; return how many bytes were written.
+def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> None:
+    """Make *change* of the open file durably.
 
     *at_once*: readers see a direct write beyond the end of the file as a whole or not at all.
     """
-    grown = change.nbytes - change.old_nbytes
     if change.is_cut:
         syscalls.truncate(fd, change.nbytes)
         syscalls.sync(fd)
-        return 0
-    return grown + _append(syscalls, fd, change, at_once=at_once) if grown else 0
+    elif change.nbytes > change.old_nbytes:
+        _append(syscalls, fd, change, at_once=at_once)
 
 
 def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence[memoryview]]:
@@ -70,19 +69,16 @@ def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence
         yield [*content.views(offset, min(offset + BATCH_NBYTES, stop))]
 
 
-def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
-    """Extend the file; return how many bytes were written in addition."""
+def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> None:
     before, old_nbytes = os.fstat(fd), change.old_nbytes
     with _taken_back_on_failure(syscalls, fd, old_nbytes):
         begin = (old_nbytes, *change.ends)[-2]
         at_once = at_once and change.nbytes - begin - change.tail_nbytes < _STEP_NBYTES
         at_once = at_once and change.tail_nbytes > 0 and not any(end % BLOCK for end in change.ends)
-        besides = 0
         if not at_once or not _append_directly(syscalls, fd, change):
-            besides = _append_through_cache(syscalls, fd, change)
+            _append_through_cache(syscalls, fd, change)
         _move_time(syscalls, fd, before)
         syscalls.sync(fd)
-    return besides
 
 
 def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
@@ -112,8 +108,8 @@ def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
     return True
 
 
-def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
-    """Append by ordinary writes, which show intermediate sizes; return how many more bytes were written.
+def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> None:
+    """Append by ordinary writes, which show intermediate sizes.
 
     Whoever opens the file meanwhile finds the old tail at its end, except while a tail is being written.
     """
@@ -121,13 +117,12 @@ def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
     tail = stop - change.tail_nbytes
     if change.tail_nbytes > start or tail < start or not change.tail_nbytes:
         _write(syscalls, fd, change.content, start, stop)
-        return 0
+        return
     syscalls.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
     _write(syscalls, fd, change.content, start, tail)
     if tail - start > BATCH_NBYTES:
         syscalls.sync(fd)  # else a power cut may leave the new tail without the bytes it refers to
     syscalls.pwrite(fd, [change.content.read(tail, stop - tail)], tail)  # joined into one buffer
-    return change.tail_nbytes
 
 
 def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
@@ -190,7 +185,6 @@ class LocalEdit:
     can_delete: bool = field(init=False, default=True)
     append_alignment: int = field(init=False, default=1)
     temporary: str = field(init=False)
-    written_nbytes: int = field(init=False, default=0)
     _parent: str = field(init=False)
     _name: str = field(init=False)
 
@@ -253,22 +247,18 @@ class LocalEdit:
         assert self.snapshot is not None
         fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
         await threads.on_names(self._require_unchanged)
-        before, ended, now = list(self.store.snapshots), trio.Event(), old
-        self.store.changes[old.identity] = ended
-        held = [] if change.is_cut else [open_ for open_ in before if open_.hold(old)]
+        version, ended, now = self.snapshot.version, trio.Event(), old
+        if not change.is_cut:
+            version.change = ended
         try:
-            make = partial(change_in_place, self.store.syscalls, fd, change, at_once=self.append_alignment > 1)
-            self.written_nbytes = await threads.on_content(make)
+            at_once = self.append_alignment > 1
+            await threads.on_content(partial(change_in_place, self.store.syscalls, fd, change, at_once=at_once))
         finally:
             with suppress(OSError):  # else open files find out by themselves
                 now = to_stat(os.fstat(fd))
-            for snapshot in held:
-                snapshot.settle(now if now.size in (old.size, change.nbytes) else old)
-            # Who opened the file after it had grown, but before it got its mtime, has this version too.
-            for snapshot in set(self.store.snapshots).difference(before):
-                if snapshot.stat.identity == now.identity and snapshot.size == now.size == change.nbytes:
-                    snapshot.settle(now)
-            del self.store.changes[old.identity]
+            if version.change is ended and now.size in (old.size, change.nbytes):
+                version.state = now.size, now.mtime_ns
+            version.change = None
             ended.set()
         after = await threads.on_names(self._look)
         if after is None or after.identity != now.identity:
@@ -292,7 +282,6 @@ class LocalEdit:
             )
         except FileExistsError:
             raise ConflictError(f"{self.key} was made by another program meanwhile") from None
-        self.written_nbytes = change.nbytes - kept
         return stat
 
     def _delete(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final, TypeVar, Unpack
 
-import numpy as np
 import trio
 
 from shardfs.errors import (
@@ -31,7 +30,7 @@ from shardfs.stores.local.atomic_write import (
     write_aside,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import TTL, USER, LocalReader, to_stat
+from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
     DIRECTORY,
@@ -42,7 +41,6 @@ from shardfs.stores.local.syscalls import (
     Target,
     changing,
     open_beneath,
-    read_cached,
     translated,
 )
 
@@ -301,12 +299,7 @@ class LocalFile:
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
-        if not self._threads.is_remote:
-            buffer = np.empty(nbytes, np.uint8).data
-            if read_cached(self._fd, buffer, offset, self._key) == nbytes:
-                return buffer
-        with translated(self._key):
-            return await self._threads.on_content(os.pread, self._fd, nbytes, offset)
+        return await read_range(self._threads, self._fd, offset, nbytes, self._key)
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""

@@ -119,7 +119,6 @@ class S3Edit:
     source: S3Snapshot | None = None
     temporary: str = field(init=False, default="")
     append_alignment: int = field(init=False, default=1)
-    written_nbytes: int = field(init=False, default=0)
     commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
@@ -234,7 +233,6 @@ class S3Edit:
             reply = await self._once(
                 attempt, lambda found: found is not None and self.commit_id in commit_ids(found.properties)
             )
-            self.written_nbytes = sum(part.nbytes for part in new.parts if isinstance(part, Sent))
             if isinstance(reply, str):
                 made = ObjectStat(new.nbytes, reply, time.time_ns())
             elif reply is not None and commit_ids(reply.properties)[-1] == self.commit_id:
