@@ -257,14 +257,6 @@ class LossyDisk(Syscalls):
         with self._call("utime"):
             super().utime(target, times)
 
-    def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
-        with self._call("set_attribute", data=value):
-            super().set_attribute(target, name, value)
-
-    def remove_attribute(self, target: Target, name: bytes) -> None:
-        with self._call("remove_attribute"):
-            super().remove_attribute(target, name)
-
     def after_kill(self, directory: Path, calls: int, written: int = 0) -> None:
         """Build in *directory*, which does not exist, what is there if the process is killed after so many *calls*.
 
