@@ -196,7 +196,8 @@ UNFINISHED: Final = ".shardfs/unfinished"
 _DURABLE_NBYTES: Final = 2**20
 """From this size on, a file is made durable by itself; many small ones are made durable together."""
 
-_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread starts
+THREAD_NBYTES: Final = 256 * 2**10
+"""Less is copied to the page cache faster than a thread starts."""
 
 
 def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> None:
@@ -216,65 +217,52 @@ def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> 
 
 
 class NewFile:
-    """A file that becomes *key*; a small one is created, written and named by a single call."""
+    """A file that becomes *key*, open for writing in the directory `UNFINISHED`; making one blocks."""
 
     def __init__(self, store: LocalReader, key: str, head_nbytes: int) -> None:
         self._store = store
         self._syscalls = store.syscalls
         self._key = key
         self._nbytes = head_nbytes
-        self._pending: list[Buffer] = []
-        self._pending_nbytes = 0
         self._name = temporary_name()
-        self._opened: tuple[Descriptor, Descriptor] | None = None
+        self._directory = self._open_directory(UNFINISHED)
+        self._file = Descriptor(self._syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, self._directory.fd))
 
     async def write(self, data: Sequence[Buffer]) -> None:
-        """Append *data*, which must not change any more."""
-        self._pending += data
-        self._pending_nbytes += sum(memoryview(piece).nbytes for piece in data)
-        if self._pending_nbytes > _THREAD_NBYTES:
-            with changing(self._key):
-                await self._store.threads.on_content(self._write)
+        """Append *data*."""
+        nbytes = sum(memoryview(piece).nbytes for piece in data)
+        run = self._store.threads.on_content if nbytes > THREAD_NBYTES else self._store.threads.on_names
+        with changing(self._key):
+            await run(self._write, data, nbytes)
 
     async def finish(self, head: Buffer = b"") -> Stat:
         """Write *head*, and rename the file to its name."""
-        threads = self._store.threads
-        run = threads.on_content if self._nbytes + self._pending_nbytes >= _DURABLE_NBYTES else threads.on_names
+        is_large = self._nbytes >= _DURABLE_NBYTES
+        run = self._store.threads.on_content if is_large else self._store.threads.on_names
         with changing(self._key):
-            return await run(self._finish, head)
+            return await run(self._finish, head, is_large)
 
     def remove(self) -> None:
         """Remove the file, unless it has its name."""
-        if self._opened is not None:
-            with suppress(OSError):
-                self._syscalls.unlink(self._name, self._opened[0].fd)
+        with suppress(OSError):
+            self._syscalls.unlink(self._name, self._directory.fd)
 
-    def _write(self) -> tuple[Descriptor, Descriptor]:
-        """Write what is pending; return the open directory and the open file."""
-        if self._opened is None:
-            directory = self._open_directory(UNFINISHED)
-            file = Descriptor(self._syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, directory.fd))
-            self._opened = directory, file
-        data, nbytes, self._pending, self._pending_nbytes = self._pending, self._pending_nbytes, [], 0
-        fd = self._opened[1].fd
-        _write(self._syscalls, fd, data, self._nbytes)
+    def _write(self, data: Sequence[Buffer], nbytes: int) -> None:
+        _write(self._syscalls, self._file.fd, data, self._nbytes)
         if nbytes >= _DURABLE_NBYTES:
-            self._syscalls.begin_to_sync(fd, self._nbytes, nbytes)
+            self._syscalls.begin_to_sync(self._file.fd, self._nbytes, nbytes)
         self._nbytes += nbytes
-        return self._opened
 
-    def _finish(self, head: Buffer) -> Stat:
-        unfinished, file = self._write()
-        is_large = self._nbytes >= _DURABLE_NBYTES
-        self._syscalls.pwrite(file.fd, [head], 0)
+    def _finish(self, head: Buffer, is_large: bool) -> Stat:
+        self._syscalls.pwrite(self._file.fd, [head], 0)
         if is_large:
-            self._syscalls.sync(file.fd)
+            self._syscalls.sync(self._file.fd)
         parent, _, name = self._key.rpartition("/")
         directory = self._open_directory(parent)
-        self._syscalls.rename(self._name, name, unfinished.fd, directory.fd)
+        self._syscalls.rename(self._name, name, self._directory.fd, directory.fd)
         if is_large:
             self._syscalls.sync_directory(directory.fd)
-        return to_stat(os.fstat(file.fd))
+        return to_stat(os.fstat(self._file.fd))
 
     def _open_directory(self, key: str) -> Descriptor:
         """Open a directory, creating it if it is missing."""
@@ -287,7 +275,8 @@ class NewFile:
 @asynccontextmanager
 async def new_file(store: LocalReader, key: str, head_nbytes: int) -> AsyncIterator[NewFile]:
     """Begin a file that becomes *key*; it is removed unless it is finished in the block."""
-    file = NewFile(store, key, head_nbytes)
+    with changing(key):
+        file = await store.threads.on_names(NewFile, store, key, head_nbytes)
     try:
         yield file
     except BaseException:

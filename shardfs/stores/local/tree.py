@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Final, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 import trio
 
@@ -18,6 +18,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewOwner, NewRights, Stat
 from shardfs.stores.local.atomic_write import (
     SYSTEM_RIGHTS,
+    THREAD_NBYTES,
     NewFile,
     Rights,
     clear_unfinished,
@@ -43,8 +44,6 @@ from shardfs.stores.local.syscalls import (
 )
 
 T = TypeVar("T")
-
-_THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread starts
 
 
 class LocalStore(LocalReader):
@@ -288,7 +287,7 @@ class LocalFile:
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""
-        run = self._threads.on_content if len(data) > _THREAD_NBYTES else self._threads.on_names
+        run = self._threads.on_content if len(data) > THREAD_NBYTES else self._threads.on_names
         with changing(self._key):
             await run(self._syscalls.pwrite, self._fd, [data], offset)
         return len(data)
