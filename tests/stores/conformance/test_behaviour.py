@@ -10,10 +10,7 @@ import trio
 
 from shardfs.dataset.maintenance.walk import prune
 from shardfs.errors import (
-    ConflictError,
     CrossDeviceError,
-    ExistsError,
-    IsADirectoryHereError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
@@ -132,18 +129,6 @@ async def test_ranges_are_read_exactly(store: Store, subject: Subject) -> None:
 
 
 @with_store
-async def test_what_is_no_file_is_not_opened(store: Store, subject: Subject) -> None:
-    with pytest.raises(NotFoundError):
-        await store.open("d/g")
-    with pytest.raises(IsADirectoryHereError):
-        await store.open("d")
-    with pytest.raises(NotFoundError):
-        await store.open_passthrough("d/g", writable=False)
-    with pytest.raises(IsADirectoryHereError):
-        await store.open_passthrough("d", writable=True)
-
-
-@with_store
 async def test_an_open_version_is_kept_or_stale_and_never_mixed(store: Store, subject: Subject) -> None:
     snapshot = await store.open("d/f")
     before = await store.stat("d/f")
@@ -173,45 +158,7 @@ async def test_edits_make_new_versions_of_old_ranges_and_new_content(store: Stor
         assert await read(opened, "d/f") == b"012abc56zzappendedzz"
 
 
-@with_store
-async def test_an_edit_of_a_new_file_makes_its_directories(store: Store, subject: Subject) -> None:
-    async with store.edit("new/a/b") as edit:
-        assert edit.snapshot is None
-        await edit.splice(Splice((content(b"data"),)))
-    for opened in (store, await subject.again(store)):
-        assert await read(opened, "new/a/b") == b"data"
-        assert await names(opened, "new") == {"a": Kind.DIRECTORY}
-
-
-@with_store
-async def test_an_edit_of_what_is_not_that_any_more_is_a_conflict(store: Store, subject: Subject) -> None:
-    async with store.edit("d/f") as edit:
-        await store.replace("d/f", b"other")
-        with pytest.raises(ConflictError):
-            await edit.splice(Splice((Kept(0, 5), content(b"x"))))
-    assert await read(store, "d/f") == b"other"
-    async with store.edit("d/new") as edit:
-        await store.replace("d/new", b"made meanwhile")
-        with pytest.raises(ConflictError):
-            await edit.splice(Splice((content(b"x"),)))
-    assert await read(store, "d/new") == b"made meanwhile"
-
-
 # Documents
-
-
-@with_store
-async def test_documents_are_replaced_or_made_only_if_absent(store: Store, subject: Subject) -> None:
-    assert (await store.replace("zarr.json", b"[1]")).size == 3
-    with pytest.raises(ExistsError):
-        await store.replace("zarr.json", b"x", exclusive=True)
-    status = await store.replace("d/zarr.json", b"{}", exclusive=True, mode=0o644)
-    assert await states(store, "d/zarr.json") == {state(status)}
-    with pytest.raises(ExistsError):
-        await store.replace("d", b"x", exclusive=True)
-    opened = await subject.again(store)
-    assert await read(opened, "zarr.json") == b"[1]"
-    assert await read(opened, "d/zarr.json") == b"{}"
 
 
 # Files that pass through

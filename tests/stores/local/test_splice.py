@@ -4,7 +4,6 @@ import errno
 import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StaleError, StoreError
-from shardfs.stores.base import Kept, Splice, is_reserved
-from shardfs.stores.local import file_lock, shards
-from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.base import Kept, Splice
+from shardfs.stores.local import shards
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import (
     CASES,
-    MIB,
     OLD,
     TAIL_NBYTES,
     Case,
@@ -30,7 +27,7 @@ from tests.stores.local.splices import (
     files,
     make,
 )
-from tests.support.lossy_disk import Fault, Killed, newest, oldest
+from tests.support.lossy_disk import Fault, newest, oldest
 from tests.support.opened import in_trio
 
 pytestmark = pytest.mark.usefixtures("small_steps")
@@ -190,6 +187,16 @@ async def test_snapshots_of_other_versions_stay_what_they_are(source: Path) -> N
         await stale.read(0, 1)
 
 
+@in_trio
+async def test_a_name_that_a_file_got_since_it_was_opened_keeps_the_old_version(source: Path) -> None:
+    case = CASES["append at once"]
+    async with LocalStore(str(source)).edit(case.key) as edit:
+        os.link(source / case.key, source / "snapshot")
+        await edit.splice(case.splice)
+    assert (source / "snapshot").read_bytes() == OLD
+    assert (source / case.key).read_bytes() == case.new
+
+
 # What fails, dies, loses power or meets another program
 
 
@@ -199,8 +206,6 @@ FAILED = [
     for name, number in CALLS
     for written in ([0, 1, 300] if CASES[name].calls[number].startswith("pwrite") else [0])
 ]
-every_call = pytest.mark.parametrize(("name", "number"), CALLS, ids=str)
-
 RENAMES = ("rename", "rename_exclusive")
 
 
@@ -233,25 +238,6 @@ async def test_a_failed_call_leaves_the_old_version(
     if not is_past_rename(case, number) and name != "cut":
         await make(source, disk, case)
         assert content_of(source / case.key) == case.new
-
-
-@every_call
-@in_trio
-async def test_who_is_killed_leaves_all_that_was_there(source: Path, name: str, number: int) -> None:
-    case = CASES[name]
-    written = {"pwrite": 30, "pwrite_direct": 2500}.get(case.calls[number], 0)
-    disk = SpliceDisk(source, {number: Fault(Killed(), written)})
-    with pytest.raises(Killed):
-        await make(source, disk, case)
-    found = content_of(source / case.key)
-    if not case.in_place:
-        assert found == (case.new if is_past_rename(case, number) else case.old)
-    elif name != "cut":
-        assert found is not None
-        assert found.startswith(OLD)
-    strays = files(source) - {"d/f", case.key}
-    names = [stray.rpartition("/")[2] for stray in strays]
-    assert all(is_reserved(name) or is_lock(name) for name in names)
 
 
 @pytest.mark.parametrize(("name", "number"), [*CALLS, *((name, len(CASES[name].calls)) for name in CASES)], ids=str)
@@ -369,27 +355,6 @@ async def test_what_another_program_shortened_is_not_made_longer_again(
     assert (source / "d/f").read_bytes() == b"another"
 
 
-@in_trio
-async def test_a_name_that_a_file_got_since_it_was_opened_keeps_the_old_version(source: Path) -> None:
-    case = CASES["append at once"]
-    async with LocalStore(str(source)).edit(case.key) as edit:
-        os.link(source / case.key, source / "snapshot")
-        await edit.splice(case.splice)
-    assert (source / "snapshot").read_bytes() == OLD
-    assert (source / case.key).read_bytes() == case.new
-
-
-@in_trio
-async def test_a_kept_range_that_is_gone_meanwhile_is_a_conflict(source: Path) -> None:
-    path = source / "d" / "f"
-    disk = MeddledDisk("pwrite", lambda: os.truncate(path, 10))
-    case = Case((Counted(9 * MIB), Kept(5000, 100)), 0, ())
-    with pytest.raises(ConflictError):
-        await make(source, disk, case)
-    assert path.read_bytes() == OLD[:10]
-    assert files(source) == {"d/f"}
-
-
 class PoorDisk(Syscalls):
     """A disk whose file system has no exclusive rename, and perhaps no links."""
 
@@ -428,39 +393,6 @@ async def test_a_change_by_another_program_is_not_taken_for_ours(source: Path) -
         await edit.splice(CASES["append"].splice)
     with pytest.raises(ShardfsError):
         await snapshot.read(0, 10)
-
-
-@pytest.mark.parametrize("number", range(9))
-@in_trio
-async def test_a_look_that_fails_once_keeps_nobody_from_changing_the_file(
-    source: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """As a network file system may fail."""
-    left, store, case = [None] * number, LocalStore(str(source)), CASES["append"]
-
-    def failing_once(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            if not left:
-                monkeypatch.undo()
-                raise OSError(errno.EIO, "injected")
-            left.pop()
-            return call(*args)
-
-        return run
-
-    async with store.edit("d/f") as edit:
-        monkeypatch.setattr(os, "fstat", failing_once(os.fstat))
-        monkeypatch.setattr(file_lock, "ofd_unlock", failing_once(file_lock.ofd_unlock))
-        with suppress(StoreError):
-            await edit.splice(case.splice)
-    monkeypatch.undo()
-    assert content_of(source / "d/f") in (OLD, case.new)
-    with trio.fail_after(5):
-        assert await (await store.open("d/f")).accept_growth(0, OLD)
-        async with store.edit("d/f") as edit:
-            assert edit.snapshot is not None
-            await edit.splice(Splice((Kept(0, edit.snapshot.size), content(b"more"))))
-    assert (source / "d/f").read_bytes().endswith(b"more")
 
 
 @every_case
