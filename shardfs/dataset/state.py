@@ -107,9 +107,9 @@ class StateDirectory:
         """Whether it has any file but the lock file."""
         return any(names and names != ["lock"] for _, _, names in os.walk(self.path))
 
-    def kept_files(self, *, in_use: bool = False) -> Sequence[KeptFile]:
-        """Return the files that a remote store does not have; if the directory is *in_use*, only those it refused."""
-        return [file for file in KeptFiles(self.spools).find() if file.reason or not in_use]
+    def kept_files(self) -> Sequence[KeptFile]:
+        """Return the files that could not be stored in a remote store."""
+        return KeptFiles(self.spools).find()
 
 
 @contextmanager

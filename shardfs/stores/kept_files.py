@@ -1,7 +1,7 @@
 """What programs wrote to a remote store and could not be stored: local files, each with a note of its key.
 
-A note is made at the first change of a file and removed when the file is stored, so whatever a killed mount did not
-store is found by its note. What the store refused stays, with the reason, until somebody asks to store it.
+A note is made when a file cannot be stored, with the reason, and removed if it can be later. Until somebody asks to
+store what is left then, it stays.
 """
 
 import json
@@ -21,8 +21,6 @@ from shardfs.stores.local.syscalls import READ, SYSCALLS, changing
 
 log = logging.getLogger(__name__)
 
-ENDED: Final = "its mount ended before it was stored"
-
 _MAX_NBYTES: Final = 2**30
 """From this size of kept files on, which nobody has stored or removed, nothing more is written."""
 
@@ -35,8 +33,8 @@ _MAX_NOTE_NBYTES: Final = 64 * 2**10
 class KeptFile:
     """*nbytes* bytes at *path*, written to the file *key*, last at *mtime_ns*.
 
-    *reason* says why they are not stored; "" if their mount still has the file open, or ended with it open.
-    *is_superseded*: a later version of the file was stored since, which storing this one would undo.
+    *reason* says why they are not stored. *is_superseded*: a later version of the file was stored since, which storing
+    this one would undo.
     """
 
     key: str
@@ -47,10 +45,8 @@ class KeptFile:
     is_superseded: bool = False
 
     def __str__(self) -> str:
-        reason = self.reason or "it was open, and not stored yet"
-        if self.is_superseded:
-            reason += "; a later version was stored from here since"
-        return f"{self.key}, {self.nbytes:,} bytes in {self.path}: {reason}"
+        later = "; a later version was stored from here since" if self.is_superseded else ""
+        return f"{self.key}, {self.nbytes:,} bytes in {self.path}: {self.reason}{later}"
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return *nbytes* bytes from *offset*."""
@@ -69,12 +65,11 @@ class KeptFiles:
         self.directory = directory
         self._nbytes = 0
         """How many bytes are kept; some may have been stored or removed since by another process."""
-        self._keeping = trio.Lock()
 
     def resume(self) -> None:
         """Log what earlier processes have kept, which is left alone. Remove files without a note.
 
-        Those were stored, or never written.
+        Those were stored, or open when their mount was killed.
         """
         names = set(self._names())
         for name in names:
@@ -82,14 +77,12 @@ class KeptFiles:
                 remove_kept(self.path(name))
         for file in self.find():
             self._nbytes += file.nbytes
-            if not file.reason:
-                self.note(os.path.basename(file.path), file.key, ENDED)
             log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
     def require_room(self) -> None:
         """Raise `NoSpaceError` if too much is kept for anything more to be written."""
         if self._nbytes >= _MAX_NBYTES:
-            self._nbytes = sum(file.nbytes for file in self.find() if file.reason)
+            self._nbytes = sum(file.nbytes for file in self.find())
         if self._nbytes >= _MAX_NBYTES:
             raise NoSpaceError(
                 f"{self.directory} keeps {self._nbytes:,} bytes that are not stored; see `shardfs recover`"
@@ -104,22 +97,23 @@ class KeptFiles:
                 if content is not None:
                     with open(path, "xb") as file:
                         file.write(content)
-                self.note(name, key, reason)
-                return os.stat(path).st_size
+                kept = Descriptor(os.open(path, READ))
+                os.fsync(kept.fd)
+                write_note(path + _SUFFIX, {"key": key, "reason": reason, "superseded": False})
+                return os.fstat(kept.fd).st_size
 
         with trio.CancelScope(shield=True):
-            async with self._keeping:
-                self._nbytes += await trio.to_thread.run_sync(keep)
+            self._nbytes += await trio.to_thread.run_sync(keep)
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
-    async def supersede(self, key: str) -> None:
+    def supersede(self, key: str) -> None:
         """Note that a later version of *key* was stored: what is kept of it stays until somebody removes it."""
-        async with self._keeping:
-            for file in self.find() if self._nbytes else ():
-                if file.key == key and file.reason and not file.is_superseded:
-                    self.note(os.path.basename(file.path), key, file.reason, is_superseded=True)
-                    older = f"what was written to {key} and is kept in {file.path} is older than what is stored"
-                    log.warning("%s: `recover` leaves it alone", older)
+        for file in self.find() if self._nbytes else ():
+            if file.key == key and not file.is_superseded:
+                with suppress(OSError):
+                    write_note(file.path + _SUFFIX, {"key": key, "reason": file.reason, "superseded": True})
+                older = f"what was written to {key} and is kept in {file.path} is older than what is stored"
+                log.warning("%s: `recover` leaves it alone", older)
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""
@@ -130,23 +124,16 @@ class KeptFiles:
                     found.append(self._read(name.removesuffix(_SUFFIX)))
         return sorted(found, key=lambda file: (file.mtime_ns, file.path))
 
+    def has(self, name: str) -> bool:
+        """Whether the file *name* is kept."""
+        return os.path.exists(self.path(name) + _SUFFIX)
+
     def path(self, name: str) -> str:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
 
-    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> None:
-        """Note that the file *name* was written to *key*.
-
-        With a *reason*, both the note and the bytes are made durable.
-        """
-        path, note = self.path(name), {"key": key, "reason": reason, "superseded": is_superseded}
-        with changing(path):
-            if reason:
-                _sync(path)
-            write_note(path + _SUFFIX, note, is_durable=bool(reason))
-
     def forget_note(self, name: str) -> None:
-        """Remove the note of the file *name*: its bytes are stored."""
+        """Remove the note of the file *name*, if it has one: it is about to be stored."""
         with suppress(OSError):
             os.unlink(self.path(name) + _SUFFIX)
 
@@ -165,17 +152,15 @@ class KeptFiles:
             return []
 
 
-def write_note(path: str, note: Mapping[str, object], *, is_durable: bool = True) -> None:
-    """Write a small file for `read_note`, replacing what has its name."""
+def write_note(path: str, note: Mapping[str, object]) -> None:
+    """Write a small file for `read_note`, durably, replacing what has its name."""
     with open(path + _NEW, "wb") as file:
         file.write(json.dumps(note).encode())
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(path + _NEW, path)
-    if is_durable:
-        directory = Descriptor(os.open(os.path.dirname(path), READ))
-        SYSCALLS.sync_directory(directory.fd)
+    directory = Descriptor(os.open(os.path.dirname(path), READ))
+    SYSCALLS.sync_directory(directory.fd)
 
 
 def read_note(path: str) -> Any:  # noqa: ANN401 - whatever is there
@@ -194,8 +179,3 @@ def remove_kept(path: str) -> None:
 def new_name() -> str:
     """Return a name that no file has, in this directory or in that of another mount."""
     return secrets.token_hex(8)
-
-
-def _sync(path: str) -> None:
-    found = Descriptor(os.open(path, READ))
-    os.fsync(found.fd)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.commands import FAILED
 from tests.support.hosts import DOCUMENT, PREFIX, Host, kill, make_host
-from tests.support.mounting import PATIENCE, Mount, Mounter, eventually, flush, refuses
+from tests.support.mounting import PATIENCE, Mount, Mounter, eventually, refuses
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
@@ -349,65 +349,43 @@ def test_a_document_that_was_refused_is_kept_named_and_stored_when_asked(host: H
     assert host.elsewhere().recover() == []
 
 
-@pytest.mark.parametrize("is_stored", [False, True], ids=["new", "stored"])
-def test_what_a_killed_mount_had_not_stored_replaces_nothing_and_is_named(host: Host, is_stored: bool) -> None:
-    if is_stored:
-        host.bucket.put(key("notes.txt"), b"first")
-    mounted = host.mount()
-    file = os.open(mounted.path / "notes.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.write(file, b"of a killed mount")
-    kill(mounted)
-    with pytest.raises(OSError):
-        os.close(file)
-    host.bucket.put(key("notes.txt"), b"of another host")
-    mounted = host.mount(expect=("notes.txt",))
-    assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
-    flush(mounted.path)
-    mounted.unmount()
-    assert host.bucket.get(key("notes.txt")) == b"of another host"
-    (found,) = host.recover(host.url, status=FAILED)
-    assert (found["kind"], found["key"]) == ("file", "notes.txt")
-    host.recover("--apply", host.url)
-    assert host.bucket.get(key("notes.txt")) == b"of a killed mount"
-    assert host.recover() == []
-
-
-def test_a_mount_that_is_killed_while_it_stores_a_file_leaves_it_whole_or_kept(host: Host, s3_proxy: S3Proxy) -> None:
+def test_a_file_that_was_closed_survives_a_killed_mount_and_one_that_was_not_replaces_nothing(
+    host: Host, s3_proxy: S3Proxy
+) -> None:
+    host.bucket.put(key("stored.txt"), b"first")
     behind = host.behind(s3_proxy.url)
     mounted = behind.mount()
+    in_place(mounted.path / "notes.txt", b"closed")
+    by_rename(mounted.path / "other.txt", b"closed too")
+    names = ("synced.txt", "open.txt", "stored.txt")
+    files = [os.open(mounted.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in names]
+    for file in files:
+        os.write(file, b"written")
+    os.fsync(files[0])
     hang = Hang()
-    rule = s3_proxy.fail("PutObject", hang, key=key("notes.txt"))
+    rule = s3_proxy.fail("PutObject", hang, key=key("late.txt"))
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(in_place, mounted.path / "notes.txt", b"of a killed mount")
+        writing = pool.submit(in_place, mounted.path / "late.txt", b"of a killed mount")
         rule.wait()
         kill(mounted)
         assert isinstance(writing.exception(), OSError)
-    behind.mount(expect=("notes.txt",)).unmount()
-    assert key("notes.txt") not in host.bucket.keys(PREFIX)
-    (found,) = behind.recover(host.url, status=FAILED)
-    assert found["key"] == "notes.txt"
-    behind.recover("--apply", host.url)
+    for file in files:
+        with pytest.raises(OSError):
+            os.close(file)
+    for name in ("notes.txt", "late.txt"):
+        host.bucket.put(key(name), b"of another host")
+    behind.mount().unmount()
     hang.release()  # what was under way all the time is refused by now
-    assert host.bucket.get(key("notes.txt")) == b"of a killed mount"
-
-
-def test_a_file_that_was_closed_survives_a_killed_mount_and_is_not_sent_again(host: Host) -> None:
-    mounted = host.mount()
-    in_place(mounted.path / "notes.txt", b"closed")
-    by_rename(mounted.path / "other.txt", b"closed too")
-    file = os.open(mounted.path / "open.txt", os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"synced")
-    os.fsync(file)
-    kill(mounted)
-    with pytest.raises(OSError):
-        os.close(file)
-    host.bucket.put(key("notes.txt"), b"of another host")
-    mounted = host.mount()
-    mounted.unmount()
-    assert host.bucket.get(key("notes.txt")) == b"of another host"
-    assert host.bucket.get(key("other.txt")) == b"closed too"
-    assert host.bucket.get(key("open.txt")) == b"synced"
     assert host.recover() == []
+    for name, data in (
+        ("notes.txt", b"of another host"),
+        ("other.txt", b"closed too"),
+        ("synced.txt", b"written"),
+        ("stored.txt", b"first"),
+        ("late.txt", b"of another host"),
+    ):
+        assert host.bucket.get(key(name)) == data, name
+    assert key("open.txt") not in host.bucket.keys(PREFIX)
 
 
 def test_of_hosts_that_make_one_file_only_if_it_is_absent_one_succeeds(host: Host) -> None:

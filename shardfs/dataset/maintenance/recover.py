@@ -191,7 +191,7 @@ async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
         line = f"{state.root} does not name {source.store.address} as its source; move it away"
         found.append(Finding("slot", line, left=True, path=state.root))
         return
-    for file in state.kept_files(in_use=holder is not None):
+    for file in state.kept_files():
         found.append(_not_stored(file))
     try:
         if holder is None:
@@ -350,7 +350,7 @@ def list_slots(found: Findings) -> None:
         state, holder = slot.state, slot.holder
         is_running = holder is not None and not holder.is_elsewhere
         held = ["conflicts"] if state.has_conflicts() else []
-        held += [f"{file.key}, which is not stored" for file in state.kept_files(in_use=holder is not None)]
+        held += [f"{file.key}, which is not stored" for file in state.kept_files()]
         if state.has_pending() and not is_running:
             held.insert(0, "chunks that may not be committed yet")
         if not held and not is_running:

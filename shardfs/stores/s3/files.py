@@ -14,7 +14,7 @@ import trio
 
 from shardfs.errors import ConflictError, ExistsError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
 from shardfs.stores.base import Buffer, Content, Kept, NewAttributes, Snapshot, Splice, Stat, join_key
-from shardfs.stores.kept_files import ENDED, KeptFiles, new_name, remove_kept
+from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.s3.heads import split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
@@ -30,8 +30,8 @@ _PIECE_NBYTES: Final = 8 * 2**20
 class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
-    Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*,
-    which has a note of its key while it *is_unsent*. *expected* is what the store must contain when it is sent, *error*
+    Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*, of
+    which something *is_unsent*. *expected* is what the store must contain when it is sent, *error*
     is why the last attempt failed. One that *is_nameless* was removed or replaced, and is not sent. Whoever changes or
     sends it holds *lock*.
     """
@@ -147,13 +147,19 @@ class Files:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         file = await self.local_file(spool)
         written = (await self._written(spool)).content(0, file.stat().size)
+        self.kept.forget_note(spool.name)
         try:
             spool.expected = await self.put(key, written, expected, exclusive=exclusive)
         except ShardfsError as error:
-            spool.error = error
+            await self.failed(spool, error)
             raise
         spool.is_unsent, spool.error = False, None
-        self.kept.forget_note(spool.name)
+
+    async def failed(self, spool: Spool, error: ShardfsError) -> None:
+        """Keep a spool that cannot be stored, unless it is empty and another program has stored the name."""
+        spool.error = error
+        if spool.file is not None and not (isinstance(error, StaleError) and not spool.stat().size):
+            await self.kept.keep(spool.name, spool.key, str(error))
 
     async def close(self, spool: Spool) -> None:
         """Release one user; the last one stores what was written since the last attempt."""
@@ -164,15 +170,13 @@ class Files:
                     await self._flush(spool)
             finally:
                 if not spool.users and self.spools.get(spool.key) is spool:
-                    await self._forget(spool)
+                    self._forget(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
         """Give a spool another name."""
         del self.spools[spool.key]
         spool.key = to
         self.spools[to] = spool
-        if spool.file is not None and spool.is_unsent:
-            self.kept.note(spool.name, to)
 
     def detach(self, key: str) -> None:
         """Take the name from a spool, if it has any: those who have it open continue with a nameless file."""
@@ -237,7 +241,7 @@ class Files:
         self._doubtful.pop(key, None)  # no earlier change can take effect any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
-        await self.kept.supersede(key)
+        self.kept.supersede(key)
         return new
 
     def change(self, key: str, expected: ObjectStat | None, source: S3Snapshot | None = None) -> S3Edit:
@@ -266,27 +270,19 @@ class Files:
             return None
         return found.stat if doubtful.intersection(commit_ids(found.properties)[-1:]) else None
 
-    async def _forget(self, spool: Spool) -> None:
-        """Forget a spool that nobody uses any more.
-
-        Its file is kept if it could not be stored, unless it is empty and another program has stored the name.
-        """
+    def _forget(self, spool: Spool) -> None:
+        """Forget a spool that nobody uses any more, with its file, unless that is kept."""
         del self.spools[spool.key]
         spool.is_nameless = True
-        is_void = isinstance(spool.error, StaleError) and not spool.stat().size
-        if spool.file is None or not spool.is_unsent or is_void:
+        if not self.kept.has(spool.name):
             remove_kept(self.kept.path(spool.name))
-        else:
-            await self.kept.keep(spool.name, spool.key, str(spool.error or ENDED))
 
     async def local_file(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
-        """Return the local file of a spool that is about to change, and note its key.
+        """Return the local file of a spool that is about to change.
 
         If it does not exist yet, create it with the first *nbytes* bytes of the object, or with all.
         """
         if spool.file is not None:
-            if not spool.is_unsent and not spool.is_nameless:
-                self.kept.note(spool.name, spool.key)
             return spool.file
         snapshot = spool.snapshot
         nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
@@ -296,9 +292,7 @@ class Files:
                 snapshot.expect(0, nbytes)
                 for start in range(0, nbytes, _PIECE_NBYTES):
                     await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
-            if not spool.is_nameless:
-                self.kept.note(spool.name, spool.key)
-        except BaseException:  # without a note it is not kept after a kill
+        except BaseException:
             remove_kept(self.kept.path(spool.name))
             raise
         spool.file, spool.snapshot = file, None

@@ -253,13 +253,16 @@ class S3Store:
     async def flush(self) -> None:
         """Store what was written to open files; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
+        unreachable: UnreachableError | None = None
         for spool in self._open_spools():
             try:
-                await self._writable().flush(spool, also_empty=True)
+                if unreachable is None:
+                    await self._writable().flush(spool, also_empty=True)
+                elif spool.is_unsent:  # it cannot be stored either
+                    await self._writable().failed(spool, unreachable)
             except ShardfsError as error:
                 failures.append(f"{spool.key} is not stored: {error}")
-                if isinstance(error, UnreachableError):  # the others cannot be stored either
-                    break
+                unreachable = error if isinstance(error, UnreachableError) else None
         if failures:
             raise StoreError("; ".join(failures))
 

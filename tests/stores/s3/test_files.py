@@ -1,6 +1,5 @@
 """Files that pass through: spooled on this machine while they are open, stored on condition when they are closed."""
 
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import NoSpaceError, NotFoundError, StaleError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores import kept_files
@@ -67,39 +65,6 @@ async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
     assert fake.objects[f"{PREFIX}/f"].stat == theirs
     assert len(store.heads._records) <= 10
     assert len(store.heads._properties) <= 5
-
-
-@on_mock_clock
-async def test_what_is_stored_while_an_earlier_version_is_put_aside_replaces_it(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.store(f"{PREFIX}/f", b"first")
-    store = await writing(fake, tmp_path)
-    assert store.files is not None
-    note, is_stored = store.files.kept.note, threading.Event()
-
-    def note_late(name: str, key: str, reason: str = "", **options: bool) -> None:
-        assert not reason or is_stored.wait(10)
-        note(name, key, reason, **options)
-
-    monkeypatch.setattr(store.files.kept, "note", note_late)
-    await show(store, "f")
-    file = await store.open_passthrough("f", writable=True)
-    await file.write(0, b"refused")
-    fake.store(f"{PREFIX}/f", b"of another host")
-    with pytest.raises(StaleError):
-        await file.flush()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(file.close)
-        await wait_all_tasks_blocked()
-        store.forget("f")
-        await show(store, "f")
-        nursery.start_soon(put_file, store, "f", b"later")
-        while objects(fake)["f"] != b"later":  # noqa: ASYNC110
-            await trio.sleep(1)
-        is_stored.set()
-    (kept_file,) = store.files.kept.find()
-    assert kept_file.is_superseded
 
 
 # What is closed is stored
@@ -353,27 +318,6 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
 
 
 # What is not stored is kept
-
-
-@on_mock_clock
-async def test_what_is_written_after_its_note_failed_has_one(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has no note is removed by the next mount, after a kill."""
-    store = await writing(fake, tmp_path)
-    assert store.files is not None
-    file = await store.create("f", 0o644, exclusive=True)
-    with monkeypatch.context() as full:
-
-        def fail(*_: Any, **__: Any) -> None:
-            raise NoSpaceError("the disk is full")
-
-        full.setattr(store.files.kept, "note", fail)
-        with pytest.raises(NoSpaceError):
-            await file.write(0, b"data")
-    assert kept(tmp_path) == {}
-    await file.write(0, b"data")
-    assert kept(tmp_path) == {"f": b"data"}
 
 
 @on_mock_clock
