@@ -2,15 +2,14 @@
 
 import json
 import os
+from contextlib import suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 import shardfs
-from shardfs.errors import StoreError
+from shardfs.errors import ShardfsError, StoreError
 from tests.cli.conftest import Background
 from tests.stores.s3.clients import client_of, run
 from tests.support import commands
@@ -165,59 +164,34 @@ def test_why_a_server_is_not_trusted_is_said(
             run(partial(client_of(bucket.through(proxy.url)).client.get, "key"))
 
 
-LISTING = b"""<?xml version="1.0" encoding="UTF-8"?>
-<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name><Prefix></Prefix>
-<IsTruncated>false</IsTruncated></ListBucketResult>"""
-
-
-class Asked(BaseHTTPRequestHandler):
-    """Answers every request, and notes for which host and path it was."""
-
-    protocol_version = "HTTP/1.1"
-    seen: list[tuple[str, str]]
-
-    def do_GET(self) -> None:
-        path, _, query = self.path.removeprefix("http://").partition("/")[2].partition("?")
-        self.seen.append((self.headers["Host"], path))
-        body = LISTING if "list-type" in query else b"data"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET  # noqa: N815 - as the library calls it
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
-    ("style", "expected"),
+    ("style", "host", "paths"),
     [
-        ("virtual", [("bucket.s3.example.test:9000", path) for path in ("", "key", "key")]),
-        ("auto", [("s3.example.test:9000", path) for path in ("bucket", "bucket/key", "bucket/key")]),
+        ("virtual", "bucket.s3.example.test:9000", ["", "key", "key"]),
+        ("auto", "s3.example.test:9000", ["bucket", "bucket/key", "bucket/key"]),
     ],
 )
 def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str, expected: list[tuple[str, str]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    aws_environment: None,
+    s3_proxy: S3Proxy,
+    style: str,
+    host: str,
+    paths: list[str],
 ) -> None:
     keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\nregion = us-east-1\n"
     (tmp_path / "config").write_text(f"[profile lab]\n{keys}s3 =\n    addressing_style = {style}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    Asked.seen = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        for name in ("HTTP_PROXY", "http_proxy"):  # which is asked for any name
-            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
-        client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
-        run(partial(client.list_page, ""))
-        assert bytes(run(partial(client.get, "key")).data) == b"data"
-        run(partial(client.head, "key"))
-        server.shutdown()
-    assert Asked.seen == expected
+    for name in ("HTTP_PROXY", "http_proxy"):  # which is asked for any name
+        monkeypatch.setenv(name, s3_proxy.url)
+    s3_proxy.fail(None, Reply(404, "NoSuchKey"), times=None)
+    client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
+    for ask in (partial(client.list_page, ""), partial(client.get, "key"), partial(client.delete, "key")):
+        with suppress(ShardfsError):
+            run(ask)
+    asked = [(request.headers["host"], f"{request.bucket}/{request.key}".strip("/")) for request in s3_proxy.log]
+    assert asked == [(host, path) for path in paths]
 
 
 def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(

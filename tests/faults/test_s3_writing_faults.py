@@ -133,7 +133,7 @@ def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
         variables = s3_bucket.through(s3_proxy.url).environment | hasty(silence=silence)
 
         def again() -> Mount:
-            expected = (r"dataset\.commit", r"fuse\.operations", r"vfs\.session")
+            expected = (r"dataset\.commit", r"fuse\.operations", r"vfs\.session", r"stores\.kept_files")
             return mount(url, write=True, env=variables, state=tmp_path / "state", expect=expected)
 
         def elsewhere(state: Path) -> Mount:

@@ -349,7 +349,7 @@ def test_a_document_that_was_refused_is_kept_named_and_stored_when_asked(host: H
     assert host.elsewhere().recover() == []
 
 
-def test_a_file_that_was_closed_survives_a_killed_mount_and_one_that_was_not_replaces_nothing(
+def test_a_file_that_was_closed_survives_a_killed_mount_and_another_replaces_nothing(
     host: Host, s3_proxy: S3Proxy
 ) -> None:
     host.bucket.put(key("stored.txt"), b"first")

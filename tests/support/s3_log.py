@@ -6,11 +6,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter_ns
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _OF_INTEREST: Final = (
+    "host",
     "range",
     "if-match",
     "if-none-match",
@@ -23,21 +25,13 @@ _OF_INTEREST: Final = (
     "content-type",
 )
 _OF_BUCKETS: Final = {
-    "GET": (
-        ("list-type", "ListObjectsV2"),
-        ("uploads", "ListMultipartUploads"),
-        ("location", "GetBucketLocation"),
-        ("", "ListObjects"),
-    ),
+    "GET": (("list-type", "ListObjectsV2"), ("uploads", "ListMultipartUploads")),
     "HEAD": (("", "HeadBucket"),),
-    "PUT": (("", "CreateBucket"),),
-    "POST": (("delete", "DeleteObjects"),),
-    "DELETE": (("", "DeleteBucket"),),
 }
 _OF_OBJECTS: Final = {
-    "GET": (("uploadId", "ListParts"), ("tagging", "GetObjectTagging"), ("", "GetObject")),
+    "GET": (("", "GetObject"),),
     "HEAD": (("", "HeadObject"),),
-    "PUT": (("uploadId", "UploadPart"), ("tagging", "PutObjectTagging"), ("", "PutObject")),
+    "PUT": (("uploadId", "UploadPart"), ("", "PutObject")),
     "POST": (("uploads", "CreateMultipartUpload"), ("uploadId", "CompleteMultipartUpload")),
     "DELETE": (("uploadId", "AbortMultipartUpload"), ("", "DeleteObject")),
 }
@@ -45,7 +39,7 @@ _COPIES: Final = {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}
 
 OPERATIONS: Final = frozenset(
     name for table in (_OF_BUCKETS, _OF_OBJECTS) for rows in table.values() for _, name in rows
-) | {"ListBuckets", *_COPIES.values()}
+) | {*_COPIES.values()}
 """Names of the operations that are told apart."""
 
 
@@ -77,7 +71,7 @@ class Request:
         bucket, _, key = unquote(url.path).removeprefix("/").partition("/")
         query = dict(parse_qsl(url.query, keep_blank_values=True))
         headers = {name: headers[name] for name in _OF_INTEREST if name in headers}
-        operation = _operation(method, bucket, key, query, "x-amz-copy-source" in headers)
+        operation = _operation(method, key, query, "x-amz-copy-source" in headers)
         return cls(method, bucket, key, query, operation, headers, nbytes, perf_counter_ns())
 
     @property
@@ -86,9 +80,7 @@ class Request:
         return self.headers.get("range")
 
 
-def _operation(method: str, bucket: str, key: str, query: Mapping[str, str], copies: bool) -> str:
-    if not bucket:
-        return "ListBuckets"
+def _operation(method: str, key: str, query: Mapping[str, str], copies: bool) -> str:
     rows = (_OF_OBJECTS if key else _OF_BUCKETS).get(method, ())
     name = next((name for mark, name in rows if not mark or mark in query), f"{method} of something else")
     return _COPIES.get(name, name) if copies else name
@@ -143,7 +135,10 @@ class RequestLog:
 
     def max_in_flight(self, *operations: str) -> int:
         """How many requests of some operations, or of any, were under way at the same time."""
-        return max_in_flight(self.of(*operations))
+        requests = self.of(*operations)
+        changes = [(request.started, 1) for request in requests]
+        changes += [(request.finished, -1) for request in requests if request.finished is not None]
+        return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
     def wait_for(self, operation: str, count: int = 1, patience: float = 60.0) -> None:
         """Wait until an operation was asked for so often since the last `clear`."""
@@ -153,17 +148,6 @@ class RequestLog:
                 lambda: sum(request.operation == operation for request in self._requests) >= count, patience
             )
         assert came, f"{operation} was not asked for {count} times:\n{self}"
-
-
-def max_in_flight(requests: Iterable[Request]) -> int:
-    """How many of *requests* were under way at the same time."""
-    changes = [(request.started, 1) for request in requests]
-    changes += [(request.finished, -1) for request in requests if request.finished is not None]
-    now = most = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
 
 
 def _check(operations: Iterable[str]) -> None:

@@ -253,16 +253,16 @@ class S3Store:
     async def flush(self) -> None:
         """Store what was written to open files; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
-        unreachable: UnreachableError | None = None
+        is_reachable = True
         for spool in self._open_spools():
             try:
-                if unreachable is None:
+                if is_reachable:
                     await self._writable().flush(spool, also_empty=True)
-                elif spool.is_unsent:  # it cannot be stored either
-                    await self._writable().failed(spool, unreachable)
+                elif spool.is_unsent:
+                    await self._writable().failed(spool, UnreachableError(f"{self.url} did not answer"))
             except ShardfsError as error:
                 failures.append(f"{spool.key} is not stored: {error}")
-                unreachable = error if isinstance(error, UnreachableError) else None
+                is_reachable = is_reachable and not isinstance(error, UnreachableError)
         if failures:
             raise StoreError("; ".join(failures))
 
