@@ -396,14 +396,10 @@ class _Body(io.RawIOBase):
         if nbytes == 0:
             return 0
         try:
-            data = memoryview(self._content.read(self._position, nbytes))
-        except Exception as error:
+            buffer[:nbytes] = self._content.read(self._position, nbytes)
+        except Exception as error:  # also if less was read
             self.failure = error
             raise
-        if data.nbytes != nbytes:
-            self.failure = StoreError(f"{nbytes} bytes that were to be stored came as {data.nbytes}")
-            raise self.failure
-        buffer[:nbytes] = data
         self._position += nbytes
         return nbytes
 

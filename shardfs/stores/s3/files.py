@@ -13,7 +13,7 @@ from typing import Final, Unpack, cast, overload
 import trio
 
 from shardfs.errors import ConflictError, ExistsError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
-from shardfs.stores.base import Buffer, Content, Kept, NewAttributes, Snapshot, Splice, Stat, join_key
+from shardfs.stores.base import Buffer, NewAttributes, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.s3.heads import split
@@ -146,7 +146,7 @@ class Files:
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         file = await self.local_file(spool)
-        written = (await self._written(spool)).content(0, file.stat().size)
+        written = Splice(((await self._written(spool)).content(0, file.stat().size),))
         self.kept.forget_note(spool.name)
         try:
             spool.expected = await self.put(key, written, expected, exclusive=exclusive)
@@ -197,30 +197,20 @@ class Files:
         for directory in (split(to)[0], SPOOLS):
             await self.side.sync_directory(directory)
 
-    async def copy(self, source: S3Snapshot, to: str, expected: ObjectStat | None, *, exclusive: bool) -> ObjectStat:
-        """Make *to* a copy of *source*, with its properties; raises the errors of `put`."""
-        whole = Splice((Kept(0, source.size),))
-        return await self._put(to, whole, expected, exclusive=exclusive, source=source)
-
     async def put(
-        self, key: str, content: Content, expected: ObjectStat | None, *, exclusive: bool = False
-    ) -> ObjectStat:
-        """Store an object, replacing the version *expected*, or nothing.
-
-        Raises `StaleError`, or `ExistsError` if *exclusive*, if another program has changed it.
-        """
-        return await self._put(key, Splice((content,)), expected, exclusive=exclusive)
-
-    async def _put(
         self,
         key: str,
         splice: Splice,
         expected: ObjectStat | None,
         *,
-        exclusive: bool,
+        exclusive: bool = False,
         source: S3Snapshot | None = None,
     ) -> ObjectStat:
-        """Store an object; an earlier change of ours whose outcome is unknown is no conflict: it is replaced."""
+        """Store an object, replacing the version *expected*, or nothing; what is to be kept is of *source*.
+
+        An earlier change of ours whose outcome is unknown is replaced too. Raises `StaleError`, or `ExistsError` if
+        *exclusive*, if another program has changed the object.
+        """
         while True:
             edit = self.change(key, expected, source)
             try:

@@ -36,6 +36,7 @@ from shardfs.errors import (
 from shardfs.stores.base import (
     Entry,
     Expected,
+    Kept,
     Kind,
     NewAttributes,
     NewOwner,
@@ -43,6 +44,7 @@ from shardfs.stores.base import (
     OpenFile,
     ShardWriter,
     Snapshot,
+    Splice,
     Stat,
     is_reserved,
     join_key,
@@ -334,7 +336,7 @@ class S3Store:
             else:
                 state = files.expected(key, found)
             try:
-                await files.put(key, MemoryContent(memoryview(content)), state, exclusive=exclusive)
+                await files.put(key, Splice((MemoryContent(memoryview(content)),)), state, exclusive=exclusive)
             except StaleError as error:
                 if expected is None:
                     await files.kept.keep(new_name(), key, str(error), content)
@@ -478,8 +480,8 @@ class S3Store:
         async with files.holding(key), files.holding(to):
             expected = None if exclusive else files.expected(to, found)
             if _is_on_side(key):
-                content = await files.side.open(key)
-                await files.put(to, content.content(0, content.size), expected, exclusive=exclusive)
+                written = await files.side.open(key)
+                await files.put(to, Splice((written.content(0, written.size),)), expected, exclusive=exclusive)
                 files.detach(to)
                 await files.side.unlink(key)
                 return
@@ -490,7 +492,8 @@ class S3Store:
             else:
                 snapshot = await self.objects.open(key)
                 source = snapshot.object
-                await files.copy(snapshot, to, expected, exclusive=exclusive)
+                whole = Splice((Kept(0, snapshot.size),))
+                await files.put(to, whole, expected, exclusive=exclusive, source=snapshot)
                 if spool is not None:
                     spool.snapshot = await self.objects.open(to)
             files.detach(to)
