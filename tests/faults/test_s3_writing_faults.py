@@ -255,20 +255,6 @@ def test_an_object_that_goes_between_is_made_anew(writer: Callable[..., Writer],
     here.check_bucket()
 
 
-def test_an_etag_that_goes_back_and_forth_is_the_same_version(writer: Callable[..., Writer]) -> None:
-    here = writer()
-    before = here.bucket.get(SHARD)
-    here.write("c/0/1", b"ours")
-
-    def there_and_back() -> None:
-        here.bucket.put(SHARD, b"something else")
-        here.bucket.put(SHARD, before)
-
-    with here.meeting(Before(there_and_back), match="PutObject"):
-        here.flush()
-    here.check_bucket()
-
-
 def fill(here: Writer, count: int) -> None:
     """Write files that pass through, and half of each shard: so little is not committed by itself for a long time."""
     for i in (0, 2):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.commands import run_json
-from tests.support.corpus import CRC32C, GZIP, LITTLE, array, extension, sharding, transpose
+from tests.support.corpus import CRC32C, GZIP, LITTLE, array, sharding, transpose
 from tests.support.s3_mounts import BYTES, CHUNK, DOCUMENT_HEAD, PAGE, Remote, bytes_of, fill, index_nbytes
 
 
@@ -193,40 +193,3 @@ def test_info_lists_and_asks_for_no_shard(remote: Remote) -> None:
     asked = remote.asked()
     assert [each for each in asked if "/c/" in each and "LIST" not in each] == ["GET a/c/0 -1"]  # can objects be read?
     assert Counter(asked)["LIST a/c/"] == Counter(asked)["LIST b/c/"] == 1
-
-
-def test_a_cold_chunk_takes_its_index_and_its_bytes_the_next_its_bytes_and_an_absent_one_nothing(
-    remote: Remote,
-) -> None:
-    codec = sharding((1, 1, CHUNK), BYTES, index_location="start")
-    keys = extension("default", separator=".")
-    document = array((4, 4, 16 * CHUNK), (2, 2, 8 * CHUNK), codec, data_type="uint8", chunk_key_encoding=keys)
-    values = np.random.default_rng(0).integers(0, 256, document["shape"], np.uint8)
-    chunks = remote.store("image", document, absent=[(0, 1, 2)], values=values)
-    path = remote.mount() / "image"
-
-    def key(*coords: int) -> str:
-        return ".".join(["c", *map(str, coords)])
-
-    def place(coords: tuple[int, ...], shard: tuple[int, ...]) -> str:
-        return f"GET image/{key(*shard)} {span(remote, 'image', key(*shard), chunks[key(*coords)])}"
-
-    (path / "zarr.json").read_bytes()
-    remote.taken()
-    nbytes = index_nbytes(32)
-    index = f"0-{nbytes - 1}"
-
-    assert (path / key(0, 0, 1)).read_bytes() == chunks[key(0, 0, 1)]
-    requests = remote.proxy.log.of()
-    assert sum(request.bytes_out for request in requests) == nbytes + CHUNK
-    assert remote.asked() == [f"GET image/{key(0, 0, 0)} {index}", place((0, 0, 1), (0, 0, 0))]
-
-    assert (path / key(1, 1, 7)).read_bytes() == chunks[key(1, 1, 7)]  # far behind the first
-    assert remote.asked() == [place((1, 1, 7), (0, 0, 0))]
-
-    for absent in (key(0, 1, 2), key(4, 0, 0), key(0, 0, 16)):
-        assert not (path / absent).exists()
-    assert remote.asked() == []
-
-    assert (path / key(2, 0, 9)).read_bytes() == chunks[key(2, 0, 9)]
-    assert remote.asked() == [f"GET image/{key(1, 0, 1)} {index}", place((2, 0, 9), (1, 0, 1))]

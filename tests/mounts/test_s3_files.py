@@ -308,45 +308,28 @@ def test_own_changes_follow_each_other_without_a_look(host: Host) -> None:
     assert host.bucket.get(key("notes.txt")) == b"3"
 
 
-def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host) -> None:
-    host.bucket.put(key("notes.txt"), b"first")
+@pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
+def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host, name: str) -> None:
+    first = json.loads(host.bucket.get(key("zarr.json")))
+    host.bucket.put(key(name), json.dumps(first).encode())
     mounted = host.mount(expect=(CHANGED, KEPT))
-    assert (mounted.path / "notes.txt").read_bytes() == b"first"
-    host.bucket.put(key("notes.txt"), b"of another host")
-    refused(lambda: in_place(mounted.path / "notes.txt", b"ours"))
-    assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
-    deadline = time.monotonic() + PATIENCE
-    while KEPT not in mounted.log and time.monotonic() < deadline:  # the kernel closes it after the program went on
-        time.sleep(0.01)
-    kept = Path(mounted.log.partition(f"notes.txt {KEPT} ")[2].split(":")[0])
-    assert kept.read_bytes() == b"ours"
+    ours = json.loads((mounted.path / name).read_bytes()) | {"attributes": {"ours": 1}}
+    host.bucket.put(key(name), json.dumps(first | {"attributes": {"theirs": 1}}).encode())
+    refused(lambda: in_place(mounted.path / name, json.dumps(ours).encode()))
+    assert attributes((mounted.path / name).read_bytes()) == {"theirs": 1}
+    kept = Path(mounted.log.partition(f"{name} {KEPT} ")[2].split(":")[0])
+    assert attributes(kept.read_bytes()) == {"ours": 1}
     (found,) = [item for item in host.recover(host.url, status=FAILED) if item["kind"] != "slot"]
-    assert (found["kind"], found["key"]) == ("file", "notes.txt")
+    assert (found["kind"], found["key"]) == ("file", name)
     mounted.unmount()
     (listed,) = host.recover(status=FAILED)
     assert listed["message"].startswith(f"{host.url} at ")
-    assert "; notes.txt, which is not stored; " in listed["message"]
-    (found,) = host.recover(host.url, status=FAILED)
-    assert "notes.txt" in found["message"]
-    assert host.bucket.get(key("notes.txt")) == b"of another host"
+    assert f"; {name}, which is not stored; " in listed["message"]
+    assert attributes(host.bucket.get(key(name))) == {"theirs": 1}
     host.recover("--apply", host.url)
-    assert host.bucket.get(key("notes.txt")) == b"ours"
+    stored = json.loads(host.bucket.get(key(name)))
+    assert (stored["attributes"], stored["codecs"]) == ({"ours": 1}, first["codecs"])
     assert host.recover() == []
-
-
-def test_a_document_that_was_refused_is_kept_named_and_stored_when_asked(host: Host) -> None:
-    one, other = host.mount(), host.elsewhere().mount(expect=(CHANGED, KEPT))
-    document = json.loads((other.path / "zarr.json").read_bytes())
-    in_place(one.path / "zarr.json", json.dumps(document | {"attributes": {"one": 1}}).encode())
-    refused(lambda: in_place(other.path / "zarr.json", json.dumps(document | {"attributes": {"other": 1}}).encode()))
-    other.unmount()
-    (found,) = host.elsewhere().recover(host.url, status=FAILED)
-    assert (found["kind"], found["key"]) == ("file", "zarr.json")
-    host.elsewhere().recover("--apply", host.url)
-    stored = json.loads(host.bucket.get(key("zarr.json")))
-    assert stored["attributes"] == {"other": 1}
-    assert stored["codecs"][0]["name"] == "sharding_indexed"
-    assert host.elsewhere().recover() == []
 
 
 def test_a_file_that_was_closed_survives_a_killed_mount_and_another_replaces_nothing(

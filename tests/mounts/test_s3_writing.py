@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import array, sharding
 from tests.support.hosts import NEW, PREFIX, Host, make_host
 from tests.support.mounting import Mount, Mounter, flush
@@ -110,30 +109,6 @@ def test_a_shrink_empties_what_is_outside_and_growing_again_shows_nothing_of_it(
     assert sorted(os.listdir(mounted.path / "c/0")) == ["0", "1"]
     flush(mounted.path)
     assert [host.chunk(0, 0), host.chunk(1, 0), host.chunk(2, 0)] == [kept, None, None]
-
-
-@pytest.mark.parametrize("operation", ["PutObject", "UploadPartCopy"])
-def test_an_endpoint_that_ignores_a_condition_takes_one_writer_and_says_why(
-    host: Host, s3_proxy: S3Proxy, tmp_path: Path, operation: str
-) -> None:
-    copies = operation == "UploadPartCopy"
-    for header in ("x-amz-copy-source-if-match",) if copies else ("if-match", "if-none-match"):
-        s3_proxy.fail(operation, Ignore(header), times=None)
-    (tmp_path / "mnt").mkdir()
-    refused = host.run("mount", "--write", host.url, tmp_path / "mnt")
-    line = one_line_of(refused, SOURCE)
-    assert f"does not honour conditions on {'part copy' if copies else 'PUT'}" in line
-    assert "--single-writer" in line
-    assert not (tmp_path / "mnt").is_mount()
-    reading = host.mount(write=False)
-    assert (reading.path / "c/0/0").stat().st_size == 24
-    reading.unmount()
-    mounted = host.mounter(
-        host.url, write=True, state=host.state, env=host.bucket.environment, arguments=["--single-writer"]
-    )
-    (mounted.path / "c/0/0").write_bytes(NEW)
-    mounted.unmount()
-    assert host.chunk(0, 0) == NEW
 
 
 def test_a_large_file_whose_name_a_server_could_take_for_another_one_is_not_copied_unconditionally(

@@ -6,13 +6,13 @@ import time
 import pytest
 import trio
 
-from shardfs.errors import NotFoundError, StoreError
+from shardfs.errors import NotFoundError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import one_request
-from tests.support.fake_s3 import FakeS3, Request
+from tests.support.fake_s3 import FakeS3
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
 
 FILE, DIRECTORY = Kind.FILE, Kind.DIRECTORY
@@ -72,21 +72,6 @@ async def test_a_listing_goes_on_when_the_one_who_began_it_is_cancelled() -> Non
         nursery.start_soon(ask)
     assert found == [6, 6]
     assert fake.take_log() == lists("") * 4  # the second page was cancelled
-
-
-@on_mock_clock
-async def test_a_failure_is_no_empty_directory_and_is_forgotten() -> None:
-    fake = bucket("a/x", "a/y", page_size=1)
-
-    async def fail(request: Request) -> None:
-        if len(fake.log) == 2:
-            raise StoreError("InternalError")
-
-    fake.before = fail
-    store = reader_of(fake)
-    with pytest.raises(StoreError):
-        await store.list("a")
-    assert await names(store, "a") == [Entry("x", FILE), Entry("y", FILE)]
 
 
 @on_mock_clock
