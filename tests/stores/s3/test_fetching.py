@@ -69,6 +69,22 @@ async def test_a_failure_reaches_all_who_asked_each_as_an_error_of_its_own_and_i
     assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)] * 2
 
 
+@on_mock_clock
+async def test_what_is_wanted_while_no_connection_is_free_is_fetched_together() -> None:
+    fake = FakeS3(latency=LATENCY)
+    etag = fake.store("k", LARGE).etag
+    store = reader_of(fake)
+    snapshot = await store.open("k")
+    fake.take_log()
+    limiter = store.objects.client.limiter
+    limiter.total_tokens = 1
+    async with trio.open_nursery() as nursery, limiter:
+        for place in (5, 7, 6):
+            nursery.start_soon(snapshot.read, place * CHUNK, CHUNK)
+            await trio.sleep(1)
+    assert fake.take_log() == [get("k", 5 * CHUNK, 8 * CHUNK, etag)]
+
+
 @pytest.mark.parametrize("when", [0.0005, LATENCY / 2])
 @pytest.mark.parametrize("place", [0, 1])
 @on_mock_clock

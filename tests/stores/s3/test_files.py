@@ -355,6 +355,16 @@ async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(f
         with pytest.raises(StoreError, match="cannot be reached"):
             await store_it()
     assert await text(store, "f") == b"data"
+    assert kept(tmp_path) == {"f": b"data"}
+    fake.before = None
+    await file.flush()
+    assert kept(tmp_path) == {}
+    fake.remove(f"{PREFIX}/f")
+    store.forget("f")
+    fake.before = refuse
+    await file.write(0, b"data")
+    with pytest.raises(StoreError, match="cannot be reached"):
+        await file.flush()
     fake.take_log()
     await file.close()
     assert changes(fake) == {}, "it was tried"
