@@ -385,10 +385,6 @@ class Store(Protocol):
     def rewrites(self) -> bool:
         """Whether a new version is always a new object, so that nothing can be appended in place."""
 
-    @property
-    def directory_stat(self) -> Stat | None:
-        """The status of all directories, if the store keeps none for each."""
-
     def statistics(self) -> Mapping[str, object]:
         """Return the store's counts, as plain values."""
 

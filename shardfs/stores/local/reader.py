@@ -245,7 +245,6 @@ class LocalReader:
     """A local directory that is only read; *syscalls* are for subclasses that write."""
 
     rewrites = False
-    directory_stat = None
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a readable directory."""

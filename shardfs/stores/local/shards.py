@@ -7,7 +7,7 @@ import errno
 import mmap
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -70,15 +70,21 @@ def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence
 
 
 def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> None:
-    before, old_nbytes = os.fstat(fd), change.old_nbytes
-    with _taken_back_on_failure(syscalls, fd, old_nbytes):
-        begin = (old_nbytes, *change.ends)[-2]
-        at_once = at_once and change.nbytes - begin - change.tail_nbytes < _STEP_NBYTES
-        at_once = at_once and change.tail_nbytes > 0 and not any(end % BLOCK for end in change.ends)
+    before, begin = os.fstat(fd), (change.old_nbytes, *change.ends)[-2]
+    at_once = at_once and change.nbytes - begin - change.tail_nbytes < _STEP_NBYTES
+    at_once = at_once and change.tail_nbytes > 0 and not any(end % BLOCK for end in change.ends)
+    try:
         if not at_once or not _append_directly(syscalls, fd, change):
             _append_through_cache(syscalls, fd, change)
         _move_time(syscalls, fd, before)
         syscalls.sync(fd)
+    except Exception as error:
+        try:
+            if os.fstat(fd).st_size > change.old_nbytes:  # else another program has shortened it
+                syscalls.truncate(fd, change.old_nbytes)
+        except OSError as second:
+            raise StoreError(f"{error}; what was written cannot be taken back: {second.strerror}") from error
+        raise
 
 
 def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
@@ -138,20 +144,6 @@ def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
     except PermissionError:  # only its owner may set any time; others may set the present one, and the clock ticks soon
         while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, now.st_mtime_ns):
             syscalls.utime(fd)
-
-
-@contextmanager
-def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int) -> Iterator[None]:
-    """Cut the file to its old size if the block fails; one that another program has shortened stays as it is."""
-    try:
-        yield
-    except Exception as error:
-        try:
-            if os.fstat(fd).st_size > nbytes:
-                syscalls.truncate(fd, nbytes)
-        except OSError as second:
-            raise StoreError(f"{error}; what was written cannot be taken back: {second.strerror}") from error
-        raise
 
 
 def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop: int) -> None:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from mmap import mmap
@@ -130,11 +130,10 @@ def is_local(fd: int) -> bool:
     return _file_system_of(fd) in _LOCAL
 
 
-def ofd_lock(fd: int, *, wait: bool = False) -> bool:
-    """Lock an open file description; return False if another one has the file locked, unless told to *wait*."""
-    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+def ofd_lock(fd: int) -> bool:
+    """Lock an open file description; return False if another one has the file locked."""
     try:
-        fcntl.fcntl(fd, command, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -241,9 +240,7 @@ class Syscalls:
 
     def sync_file_system(self, fd: int) -> None:
         """Make durable everything that was written to the file system of an open file."""
-        if _LIBC.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        _call(_LIBC.syncfs, fd)
 
     def sync_directory(self, fd: int) -> None:
         """Make the names in a directory durable, if its file system can do that."""
@@ -259,7 +256,10 @@ class Syscalls:
 
     def rename_exclusive(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
         """Rename *name* to *new*, which must not exist; EINVAL or ENOSYS if this is not possible atomically."""
-        _renameat2(dir_fd, os.fsencode(name), new_dir_fd, os.fsencode(new), _RENAME_NOREPLACE)
+        if not hasattr(_LIBC, "renameat2"):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        flags = ctypes.c_uint(_RENAME_NOREPLACE)
+        _call(_LIBC.renameat2, dir_fd, os.fsencode(name), new_dir_fd, os.fsencode(new), flags)
 
     def link(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
         """Give *name* the second name *new*, which must not exist."""
@@ -300,17 +300,15 @@ class Syscalls:
 SYSCALLS: Final = Syscalls()
 
 
-def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
-    """Call `renameat2`, which Python's `os` lacks."""
-    if b"\0" in name + new:
+def _call(function: Callable[..., int], *args: object) -> int:
+    """Call a function of the C library that Python's `os` lacks; raises `OSError` if it fails."""
+    if any(isinstance(value, bytes) and b"\0" in value for value in args):
         raise ValueError("embedded null byte")
-    try:
-        call = _LIBC.renameat2
-    except AttributeError:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
-    if call(dir_fd, name, new_dir_fd, new, ctypes.c_uint(flags)) != 0:
+    result = function(*args)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
 
 
 @contextmanager
@@ -382,14 +380,8 @@ def _has_openat2() -> bool:
 
 
 def _openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
-    if b"\0" in path:
-        raise ValueError("embedded null byte")
     how = _OpenHow(flags, 0, resolve)
-    fd: int = _LIBC.syscall(_OPENAT2, dir_fd, path, ctypes.byref(how), ctypes.sizeof(how))
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return fd
+    return _call(_LIBC.syscall, _OPENAT2, dir_fd, path, ctypes.byref(how), ctypes.sizeof(how))
 
 
 def _walk(root: Descriptor, key: str, flags: int) -> Descriptor:

@@ -257,7 +257,7 @@ class ChunkTree:
         now = hierarchy.clock()
         if known is None or known[0] <= now:
             status = (await hierarchy.node(self.path)).stat
-            if self.root and store.directory_stat is None:
+            if self.root and not store.rewrites:
                 with suppress(NotFoundError):
                     stored = await store.stat(join_key(self.path, self.root))
                     status = stored if stored.kind is Kind.DIRECTORY else status
