@@ -124,10 +124,6 @@ class KeptFiles:
                     found.append(self._read(name.removesuffix(_SUFFIX)))
         return sorted(found, key=lambda file: (file.mtime_ns, file.path))
 
-    def has(self, name: str) -> bool:
-        """Whether the file *name* is kept."""
-        return os.path.exists(self.path(name) + _SUFFIX)
-
     def path(self, name: str) -> str:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)

@@ -12,7 +12,15 @@ from typing import Final, Unpack, cast, overload
 
 import trio
 
-from shardfs.errors import ConflictError, ExistsError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
+from shardfs.errors import (
+    ConflictError,
+    ExistsError,
+    NotFoundError,
+    ReadOnlyError,
+    ShardfsError,
+    StaleError,
+    StoreError,
+)
 from shardfs.stores.base import Buffer, NewAttributes, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
@@ -150,15 +158,17 @@ class Files:
         self.kept.forget_note(spool.name)
         try:
             spool.expected = await self.put(key, written, expected, exclusive=exclusive)
-        except ShardfsError as error:
-            await self.failed(spool, error)
+        except BaseException as error:
+            ended = StoreError("its mount ended before it was stored")
+            await self.failed(spool, error if isinstance(error, ShardfsError) else ended)
             raise
-        spool.is_unsent, spool.error = False, None
+        spool.is_unsent = False
+        spool.error = None
 
     async def failed(self, spool: Spool, error: ShardfsError) -> None:
-        """Keep a spool that cannot be stored, unless it is empty and another program has stored the name."""
+        """Keep what is unsent of a spool: it cannot be stored."""
         spool.error = error
-        if spool.file is not None and not (isinstance(error, StaleError) and not spool.stat().size):
+        if _must_be_kept(spool):
             await self.kept.keep(spool.name, spool.key, str(error))
 
     async def close(self, spool: Spool) -> None:
@@ -264,7 +274,7 @@ class Files:
         """Forget a spool that nobody uses any more, with its file, unless that is kept."""
         del self.spools[spool.key]
         spool.is_nameless = True
-        if not self.kept.has(spool.name):
+        if not _must_be_kept(spool):
             remove_kept(self.kept.path(spool.name))
 
     async def local_file(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
@@ -368,6 +378,12 @@ class SpoolFile:
         if self._files is None:
             raise ReadOnlyError(f"{self.spool.key} is open for reading only")
         return self._files
+
+
+def _must_be_kept(spool: Spool) -> bool:
+    """Whether a spool holds what could not be stored; not if it is empty and another program has stored the name."""
+    is_void = isinstance(spool.error, StaleError) and not spool.stat().size
+    return spool.is_unsent and spool.error is not None and spool.file is not None and not is_void
 
 
 @overload

@@ -260,7 +260,7 @@ class S3Store:
             try:
                 if is_reachable:
                     await self._writable().flush(spool, also_empty=True)
-                elif spool.is_unsent:
+                else:
                     await self._writable().failed(spool, UnreachableError(f"{self.url} did not answer"))
             except ShardfsError as error:
                 failures.append(f"{spool.key} is not stored: {error}")

@@ -341,6 +341,21 @@ async def test_with_too_much_kept_nothing_more_is_written(
 
 
 @on_mock_clock
+async def test_what_is_being_stored_when_the_mount_ends_is_kept(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=True)
+    await file.write(0, b"data")
+
+    async def hang(request: Request) -> None:
+        await trio.sleep_forever()
+
+    fake.before = hang
+    with trio.move_on_after(1):
+        await file.close()
+    assert kept(tmp_path) == {"f": b"data"}
+
+
+@on_mock_clock
 async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     file = await store.create("f", 0o644, exclusive=True)
