@@ -7,6 +7,6 @@ an `UnshardedArray`, the document to show and the `ShardGrid` behind it, or rais
 `ShardGrid.locate(coords)` returns the shard and the index entry of an inner chunk, and `ShardIndex.range(entry)` its
 bytes. `update.plan_write` plans a new version of a shard.
 
-`dtype` knows data types and fill values, `grid` chunk grids and chunk keys, and `codecs` how chunks are encoded.
-`index_search` finds the last valid index of a torn shard. The modules in `lens` make the views.
+`dtype` knows data types and fill values, `grid` chunk grids and chunk keys, and `codecs` how chunks are encoded. The
+modules in `lens` make the views.
 """

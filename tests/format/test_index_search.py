@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError
-from shardfs.format import index_search
+from shardfs.format import index as index_module
 from shardfs.format.document import parse_codecs
-from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout
-from shardfs.format.index_search import find_last_index
+from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout, find_last_index
 from tests.support.corpus import BIG, CRC32C, LITTLE, transpose
 from tests.support.encoder import encode_array
 
@@ -54,8 +53,8 @@ def last_index(layout: IndexLayout, data: bytes) -> int | None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the bytes of a test are many blocks of several rows."""
-    monkeypatch.setattr(index_search, "_ROW", 5)
-    monkeypatch.setattr(index_search, "_ROWS", 3)
+    monkeypatch.setattr(index_module, "_ROW", 5)
+    monkeypatch.setattr(index_module, "_ROWS", 3)
 
 
 tails = st.one_of(
@@ -116,8 +115,8 @@ def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layou
 
 
 def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_search, "_ROW", 128)
-    monkeypatch.setattr(index_search, "_ROWS", 64)
+    monkeypatch.setattr(index_module, "_ROW", 128)
+    monkeypatch.setattr(index_module, "_ROWS", 64)
     shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3) + bytes(1 << 20)
     tracemalloc.start()
     assert find_last_index(layout_of([LITTLE, CRC32C], 3), shard) == 3

@@ -37,8 +37,7 @@ from shardfs.dataset.wal.recovery import (
 )
 from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
-from shardfs.format.index import IndexLayout, ShardIndex, damaged
-from shardfs.format.index_search import find_last_index
+from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
 from shardfs.format.sharding import Coords, ShardingLevel
 from shardfs.stores.base import Kept, Snapshot, Splice, join_key, write_all
 from shardfs.stores.kept_files import KeptFile

@@ -15,8 +15,7 @@ from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, S
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
-from shardfs.format.index import IndexLayout, are_empty, damaged
-from shardfs.format.index_search import find_last_index
+from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20
