@@ -1,13 +1,14 @@
 """Arrays shown as `.npy` files, read-only: a header, then all elements in C order.
 
-Source: NumPy Enhancement Proposal 1, with versions 2.0 and 3.0 of the format as `numpy.lib.format` documents them.
+Source: NumPy Enhancement Proposal 1, with version 2.0 of the format as `numpy.lib.format` documents it.
 """
 
 import math
-import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,10 +25,6 @@ from shardfs.format.metadata import ArrayMetadata, Metadata
 ATTRIBUTES: Final = ".json"
 """The suffix of the names under which attributes are shown."""
 
-_MAGIC: Final = b"\x93NUMPY"
-_ALIGNMENT: Final = 64
-_GROWTH_DIGITS: Final = 21  # space that NumPy reserves so that the first axis can grow in place
-_VERSIONS: Final = (((1, 0), "<H", "latin-1"), ((2, 0), "<I", "latin-1"), ((3, 0), "<I", "utf-8"))
 _MAX_NBYTES: Final = 2**63 - 1
 
 
@@ -59,17 +56,11 @@ def npy_header(data_type: DataType, shape: tuple[int, ...]) -> bytes:
     if not data_type.is_native:
         raise NotShownError(f"the data type {data_type.name} has no .npy form")
     descr = np.lib.format.dtype_to_descr(data_type.dtype)
-    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    text += " " * (_GROWTH_DIGITS - len(repr(shape[0])) if shape else 0)
-    for version, size_format, encoding in _VERSIONS:
-        prefix_nbytes = len(_MAGIC) + 2 + struct.calcsize(size_format)
-        try:
-            encoded = text.encode(encoding)
-        except UnicodeEncodeError:
-            continue
-        padded = encoded + b" " * (_ALIGNMENT - (prefix_nbytes + len(encoded) + 1) % _ALIGNMENT) + b"\n"
-        if len(padded) < 256 ** struct.calcsize(size_format):
-            return _MAGIC + bytes(version) + struct.pack(size_format, len(padded)) + padded
+    for write in (np.lib.format.write_array_header_1_0, np.lib.format.write_array_header_2_0):
+        parts: list[bytes] = []
+        with suppress(ValueError):  # it is too long, or not Latin-1
+            write(SimpleNamespace(write=parts.append), {"descr": descr, "fortran_order": False, "shape": shape})
+            return b"".join(parts)
     raise NotShownError(f"the data type {data_type.name} does not fit into the header of an .npy file")
 
 
