@@ -259,7 +259,7 @@ class PlannedArray:
             shards=grid.shards.nchunks,
             chunks_per_shard=grid.index_shape(origin),
             shard_nbytes=transfer.nbytes(origin),
-            varies=element is None,
+            varies=element is None or element.varies,
             caveat=_NOT_IN_SHARDS if element is not None and element.dtype.kind == "V" else None,
         )
 

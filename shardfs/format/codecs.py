@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
-from shardfs.format.document import MAX_LENGTH, Extension, Json, brief
+from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief
 from shardfs.format.dtype import DataType
 
 if sys.version_info >= (3, 14):
@@ -40,14 +40,12 @@ MAX_CHUNK_NBYTES: Final = 512 * 2**20
 """The largest size that a chunk may decode to; decoding needs a few times that much memory."""
 _MAX_COPIED_NBYTES: Final = 2**35  # for chunks of many parts: each part copies all that follow it
 
-GZIP_LEVELS: Final = (0, 9)
-ZSTD_LEVELS: Final = (-131072, 22)
-BLOSC_LEVELS: Final = (0, 9)
 _MAX_BLOSC_NBYTES: Final = 2**31 - 17  # the header is included
-BLOSC_BLOCK_NBYTES: Final = (0, _MAX_BLOSC_NBYTES)
-MAX_TYPESIZE: Final = 255
+_MAX_TYPESIZE: Final = 255
 SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
 """The shuffle modes of blosc, in the order of their numbers."""
+COMPRESSORS: Final = ("blosclz", "lz4", "lz4hc", "zlib", "zstd", "snappy")
+"""The compressors in blosc."""
 
 _ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
 _ARRAY_TO_BYTES: Final = frozenset(
@@ -247,43 +245,53 @@ def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
     `RefusedError` for more data than a codec supports.
     """
     for codec in codecs:
-        data = _CODECS[codec.name].encode(codec, data)
+        data = _CODECS[codec.name].encode(parameters(codec), data)
     return bytes(data)
 
 
-def _encode_gzip(codec: Extension, data: Buffer) -> bytes:
-    codec.expect("level")
-    return zlib.compress(data, codec.integer("level", 5, *GZIP_LEVELS), wbits=31)
+def parameters(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
+    """Return the configuration of a bytes → bytes codec that is decodable, with the usual values for missing members.
+
+    *item_nbytes* is the size of an element, if it is known. Raises `MetadataError` for an unknown member or an invalid
+    value.
+    """
+    match codec.name:
+        case "gzip":
+            found: dict[str, Json] = {"level": codec.integer("level", 5, 0, 9)}
+        case "zstd":
+            checksum = codec.configuration.get("checksum", False)
+            if not isinstance(checksum, bool):
+                raise MetadataError(f"the checksum of zstd must be true or false, not {brief(checksum)}")
+            found = {"level": codec.integer("level", 0, -131072, 22), "checksum": checksum}
+        case "blosc":
+            usual = item_nbytes if item_nbytes <= _MAX_TYPESIZE else 1
+            typesize = codec.integer("typesize", usual, 1, _MAX_TYPESIZE)
+            found = {
+                "typesize": typesize,
+                "cname": codec.choice("cname", "zstd", COMPRESSORS),
+                "clevel": codec.integer("clevel", 5, 0, 9),
+                "shuffle": codec.choice("shuffle", "bitshuffle" if typesize == 1 else "shuffle", SHUFFLES),
+                "blocksize": codec.integer("blocksize", 0, 0, _MAX_BLOSC_NBYTES),
+            }
+        case _:
+            found = {}
+    codec.expect(*found)
+    return found
 
 
-def _encode_zstd(codec: Extension, data: Buffer) -> bytes:
+def _encode_zstd(options: Document, data: Buffer) -> bytes:
     from numcodecs.zstd import compress
 
-    codec.expect("level", "checksum")
-    checksum = codec.configuration.get("checksum", False)
-    if not isinstance(checksum, bool):
-        raise MetadataError(f"the checksum of zstd must be true or false, not {brief(checksum)}")
-    level = codec.integer("level", 0, *ZSTD_LEVELS)
-    return bytes(compress(data, level, checksum))
+    return bytes(compress(data, options["level"], options["checksum"]))
 
 
-def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
+def _encode_blosc(options: Document, data: Buffer) -> bytes:
     from numcodecs import blosc
 
-    codec.expect("cname", "clevel", "shuffle", "typesize", "blocksize")
-    level = codec.integer("clevel", 5, *BLOSC_LEVELS)
-    typesize = codec.integer("typesize", 1, 1, MAX_TYPESIZE)
-    blocksize = codec.integer("blocksize", 0, *BLOSC_BLOCK_NBYTES)
-    compressor = codec.choice("cname", "zstd", blosc.list_compressors())
-    shuffle = codec.choice("shuffle", "bitshuffle" if typesize == 1 else "shuffle", SHUFFLES)
     if len(data) > _MAX_BLOSC_NBYTES:
         raise RefusedError(f"blosc holds no more than {_MAX_BLOSC_NBYTES} bytes, not {len(data)}")
-    return bytes(blosc.compress(data, compressor.encode(), level, SHUFFLES.index(shuffle), blocksize, typesize))
-
-
-def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
-    codec.expect()
-    return b"".join((data, crc32c(data).to_bytes(CRC32C_NBYTES, "little")))
+    cname, clevel, blocksize, typesize = (options[each] for each in ("cname", "clevel", "blocksize", "typesize"))
+    return bytes(blosc.compress(data, cname.encode(), clevel, SHUFFLES.index(options["shuffle"]), blocksize, typesize))
 
 
 def crc32c(data: Buffer | npt.NDArray[np.uint8], before: int = 0) -> int:
@@ -297,17 +305,22 @@ def crc32c(data: Buffer | npt.NDArray[np.uint8], before: int = 0) -> int:
 
 
 class _BytesCodec(NamedTuple):
-    """Encoder and decoder of a bytes → bytes codec; `decode` raises for output beyond the given size."""
+    """Decoder and encoder of a bytes → bytes codec.
+
+    `decode` raises for output beyond the given size, `encode` takes what `parameters` returns.
+    """
 
     decode: Callable[[Buffer, int], Buffer]
-    encode: Callable[[Extension, Buffer], bytes]
+    encode: Callable[[Document, Buffer], bytes]
 
 
 _CODECS: Final = {
-    "gzip": _BytesCodec(_decode_gzip, _encode_gzip),
+    "gzip": _BytesCodec(_decode_gzip, lambda options, data: zlib.compress(data, options["level"], wbits=31)),
     "zstd": _BytesCodec(_decode_zstd, _encode_zstd),
     "blosc": _BytesCodec(_decode_blosc, _encode_blosc),
-    "crc32c": _BytesCodec(_decode_crc32c, _encode_crc32c),
+    "crc32c": _BytesCodec(
+        _decode_crc32c, lambda _, data: b"".join((data, crc32c(data).to_bytes(CRC32C_NBYTES, "little")))
+    ),
 }
 
 
@@ -329,7 +342,7 @@ class ChunkCodec:
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
         """Parse the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
         try:
-            known, chain = DataType.parse(data_type), parse_chain(codecs, "codecs")
+            known, chain = DataType.of_fixed_size(data_type), parse_chain(codecs, "codecs")
             for extension in chain:
                 if extension.name not in ("transpose", "bytes") and not is_decodable(extension):
                     raise NotShownError(f"the codec {brief(extension.name)} cannot be decoded")

@@ -67,10 +67,11 @@ _V2_SCALAR: Final = re.compile(r"[<>|]?[biufcmMSUVO][0-9]{0,9}(\[[0-9]{0,9}\w{1,
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A data type whose elements all have the same size.
+    """A data type.
 
-    *dtype* is the NumPy layout of an element, little-endian, for swapping bytes and moving axes. *is_native*: it is
-    NumPy's own type. bfloat16, for example, is laid out as an unsigned integer, and is not native.
+    *dtype* is the NumPy layout of an element, little-endian, for swapping bytes and moving axes; a type of objects if
+    elements vary in size. *is_native*: it is NumPy's own type. bfloat16, for example, is laid out as an unsigned
+    integer, and is not native.
     """
 
     name: str
@@ -79,11 +80,16 @@ class DataType:
 
     @classmethod
     def parse(cls, data_type: Json) -> "DataType":
-        """Parse the `data_type` member of an array; raises `NotShownError` if its elements vary in size or are unknown.
+        """Parse the `data_type` member of an array; raises `NotShownError` if it is unknown.
 
         Raises `MetadataError` for a known type that is not written according to its specification.
         """
         return _parse(data_type, 0)
+
+    @classmethod
+    def of_fixed_size(cls, data_type: Json) -> "DataType":
+        """Do what `parse` does; raises `NotShownError` also if elements vary in size."""
+        return _parse_fixed(data_type, 0)
 
     @classmethod
     def find(cls, data_type: Json) -> "DataType | None":
@@ -94,8 +100,13 @@ class DataType:
             return None
 
     @property
+    def varies(self) -> bool:
+        """Whether elements vary in size."""
+        return self.dtype.hasobject
+
+    @property
     def nbytes(self) -> int:
-        """Size of an element in bytes."""
+        """Size of an element in bytes, if it does not vary."""
         return self.dtype.itemsize
 
     @property
@@ -115,7 +126,14 @@ class DataType:
 def item_nbytes(data_type: Json) -> int | None:
     """Return the size of an element in bytes; None if it varies or the type is unknown."""
     found = DataType.find(data_type)
-    return None if found is None else found.nbytes
+    return None if found is None or found.varies else found.nbytes
+
+
+def _parse_fixed(data_type: Json, depth: int) -> DataType:
+    parsed = _parse(data_type, depth)
+    if parsed.varies:
+        raise NotShownError(f"elements of the data type {parsed.name} vary in size")
+    return parsed
 
 
 def _parse(data_type: Json, depth: int) -> DataType:
@@ -139,8 +157,9 @@ def _parse(data_type: Json, depth: int) -> DataType:
         if digits.startswith("0") or nbits % 8:
             raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
         return DataType(name, _sized("V", nbits // 8), True)
-    if name == "json" or name in VLEN_SERIALIZERS:
-        raise NotShownError(f"elements of the data type {name} vary in size")
+    if name in VLEN_SERIALIZERS:
+        extension.expect()
+        return DataType(name, np.dtypes.StringDType() if name == "string" else np.dtype(object), True)
     raise NotShownError(f"the data type {brief(name)} is not known")
 
 
@@ -163,7 +182,7 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
                 raise MetadataError(f"a field of {extension.name} must have a name and a data type, not {brief(field)}")
         if not name or name in parsed:
             raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
-        parsed[name] = _parse(data_type, depth + 1)
+        parsed[name] = _parse_fixed(data_type, depth + 1)
     is_native = all(field.is_native for field in parsed.values())
     return _record(extension.name, list(parsed.items()), is_native=is_native)
 
@@ -205,13 +224,11 @@ def _check_size(nbytes: int) -> None:
 
 def v2_dtype(data_type: Json, endian: str) -> Json:
     """Return the `dtype` of a `.zarray` for elements stored in byte order *endian*; raises `NotShownError`."""
-    name = type_name(data_type)
-    if name in VLEN_SERIALIZERS:
-        Extension.parse(data_type, "data_type").expect()
-        return "|O"
     parsed = DataType.parse(data_type)
+    if parsed.varies:
+        return "|O"
     if not parsed.is_native:
-        raise NotShownError(f"the data type {brief(name)} has no Zarr v2 form")
+        raise NotShownError(f"the data type {brief(parsed.name)} has no Zarr v2 form")
     parsed.check_endian(endian)
     return v2_fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
 
@@ -284,26 +301,20 @@ def fill_element(data_type: Json, fill_value: Json) -> bytes:
     Raises `MetadataError` if *fill_value* is invalid for *data_type*, and `NotShownError` for a type that NumPy does
     not have: no view that needs its elements shows it. Bytes of varying size can only be empty.
     """
-    name = type_name(data_type)
-    if name in VLEN_SERIALIZERS:
-        if not isinstance(fill_value, str):
-            raise MetadataError(f"the fill value {brief(fill_value)} is not one of {name}")
-        if fill_value and name != "string":
-            raise MetadataError(f"a fill value of {name}, as {brief(fill_value)}, is not read")
-        return fill_value.encode(errors="surrogatepass")
     parsed = DataType.parse(data_type)
     if not parsed.is_native:
-        raise NotShownError(f"fill values of the data type {name} are not read")
+        raise NotShownError(f"fill values of the data type {parsed.name} are not read")
     element = parse_element(parsed.dtype, fill_value)
     if element is None:
-        raise MetadataError(f"the data type {name} has no fill value {brief(fill_value)}")
+        raise MetadataError(f"the data type {parsed.name} has no fill value {brief(fill_value)}")
     return element
 
 
 def v2_fill_element(data_type: Json, fill_value: Json) -> bytes:
     """Return what `fill_element` does, for the `fill_value` of a `.zarray`; null is only valid for text."""
-    if type_name(data_type) not in VLEN_SERIALIZERS:
-        return v2_element(DataType.parse(data_type).dtype, fill_value)
+    parsed = DataType.parse(data_type)
+    if not parsed.varies:
+        return v2_element(parsed.dtype, fill_value)
     # zarr-python 2 writes null or 0 as a default.
     is_default = fill_value is None or (type(fill_value) is int and not fill_value)
     return fill_element(data_type, "" if is_default else fill_value)
@@ -322,12 +333,12 @@ def v2_fill_value(data_type: Json, element: bytes) -> Json:
 
     Raises `NotShownError` for a NaN other than that of "NaN", and for invalid text.
     """
-    name = type_name(data_type)
-    if name in VLEN_SERIALIZERS:
-        # For bytes, zarr-python 2 would read text as text, and its filter refuses to encode that.
-        return element.decode(errors="surrogatepass") if name == "string" else None
     dtype = DataType.parse(data_type).dtype
     match dtype.kind:
+        case "T":
+            return element.decode(errors="surrogatepass")
+        case "O":
+            return None  # zarr-python 2 would read text as text, and its filter refuses to encode that
         case "f":
             return _float_to_json(element)
         case "c":
@@ -399,6 +410,10 @@ def _element(dtype: np.dtype[Any], value: Json) -> bytes:
         case "U" if isinstance(value, str):
             # JSON may contain an unpaired surrogate, and NumPy accepts it.
             element = value.encode("utf-32-le", "surrogatepass").ljust(nbytes, b"\0")
+        case "T" if isinstance(value, str):
+            return value.encode(errors="surrogatepass")
+        case "O" if value == "":
+            return b""
         case "V" if isinstance(value, dict) and dtype.names is not None and value.keys() == set(dtype.names):
             return b"".join(_element(dtype[name], value[name]) for name in dtype.names)
         case "V" if isinstance(value, list) and dtype.names is None and all(type(byte) is int for byte in value):

@@ -30,7 +30,7 @@ from shardfs.format.document import (
     parse_json,
     parse_lengths,
 )
-from shardfs.format.dtype import DataType
+from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.indexed import INDEXED, is_indexed, sharding_of
 from shardfs.format.sharding import MAX_LEVELS
@@ -216,7 +216,13 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
     return normal
 
 
-def is_encoded_alike(one: Extension, other: Extension) -> bool:
+def are_same_codecs(one: Sequence[Extension], other: Sequence[Extension], data_type: Json) -> bool:
+    """Whether two codec chains for *data_type* mean the same, and control the encoder alike."""
+    normal = [canonical(normal_codecs(codecs, data_type)) for codecs in (one, other)]
+    return normal[0] == normal[1] and all(map(_is_encoded_alike, one, other))
+
+
+def _is_encoded_alike(one: Extension, other: Extension) -> bool:
     """Whether two codecs of one name control the encoder alike; only members that both have are compared."""
     defaults = _ENCODER_DEFAULTS.get(one.name, {})
     mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
@@ -227,7 +233,7 @@ def is_encoded_alike(one: Extension, other: Extension) -> bool:
 
 
 def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:
-    known = DataType.find(data_type)
+    known = DataType.find(data_type) if item_nbytes(data_type) else None
     # Structs count as having a byte order: the fingerprints in existing journals were made so.
     if known is not None and (known.nbytes == 1 or (known.dtype.names is None and not known.has_byte_order)):
         return {name: value for name, value in configuration.items() if name != "endian"}

@@ -84,7 +84,7 @@ def test_types_that_numpy_does_not_have_are_laid_out_as_tensorstore_does(name: s
 )
 def test_a_sound_type_without_a_layout_here_is_not_shown(data_type: Any, reason: str) -> None:
     with pytest.raises(NotShownError, match=reason):
-        DataType.parse(data_type)
+        DataType.of_fixed_size(data_type)
     assert item_nbytes(data_type) is None
 
 

@@ -113,33 +113,13 @@ def test_a_key_has_one_spelling(encoding: ChunkKeyEncoding, key: str, ndim: int)
         assert encoding.encode(coords) == key
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            "00",
-            "01",
-            "-0",
-            "-1",
-            "+1",
-            " 1",
-            "1 ",
-            "1\n",
-            "1_0",
-            "1.0",
-            "1e3",
-            "0x1",
-            "١",
-            "１",
-            "²",
-            "c",
-            "9" * 20,
-        ),
-        *("9" * 10_000_000, "\udc80", "1\0"),
-    ],
-    ids=lambda text: ascii(text[:12]),
-)
+NO_NUMBERS = [
+    *("", "00", "01", "-0", "-1", "+1", " 1", "1 ", "1\n", "1_0", "1.0", "1e3", "0x1", "١", "１", "²", "c", "9" * 20),
+    *("9" * 10_000_000, "\udc80", "1\0"),
+]
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text[:12]))
 def test_other_spellings_of_numbers_are_no_coordinates(text: str) -> None:
     assert parse_coordinate(text) is None
 

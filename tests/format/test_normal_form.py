@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from shardfs.errors import MetadataError
-from shardfs.format.metadata import FINGERPRINT_NBYTES, ArrayMetadata, fingerprint, parse_node
+from shardfs.format.metadata import FINGERPRINT_NBYTES, ArrayMetadata, fingerprint, parse_array, parse_node
 from shardfs.format.sharding import MAX_LEVELS
 from tests.support.corpus import (
     BIG,
@@ -24,9 +24,7 @@ from tests.support.json_values import mutated_documents
 
 
 def of(document: Any) -> bytes:
-    node = parse_node(document)
-    assert isinstance(node, ArrayMetadata)
-    return fingerprint(node)
+    return fingerprint(parse_array(document))
 
 
 def stored(*codecs: Any, grid: Any = (4, 6), **members: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Where inner chunks lie: `locate`, its inverse, and rows of them, for every array of the corpus."""
 
-import json
 import math
 from itertools import product
 from typing import Any
@@ -9,16 +8,14 @@ import pytest
 
 from shardfs.errors import NotUnshardable
 from shardfs.format.lens.unsharded import unshard
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.metadata import parse_array
 from shardfs.format.sharding import Coords, ShardGrid
 from tests.support.corpus import LITTLE, Case, array, extension, rectilinear, sharding, transpose
 from tests.support.parametrize import every_case
 
 
 def grid_of(document: dict[str, Any]) -> ShardGrid:
-    parsed = parse_document(json.dumps(document).encode())
-    assert isinstance(parsed, ArrayMetadata)
-    return unshard(parsed).grid
+    return unshard(parse_array(document)).grid
 
 
 def all_coords(grid: ShardGrid) -> list[Coords]:

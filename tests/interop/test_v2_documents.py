@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from shardfs.format.lens.v2 import array_documents, edit_array
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.metadata import parse_array
 from tests.support.clients import ZARR2, read_zarr2
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, extension, transpose
 
@@ -145,12 +145,6 @@ def values_of(array: zarr.Array[Any]) -> Any:
             return rng.integers(0, 100, nbytes, "u1").view(dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def parsed(document: dict[str, Any]) -> ArrayMetadata:
-    node = parse_document(json.dumps(document).encode())
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def write_both(root: Path) -> dict[str, Any]:
     """Write every array as v3 in `v3`, and its chunks with our documents in `v2`; the last chunk stays unwritten."""
     values = {}
@@ -168,7 +162,7 @@ def write_both(root: Path) -> dict[str, Any]:
         values[name] = opened[...]
         for path in (each for each in v3.rglob("*") if each.is_file() and each.name != "zarr.json"):
             shutil.copy(path, v2 / (SEPARATOR.join(path.relative_to(v3).parts[1:]) or "0"))
-        for key, made in array_documents(parsed(written), SEPARATOR).items():
+        for key, made in array_documents(parse_array(written), SEPARATOR).items():
             (v2 / key).write_text(json.dumps(made))
     return values
 
@@ -202,7 +196,7 @@ def test_zarr_python_2_reads_every_codec_and_data_type(converted: tuple[Path, di
 def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:
     """Assert that the documents in *directory* are edits that change the shape and add *attributes*, and no more."""
     written = documents()[directory.name]
-    edited = parsed(written)
+    edited = parse_array(written)
     for key in (".zarray", ".zattrs"):
         if (directory / key).exists():
             edited = edit_array(edited, key, (directory / key).read_bytes(), SEPARATOR)

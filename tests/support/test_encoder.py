@@ -1,39 +1,14 @@
 """The encoder against native readers, worked examples and the corpus against itself."""
 
 import struct
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore
-import zarr
 
 from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
 from tests.support.encoder import EMPTY, Layout, encode
-
-
-def read_zarr(path: Path) -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return np.asarray(zarr.open_array(str(path), mode="r")[...])
-
-
-def read_tensorstore(path: Path) -> np.ndarray:
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
-    return np.asarray(tensorstore.open(spec, read=True).result().read().result())
-
-
-READERS: dict[str, Callable[[Path], np.ndarray]] = {"zarr": read_zarr, "tensorstore": read_tensorstore}
-
-
-def assert_same(read: np.ndarray, expected: np.ndarray) -> None:
-    assert (read.shape, read.dtype) == (expected.shape, expected.dtype)
-    if expected.dtype.kind == "T":
-        assert read.tolist() == expected.tolist()
-    else:
-        assert read.tobytes() == expected.tobytes()
+from tests.support.readers import READERS, assert_same
 
 
 @pytest.mark.parametrize(("reader", "at_least"), [("zarr", 125), ("tensorstore", 115)])

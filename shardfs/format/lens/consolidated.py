@@ -75,7 +75,9 @@ class Consolidated:
             return shown
         before = (inline_copies(stored) if isinstance(stored, dict) else None) or {}
         result = {path: self._stored(before.get(path), copy, nodes, prefix + path) for path, copy in copies.items()}
-        hidden = {path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy)}
+        hidden = {
+            path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy, prefix + path)
+        }
         if hidden:
             every = result | hidden
             result = {path: every[path] for path in before if path in every} | result
@@ -110,11 +112,9 @@ class Consolidated:
                 return copy.document  # its writer knew what is stored
             raise
 
-    def _is_left_out(self, copy: Json) -> bool:
+    def _is_left_out(self, copy: Json, path: str) -> bool:
         try:
-            self.lens.get(parse_array(copy))
-        except MetadataError:
-            return False
+            self._shown(copy, path)
         except _NOT_SHOWN:
             return True
         return False

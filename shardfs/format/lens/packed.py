@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.codecs import (
     MAX_CHUNK_NBYTES,
-    MAX_TYPESIZE,
     Buffer,
     CodecChain,
     decode,
     encode,
     is_decodable,
+    parameters,
     parse_chain,
     split_chain,
 )
@@ -30,7 +30,7 @@ from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, sh
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
 from shardfs.format.lens.v2_codecs import PREFIX
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.metadata import ArrayMetadata, Metadata, is_encoded_alike, normal_codecs, parse_array
+from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, parse_array
 
 SHARD_NBYTES: Final = 256 * 2**20
 
@@ -41,11 +41,6 @@ _MAX_CHUNKS: Final = 2**16
 """The most chunks of a shard by size: its index, which readers of a chunk fetch first, has 1 MiB then."""
 
 _VARIABLE_NBYTES: Final = 16  # for an element whose size varies: a guess
-_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
-    "zstd": {"level": 0, "checksum": False},
-    "gzip": {"level": 5},
-    "blosc": {"cname": "zstd", "clevel": 5, "shuffle": "shuffle", "blocksize": 0},
-}
 
 
 @dataclass(frozen=True)
@@ -117,12 +112,11 @@ class Packing(Lens):
             if all(is_decodable(codec) for codec in wanted):  # bytes → bytes codecs only
                 is_native = not any(codec.name.startswith(PREFIX) for codec in chain.before)
                 wanted = (*(chain.before if is_native else ()), chain.serializer, *wanted)
-            is_same = canonical(normal_codecs(old, data_type)) == canonical(normal_codecs(wanted, data_type))
+            if are_same_codecs(old, wanted, data_type):
+                return old
+            return [_spelled_out(codec, item_nbytes(data_type) or 1) for codec in wanted]
         except MetadataError as error:
             raise NotUnshardable(str(error)) from None
-        if is_same and all(map(is_encoded_alike, old, wanted)):
-            return old
-        return [_spelled_out(codec, item_nbytes(data_type) or 1) for codec in wanted]
 
 
 def usual_nbytes(data_type: Json) -> int:
@@ -179,9 +173,7 @@ class Transcoder:
         `NotUnshardable` with the reason why they cannot be transcoded.
         """
         data_type = source.document["data_type"]
-        old_normal, new_normal = (canonical(normal_codecs(each.codecs, data_type)) for each in (source, target))
-        is_same = old_normal == new_normal and all(map(is_encoded_alike, source.codecs, target.codecs))
-        if is_same and given is None:
+        if given is None and are_same_codecs(source.codecs, target.codecs, data_type):
             return None
         nbytes = math.prod(source.grid.chunk_shape) * (item_nbytes(data_type) or 1)
         if nbytes > MAX_CHUNK_NBYTES:
@@ -250,12 +242,9 @@ def parse_codecs_option(text: str) -> str:
 
 def _spelled_out(codec: Extension, item_nbytes: int) -> Extension:
     """Return a codec with all members that readers may require."""
-    defaults = _DEFAULTS.get(codec.name, {})
     if codec.name == "bytes" and item_nbytes > 1:
-        defaults = {"endian": "little"}
-    elif codec.name == "blosc":
-        defaults = {"typesize": item_nbytes if item_nbytes <= MAX_TYPESIZE else 1, **defaults}
-    return replace(codec, configuration={**defaults, **codec.configuration})
+        return replace(codec, configuration={"endian": "little", **codec.configuration})
+    return replace(codec, configuration=parameters(codec, item_nbytes)) if is_decodable(codec) else codec
 
 
 def _chain(array: UnshardedArray) -> CodecChain:

@@ -160,15 +160,13 @@ def _are_names(value: Json, ndim: int) -> bool:
 FILL_VALUE: Final = "_FillValue"
 SAYS: Final = "shardfs:v2"
 _NUMBERS: Final = "iuf"
-_KINDS: Final = _NUMBERS + "bcSU"  # for which xarray can write it
+_KINDS: Final = _NUMBERS + "bcSUT"  # for which xarray can write it
 
 
 def has_missing_value(document: Document) -> bool:
     """Whether the `fill_value` of an array's `.zarray` is its missing value: if all of its axes have names."""
     dtype = _dtype(document["data_type"])
-    if type_name(document["data_type"]) != "string" and (dtype is None or dtype.kind not in _KINDS):
-        return False
-    return axis_names(document) is not None
+    return dtype is not None and dtype.kind in _KINDS and axis_names(document) is not None
 
 
 def axis_names(document: Document) -> list[str] | None:
@@ -356,7 +354,7 @@ def _shown(document: Document) -> Json:
 
 
 def _dtype(data_type: Json) -> np.dtype[Any] | None:
-    """Return the data type of elements of fixed size; None for others."""
+    """Return a data type of NumPy; None for others."""
     found = DataType.find(data_type)
     return found.dtype if found is not None and found.is_native else None
 
@@ -370,15 +368,14 @@ def _element(data_type: Json, value: Json) -> bytes | None:
     """Return the element in the attribute, of a v3 document or a `.zattrs`; None if it is invalid."""
     dtype = _dtype(data_type)
     if dtype is None:
-        is_text = type_name(data_type) == "string" and isinstance(value, str)
-        return str(value).encode(errors="surrogatepass") if is_text else None
+        return None
     match dtype.kind:
         case "f":
             return parse_element(dtype, _number(value))
         case "c":
             is_pair = isinstance(value, list) and len(value) == 2
             return parse_element(dtype, [_number(part) for part in value]) if is_pair else None
-        case "i" | "u" | "b" | "U":
+        case "i" | "u" | "b" | "U" | "T":
             return parse_element(dtype, value)
         case "S":
             return parse_element(dtype, value) if isinstance(value, str) else None
@@ -399,21 +396,17 @@ def _number(value: Json) -> Json:
 
 def _attribute(data_type: Json, element: bytes) -> Json:
     """Return the attribute of a v3 document for *element*; raises `MetadataError` if xarray has none."""
-    dtype = _dtype(data_type)
-    if dtype is None:
-        return element.decode(errors="surrogatepass")
-    value: Any = np.frombuffer(element, dtype)[0] if dtype.itemsize else None
+    dtype = DataType.parse(data_type).dtype
     match dtype.kind:
         case "f":
-            return _base64(float(value))
+            return _base64(element, dtype)
         case "c":
-            return [_base64(float(value.real)), _base64(float(value.imag))]
-        case "i" | "u" | "b":
-            return value.item()
-        case "S" | "U":
+            half = np.dtype(f"<f{dtype.itemsize // 2}")
+            return [_base64(element[: half.itemsize], half), _base64(element[half.itemsize :], half)]
+        case kind if kind in _KINDS:
             return v2_fill_value(data_type, element)
     raise MetadataError(f"{brief(type_name(data_type))} has no {FILL_VALUE}")
 
 
-def _base64(number: float) -> str:
-    return base64.b64encode(struct.pack("<d", number)).decode("ascii")
+def _base64(element: bytes, dtype: np.dtype[Any]) -> str:
+    return base64.b64encode(np.frombuffer(element, dtype).astype("<f8").tobytes()).decode("ascii")

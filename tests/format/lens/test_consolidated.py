@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import RefusedError
-from shardfs.format.document import Json
-from shardfs.format.lens.consolidated import Consolidated
+from shardfs.format.lens.consolidated import Consolidated, every_copy
 from shardfs.format.lens.unsharded import V3, unshard
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.metadata import parse_array
 from tests.support.corpus import (
     BASE,
     BROKEN,
@@ -23,7 +22,6 @@ from tests.support.corpus import (
     extension,
     sharding,
 )
-from tests.support.parametrize import every_case
 
 PLAIN = array((4,), (2,), LITTLE)
 BROKEN_ARRAY = edited(("codecs", 0, "configuration", "chunk_shape"), [2, 4])
@@ -45,31 +43,19 @@ UNSHARDED = Consolidated(V3())
 DECODED = Consolidated(V3(decodes=True))
 
 
-def unsharded(document: dict[str, Any]) -> Any:
-    """What is shown of a group; None if that is what is stored."""
-    shown = UNSHARDED.get(document)
-    return None if shown is document else shown
-
-
 def resharded(document: Any, nodes: Any, stored: dict[str, Any] | None = None) -> Any:
     return UNSHARDED.put(stored, document, nodes)
 
 
-def parsed(document: dict[str, Any]) -> ArrayMetadata:
-    node = parse_document(json.dumps(document).encode())
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    return unshard(parsed(document)).document
+    return unshard(parse_array(document)).document
 
 
 def test_everything_else_is_kept_in_its_order() -> None:
     copies = {"z": PLAIN, "a": BASE, "g": group(), "broken": BROKEN_ARRAY, "g/b": BASE, "odd": 5, "none": None}
     document = group(copies, example={"must_understand": False})
     before = deepcopy(document)
-    rewritten = unsharded(document)
+    rewritten = UNSHARDED.get(document)
     assert document == before, "the stored document is not touched"
     expected = group(copies | {"a": shown(BASE), "g/b": shown(BASE)}, example={"must_understand": False})
     assert json.dumps(rewritten) == json.dumps(expected)
@@ -94,24 +80,14 @@ def test_everything_else_is_kept_in_its_order() -> None:
     ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
 )
 def test_where_nothing_is_rewritten_the_stored_document_is_shown(document: dict[str, Any]) -> None:
-    assert unsharded(document) is None
+    assert UNSHARDED.get(document) is document
 
 
 # The way back.
 
 
-def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
-    """Every copy in a group's document, nested ones too, by path."""
-    found = {}
-    for path, copy in document.get("consolidated_metadata", {}).get("metadata", {}).items():
-        found[f"{prefix}{path}"] = copy
-        if isinstance(copy, dict):
-            found |= stored_nodes(copy, f"{prefix}{path}/")
-    return found
-
-
 def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
-    return resharded(unsharded(document) or document, stored_nodes(document))
+    return resharded(UNSHARDED.get(document), dict(every_copy(document)))
 
 
 def refusal(copy: Any, stored: Any) -> str:
@@ -132,7 +108,7 @@ groups = st.recursive(
 
 @given(groups)
 def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> None:
-    by_path = stored_nodes(document)
+    by_path = dict(every_copy(document))
     if len(by_path) == count_copies(document):  # else two copies claim one path
         assert json.dumps(there_and_back(document)) == json.dumps(document)
 
@@ -142,14 +118,6 @@ def count_copies(document: Any) -> int:
     return len(copies) + sum(map(count_copies, copies.values()))
 
 
-@every_case
-def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
-    changed = shown(case.document) | {"attributes": {"edited": 1}}
-    assert resharded(group({"a": changed}), {"a": case.document}) == group(
-        {"a": case.document | {"attributes": {"edited": 1}}}
-    )
-
-
 OPAQUE = array((4,), (2,), extension("example.raw"))
 COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}), "last": OPAQUE}
 
@@ -157,7 +125,7 @@ COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}),
 def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
     shown = DECODED.get(group(COPIES))
     assert shown is not None
-    nodes = stored_nodes(group(COPIES))
+    nodes = dict(every_copy(group(COPIES)))
 
     def back(edited: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
         return dict(DECODED.put(stored, edited, nodes))
@@ -175,12 +143,12 @@ def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
 def test_an_edited_copy_of_decoded_chunks_is_stored_with_the_codecs_of_the_array() -> None:
     compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
     for stored in (BASE, compressed, PLAIN):
-        copy = {**V3(decodes=True).get(parsed(stored)), "attributes": {"edited": 1}}
+        copy = {**V3(decodes=True).get(parse_array(stored)), "attributes": {"edited": 1}}
         result = DECODED.put(group({"a": stored}), group({"a": copy}), {"a": stored})
         assert result == group({"a": stored | {"attributes": {"edited": 1}}})
     encoded = group({"a": compressed | {"attributes": {"old": 1}}})
     assert DECODED.put(None, encoded, {"a": compressed}) == encoded
-    copy = unshard(parsed(BASE)).document
+    copy = unshard(parse_array(BASE)).document
     with pytest.raises(RefusedError, match="the copy of 'a': codecs"):
         DECODED.put(None, group({"a": copy}), {"a": BASE})
 
@@ -208,7 +176,7 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
 
 def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:
     other = shown(BASE) | {"chunk_grid": extension("regular", chunk_shape=[1, 1])}
-    assert "'a/b': chunk shape [1, 1] instead of [2, 3]" in refusal(other, BASE)
+    assert "'a/b': chunk grid" in refusal(other, BASE)
     assert "'a/b'" in refusal(shown(BASE) | {"data_type": "float64"}, BASE)
     assert refusal(PLAIN, BASE).startswith("the copy of 'a/b'")
 

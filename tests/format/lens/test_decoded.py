@@ -17,7 +17,7 @@ from shardfs.format.lens.unsharded import (
     require_decoded,
     reshard,
 )
-from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
+from shardfs.format.metadata import parse_array, parse_node
 from tests.support.corpus import (
     BASE,
     BIG,
@@ -25,7 +25,6 @@ from tests.support.corpus import (
     GZIP,
     IGNORED,
     LITTLE,
-    ZSTD,
     Case,
     array,
     extension,
@@ -33,21 +32,15 @@ from tests.support.corpus import (
     transpose,
 )
 from tests.support.parametrize import every_case
-from tests.support.readers import READERS, assert_same, read_zarr
+from tests.support.readers import READERS, assert_same
 
 UNDECODABLE = ("vlen-utf8", "example.raw", "example.invert", "example.nothing")
 
 UNKNOWN_TO_TENSORSTORE = ("type-datetime64", "dimension-names-repeated")
 
 
-def parsed(document: Any) -> ArrayMetadata:
-    node = parse_document(json.dumps(document).encode())
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def shown(document: Any) -> UnshardedArray:
-    return describe(parsed(document))
+    return describe(parse_array(document))
 
 
 @every_case
@@ -73,31 +66,6 @@ def test_readers_see_the_array_in_decoded_chunks(case: Case, tmp_path: Path) -> 
             assert_same(read(tmp_path), encoded.values)
 
 
-@pytest.mark.parametrize(
-    ("data_type", "expected"),
-    [
-        ("int16", LITTLE),
-        ("int8", extension("bytes")),
-        ("bool", extension("bytes")),
-        ("int4", extension("bytes")),
-        ("float8_e5m2", extension("bytes")),
-        (extension("raw_bytes", length_bytes=3), LITTLE),
-    ],
-    ids=str,
-)
-def test_the_codec_is_written_as_zarr_python_writes_it(tmp_path: Path, data_type: Any, expected: Any) -> None:
-    fill_value = {"bool": False, "float8_e5m2": 0.0}.get(str(data_type), 0)
-    stored = array((4,), (4,), sharding((2,), BIG, ZSTD), data_type=data_type, fill_value=fill_value)
-    if isinstance(data_type, dict):
-        stored["fill_value"] = "AAAA"
-    document = decoded_document(shown(stored))
-    assert document["codecs"] == [expected]
-    assert {**document, "codecs": 0} == {**shown(stored).document, "codecs": 0}
-    if str(data_type) not in ("int4", "float8_e5m2"):  # zarr-python knows neither
-        (tmp_path / "zarr.json").write_text(json.dumps(document))
-        assert read_zarr(tmp_path).shape == (4,)
-
-
 STORED = [
     BASE,
     array((8, 6), (4, 6), transpose(1, 0), sharding((3, 2), BIG, GZIP, CRC32C)),
@@ -111,13 +79,13 @@ def test_edits_of_a_decoded_document_are_edits_of_the_stored_one(stored: dict[st
     changes = {"attributes": {"edited": 2**70}, "shape": [9, 3], "fill_value": 5, "dimension_names": ["y", None]}
     unsharded = shown(stored)
     document = decoded_document(unsharded)
-    assert reshard(parsed(stored), accept_decoded(unsharded, parsed(document))) == stored
-    accepted = accept_decoded(unsharded, parsed(document | changes))
+    assert reshard(parse_array(stored), accept_decoded(unsharded, parse_array(document))) == stored
+    accepted = accept_decoded(unsharded, parse_array(document | changes))
     assert accepted.document == unsharded.document | changes
     assert parse_node(accepted.document) == accepted
-    assert reshard(parsed(stored), accepted) == stored | changes
+    assert reshard(parse_array(stored), accepted) == stored | changes
     for spelling in ("bytes", extension("endian", endian="little"), LITTLE | {"must_understand": True}):
-        assert accept_decoded(unsharded, parsed(document | {"codecs": [spelling]})).document == unsharded.document
+        assert accept_decoded(unsharded, parse_array(document | {"codecs": [spelling]})).document == unsharded.document
 
 
 NOT_PLAIN: list[list[Any]] = [
@@ -140,7 +108,7 @@ NOT_PLAIN: list[list[Any]] = [
 @pytest.mark.parametrize("codecs", NOT_PLAIN, ids=lambda codecs: json.dumps(codecs)[:60])
 def test_what_does_not_say_that_chunks_are_decoded_is_refused(codecs: list[Any]) -> None:
     unsharded = shown(BASE)
-    written = parsed(decoded_document(unsharded) | {"codecs": codecs})
+    written = parse_array(decoded_document(unsharded) | {"codecs": codecs})
     for refused in (lambda: accept_decoded(unsharded, written), lambda: require_decoded(written)):
         with pytest.raises(RefusedError):
             refused()

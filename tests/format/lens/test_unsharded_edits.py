@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError, RefusedError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
-from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_document, parse_node
+from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_node
 from tests.support.corpus import (
     BASE,
     BIG,
@@ -40,19 +40,13 @@ ZARR_REFUSES = {"opaque-codec", "zero-bytes", "opaque-serializer"}
 TENSORSTORE_REFUSES = ZARR_REFUSES | {"type-datetime64", "type-string", "dimension-names-repeated"}
 
 
-def parsed(document: Any) -> ArrayMetadata:
-    node = parse_node(document)
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def shown(stored: dict[str, Any]) -> dict[str, Any]:
-    return unshard(parsed(stored)).document
+    return unshard(parse_array(stored)).document
 
 
 def resharded(stored: dict[str, Any], **members: Any) -> dict[str, Any]:
-    document = reshard(parsed(stored), parsed(shown(stored) | members))
-    check_resized(parsed(stored), document)
+    document = reshard(parse_array(stored), parse_array(shown(stored) | members))
+    check_resized(parse_array(stored), document)
     return document
 
 
@@ -110,9 +104,8 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
         shape = tuple(n + 7 for n in shape)
     (tmp_path / "zarr.json").write_text(json.dumps(shown(case.document)))
     editor(tmp_path, shape)
-    written = parse_document((tmp_path / "zarr.json").read_bytes())
-    assert isinstance(written, ArrayMetadata)
-    result = reshard(parsed(case.document), written)
+    written = parse_array(json.loads((tmp_path / "zarr.json").read_bytes()))
+    result = reshard(parse_array(case.document), written)
     assert result["shape"] == list(shape)
     for member in ("codecs", "chunk_key_encoding"):
         assert result[member] == case.document[member]
@@ -120,7 +113,7 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
         assert result["chunk_grid"] == case.document["chunk_grid"]
     if editor is edit_with_zarr:
         assert result["attributes"] == case.document.get("attributes", {}) | {"edited": True}
-    assert unshard(parsed(result)).grid.chunk_shape == unshard(parsed(case.document)).grid.chunk_shape
+    assert unshard(parse_array(result)).grid.chunk_shape == unshard(parse_array(case.document)).grid.chunk_shape
 
 
 @pytest.mark.parametrize(
@@ -176,9 +169,12 @@ def test_other_spellings_of_the_key_encoding_are_the_same_encoding(stored: Any, 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"chunk_grid": extension("regular", chunk_shape=[4, 3])}, "chunk shape [4, 3] instead of [2, 3]"),
-        ({"chunk_grid": rectilinear([2, 8], 3)}, "chunk grid rectilinear instead of regular"),
-        ({"chunk_grid": regular_bounded(2, 3)}, "chunk grid zarrs.regular_bounded instead of regular"),
+        (
+            {"chunk_grid": extension("regular", chunk_shape=[4, 3])},
+            '{"chunk_shape":[4,3]},"name":"regular"} instead of',
+        ),
+        ({"chunk_grid": rectilinear([2, 8], 3)}, '"name":"rectilinear"} instead of'),
+        ({"chunk_grid": regular_bounded(2, 3)}, '"name":"zarrs.regular_bounded"} instead of'),
         ({"chunk_grid": extension("regular", chunk_shape=[2])}, "chunk_shape"),
         ({"chunk_grid": "example.spiral"}, "example.spiral"),
         ({"data_type": "uint32"}, 'data type {"configuration":{},"name":"uint32"} instead of'),
@@ -187,11 +183,11 @@ def test_other_spellings_of_the_key_encoding_are_the_same_encoding(stored: Any, 
         ({"chunk_key_encoding": "v2"}, "chunk key encoding"),
         ({"chunk_key_encoding": extension("default", separator=".")}, "chunk key encoding"),
         ({"chunk_key_encoding": "example.hash"}, "chunk key encoding"),
-        ({"codecs": [LITTLE, GZIP]}, "codecs bytes, gzip instead of bytes"),
+        ({"codecs": [LITTLE, GZIP]}, '"name":"gzip"}] instead of'),
         ({"codecs": [BIG]}, "codecs"),
-        ({"codecs": [transpose(1, 0), LITTLE]}, "codecs transpose, bytes instead of bytes"),
+        ({"codecs": [transpose(1, 0), LITTLE]}, '"name":"transpose"}'),
         ({"codecs": []}, "codecs"),
-        ({"codecs": [LITTLE, extension("example.hint") | {"must_understand": False}]}, "need not be understood"),
+        ({"codecs": [LITTLE, extension("example.hint") | {"must_understand": False}]}, "example.hint"),
         ({"codecs": [sharding((1, 1))]}, "sharded"),
         ({"codecs": [sharding((2, 3))], "chunk_grid": extension("regular", chunk_shape=[4, 6])}, "sharded"),
     ],
@@ -269,9 +265,9 @@ def test_no_shard_of_a_rectilinear_grid_moves(data: st.DataObject) -> None:
     old_shape = tuple(data.draw(st.integers(0, total(axis))) for axis in axes)
     new_shape = tuple(data.draw(st.integers(0, 30)) for _ in axes)
     stored = array(old_shape, rectilinear(*axes), sharding((1,) * len(axes)))
-    result = parsed(resharded(stored, shape=list(new_shape)))
+    result = parse_array(resharded(stored, shape=list(new_shape)))
     assert result.shape == new_shape
-    old = ChunkGrid.parse(parsed(stored).chunk_grid, old_shape)
+    old = ChunkGrid.parse(parse_array(stored).chunk_grid, old_shape)
     new = ChunkGrid.parse(result.chunk_grid, new_shape)
     for was, will, axis, spelled in zip(
         old.dimensions, new.dimensions, axes, result.chunk_grid.configuration["chunk_shapes"], strict=True
@@ -333,14 +329,14 @@ def test_no_edit_changes_what_stored_bytes_mean(data: st.DataObject) -> None:
         node = parse_node(edited)
         if not isinstance(node, ArrayMetadata):
             return
-        result = reshard(parsed(stored), node)
+        result = reshard(parse_array(stored), node)
     except (MetadataError, RefusedError):
         return
-    before, after = unshard(parsed(stored)), unshard(parsed(result))
+    before, after = unshard(parse_array(stored)), unshard(parse_array(result))
     assert result["codecs"] == stored["codecs"]
     assert (after.codecs, after.key_encoding) == (before.codecs, before.key_encoding)
-    assert list(parsed(result).shape) == edited["shape"]
-    assert fingerprint(parsed(after.document)) == fingerprint(node)
+    assert list(parse_array(result).shape) == edited["shape"]
+    assert fingerprint(parse_array(after.document)) == fingerprint(node)
     common = tuple(min(a, b) for a, b in zip(before.grid.grid_shape, after.grid.grid_shape, strict=True))
     if all(common):
         for coords in ((0,) * len(common), tuple(n - 1 for n in common)):

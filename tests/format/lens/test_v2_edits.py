@@ -19,7 +19,7 @@ from shardfs.format.lens.v2 import (
     new_array,
     parse_consolidated,
 )
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
+from shardfs.format.metadata import GroupMetadata, parse_array
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
 from tests.support.json_values import json_values, places, replaced
 
@@ -44,14 +44,8 @@ def text(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def parsed(document: Any) -> ArrayMetadata:
-    node = parse_document(text(document))
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def edited(shown: dict[str, Any], name: str, written: Any) -> dict[str, Any]:
-    return dict(edit_array(parsed(shown), name, None if written is None else text(written), ".").document)
+    return dict(edit_array(parse_array(shown), name, None if written is None else text(written), ".").document)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +56,6 @@ def edited(shown: dict[str, Any], name: str, written: Any) -> dict[str, Any]:
         {"fill_value": 3.0},
         {"fill_value": None},
         {"dimension_separator": None},
-        {"compressor": {"id": "gzip"}},
         {"filters": [{"id": "gzip", "level": 5}], "compressor": None},
         {"unknown": 1},
     ],
@@ -93,16 +86,15 @@ def test_members_of_codecs_that_libraries_add_or_drop_change_nothing(shown: Any,
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ({"shape": [7]}, "axes instead of 2"),
+        ({"shape": [7]}, "chunks [4] instead of [4,6]"),
         ({"chunks": [4, 5]}, "chunks"),
-        ({"dtype": ">u2"}, "dtype '>u2' instead of '<u2'"),
-        ({"dtype": "<i2"}, "dtype"),
-        ({"order": "F"}, "order 'F' instead of 'C'"),
+        ({"dtype": ">u2"}, 'dtype ">u2" instead of "<u2"'),
+        ({"order": "F"}, 'order "F" instead of "C"'),
         ({"dimension_separator": "/"}, "write with dimension_separator='.', or mount with --dimension-separator / "),
-        ({"compressor": None}, "compressor none instead of gzip"),
-        ({"compressor": {"id": "zlib", "level": 5}}, "zlib instead of gzip"),
+        ({"compressor": None}, 'compressor [] instead of [{"id":"gzip","level":5}]'),
+        ({"compressor": {"id": "zlib", "level": 5}}, '"zlib"'),
         ({"compressor": {"id": "gzip", "level": 6}}, '"level":6'),
-        ({"filters": [{"id": "delta", "dtype": "<u2"}]}, "delta, gzip instead of gzip"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}]}, '"delta"'),
     ],
 )
 def test_what_would_change_the_meaning_of_chunks_is_refused(members: dict[str, Any], reason: str) -> None:
@@ -164,7 +156,7 @@ def test_a_fill_value_changes_if_it_means_another_element(
     data_type: Any, stored: Any, written: Any, expected: Any
 ) -> None:
     shown = {**SHOWN, "data_type": data_type, "fill_value": stored}
-    zarray = array_documents(parsed(shown), ".")[".zarray"]
+    zarray = array_documents(parse_array(shown), ".")[".zarray"]
     assert json.dumps(edited(shown, ".zarray", {**zarray, "fill_value": written})["fill_value"]) == json.dumps(expected)
 
 
@@ -247,8 +239,7 @@ def test_writing_what_is_shown_changes_nothing(
     data_type, fill_value = typed_fill_value
     members = {"dimension_names": names, **({} if attributes is None else {"attributes": attributes})}
     document = array((7, 11), (4, 6), *codecs, data_type=data_type, fill_value=fill_value, **members)
-    node = parse_node(document)
-    assert isinstance(node, ArrayMetadata)
+    node = parse_array(document)
     for name, shown in array_documents(node, separator).items():
         assert canonical(edit_array(node, name, text(shown), separator).document) == canonical(document)
     group = GroupMetadata({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
@@ -320,7 +311,7 @@ def test_whatever_is_written_is_taken_or_refused(data: st.DataObject) -> None:
         written = replaced(written, data.draw(st.sampled_from(places(written))), data.draw(json_values))
     for take in (
         lambda: check_document(name, text(written)),
-        lambda: edit_array(parsed({**SHOWN, **NAMED}), name, text(written), "."),
+        lambda: edit_array(parse_array({**SHOWN, **NAMED}), name, text(written), "."),
         lambda: edit_group(GroupMetadata({"zarr_format": 3, "node_type": "group"}), name, text(written)),
         lambda: new_array(text(written if name == ".zarray" else zarray), text(written), "."),
         lambda: array_documents(new_array(text(written), None, "."), "."),

@@ -17,7 +17,7 @@ from shardfs.format.document import canonical
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.lens.v2_attributes import fill_values, naming_no_axes
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.metadata import parse_array
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.json_values import json_values
 
@@ -33,12 +33,6 @@ def text(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def parsed(document: Any) -> ArrayMetadata:
-    node = parse_document(text(document))
-    assert isinstance(node, ArrayMetadata)
-    return node
-
-
 def plain(data_type: str = "float32", fill_value: Any = 0, **members: Any) -> dict[str, Any]:
     codec = LITTLE if data_type != "string" else {"name": "vlen-utf8"}
     members = {"dimension_names": NAMES, **members}
@@ -47,12 +41,12 @@ def plain(data_type: str = "float32", fill_value: Any = 0, **members: Any) -> di
 
 def shown(document: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """`.zarray` and `.zattrs`."""
-    documents = array_documents(parsed(document), ".", shows_missing=True)
+    documents = array_documents(parse_array(document), ".", shows_missing=True)
     return documents[".zarray"], documents.get(".zattrs", {})
 
 
 def edited(document: Any, name: str, written: Any) -> dict[str, Any]:
-    return dict(edit_array(parsed(document), name, text(written), ".", shows_missing=True).document)
+    return dict(edit_array(parse_array(document), name, text(written), ".", shows_missing=True).document)
 
 
 def floats(data_type: str) -> st.SearchStrategy[float]:
@@ -171,7 +165,7 @@ CHAINS = [
 @pytest.mark.parametrize(("data_type", "fill_value"), [("float32", -1.5), ("uint16", 513), ("complex64", [1, 2])])
 def test_a_chunk_of_a_fill_value_is_encoded_as_any_other(chain: Any, data_type: str, fill_value: Any) -> None:
     document = array((8, 6), (4, 6), *chain, data_type=data_type, fill_value=fill_value, dimension_names=NAMES)
-    described = describe(parsed(document))
+    described = describe(parse_array(document))
     values = fill_values(described)
     codec = ChunkCodec.parse(data_type, described.grid.chunk_shape, described.codecs)
     count = math.prod(described.grid.chunk_shape)
@@ -183,6 +177,6 @@ def test_chunks_that_cannot_be_encoded_are_told_why() -> None:
     delta = extension("numcodecs.delta", dtype="<f4")
     document = array((8, 6), (4, 6), delta, LITTLE, data_type="float32", dimension_names=NAMES)
     with pytest.raises(NotShownError, match=r"numcodecs\.delta"):
-        fill_values(describe(parsed(document)))
+        fill_values(describe(parse_array(document)))
     same = {**document, "fill_value": -1, "attributes": {"_FillValue": base64_of(-1)}}
-    assert fill_values(describe(parsed(same))).codec is None, "and where none is made, it does not matter"
+    assert fill_values(describe(parse_array(same))).codec is None, "and where none is made, it does not matter"
