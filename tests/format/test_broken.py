@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable
-from shardfs.format.lens.unsharded import unshard
+from shardfs.format.lens.unsharded import describe
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BROKEN, Broken
 from tests.support.parametrize import each
@@ -17,7 +17,7 @@ def reason(broken: Broken) -> str:
     try:
         array = parse_document(json.dumps(broken.document).encode())
         assert isinstance(array, ArrayMetadata)
-        unshard(array)
+        describe(array)
     except (MetadataError, NotUnshardable) as error:
         return str(error)
     pytest.fail(f"this is taken for a sound array, though {broken.why}")

@@ -90,16 +90,6 @@ def test_codecs_that_may_be_ignored_are_dropped_and_old_names_replaced() -> None
     ]
 
 
-@pytest.mark.parametrize(
-    "codecs",
-    [[], [GZIP], [IGNORED], [LITTLE, LITTLE], [LITTLE, sharding((1,))], [GZIP, LITTLE], [LITTLE, transpose(0)]],
-    ids=repr,
-)
-def test_chains_that_break_the_rules_are_refused(codecs: list[Any]) -> None:
-    with pytest.raises(MetadataError):
-        parse_chain(parsed(codecs), "codecs")
-
-
 def encoded_here(codecs: list[Any], data: bytes) -> bytes:
     return encode(parse_codecs(codecs, "codecs"), data)
 

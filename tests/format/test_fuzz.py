@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.unsharded import V3, unshard
+from shardfs.format.lens.unsharded import V3, describe
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
@@ -26,7 +26,7 @@ def outcome(data: bytes) -> dict[str, Any] | str:
         if not isinstance(node, ArrayMetadata):
             encode_json(Consolidated(V3()).get(node.document))
             return node.document
-        unsharded = unshard(node)
+        unsharded = describe(node)
         encode_json(unsharded.document)
     except (MetadataError, NotUnshardable) as error:
         return str(error)

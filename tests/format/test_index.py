@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.document import parse_codecs
 from shardfs.format.index import EMPTY, IndexCodecs, ShardIndex, are_empty, are_sound, damaged
-from tests.support.corpus import BIG, CRC32C, GZIP, IGNORED, LITTLE, extension, transpose
+from tests.support.corpus import BIG, CRC32C, IGNORED, LITTLE, extension, transpose
 from tests.support.encoder import encode_array
 
 U64 = 2**64 - 1
@@ -130,14 +130,9 @@ def test_an_encoded_index_has_a_size_that_is_known_beforehand(codecs: list[Any],
 @pytest.mark.parametrize(
     "codecs",
     [
-        [],
-        ["bytes"],
-        [LITTLE, GZIP],
-        [LITTLE, extension("example.invert")],
         [extension("example.raw")],
         [extension("example.raw"), LITTLE],
         [extension("vlen-bytes")],
-        [transpose(0), LITTLE],
         [transpose(0, 1, 2), LITTLE],
         [LITTLE, extension("crc32c", location="start")],
         [extension("bytes", endian="little", extra=1)],

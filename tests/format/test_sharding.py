@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardfs.errors import NotUnshardable
-from shardfs.format.lens.unsharded import unshard
+from shardfs.format.lens.unsharded import describe
 from shardfs.format.metadata import parse_array
 from shardfs.format.sharding import Coords, ShardGrid
 from tests.support.corpus import LITTLE, Case, array, extension, rectilinear, sharding, transpose
@@ -15,7 +15,7 @@ from tests.support.parametrize import every_case
 
 
 def grid_of(document: dict[str, Any]) -> ShardGrid:
-    return unshard(parse_array(document)).grid
+    return describe(parse_array(document)).grid
 
 
 def all_coords(grid: ShardGrid) -> list[Coords]:

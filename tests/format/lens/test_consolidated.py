@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import RefusedError
 from shardfs.format.lens.consolidated import Consolidated, every_copy
-from shardfs.format.lens.unsharded import V3, unshard
+from shardfs.format.lens.unsharded import V3, describe
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import (
     BASE,
@@ -48,7 +48,7 @@ def resharded(document: Any, nodes: Any, stored: dict[str, Any] | None = None) -
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    return unshard(parse_array(document)).document
+    return describe(parse_array(document)).document
 
 
 def test_everything_else_is_kept_in_its_order() -> None:
@@ -148,7 +148,7 @@ def test_an_edited_copy_of_decoded_chunks_is_stored_with_the_codecs_of_the_array
         assert result == group({"a": stored | {"attributes": {"edited": 1}}})
     encoded = group({"a": compressed | {"attributes": {"old": 1}}})
     assert DECODED.put(None, encoded, {"a": compressed}) == encoded
-    copy = unshard(parse_array(BASE)).document
+    copy = describe(parse_array(BASE)).document
     with pytest.raises(RefusedError, match="the copy of 'a': codecs"):
         DECODED.put(None, group({"a": copy}), {"a": BASE})
 

@@ -17,7 +17,6 @@ from shardfs.format.lens.unsharded import (
     parse_chunks_per_shard,
     reshard,
     shard_new,
-    unshard,
 )
 from shardfs.format.metadata import ArrayMetadata, parse_array, parse_node
 from tests.support.corpus import (
@@ -37,7 +36,7 @@ from tests.support.json_values import json_values, places, replaced
 
 
 def unsharded(document: dict[str, Any]) -> UnshardedArray:
-    return unshard(parse_array(document))
+    return describe(parse_array(document))
 
 
 def reason(document: dict[str, Any]) -> str:
@@ -155,7 +154,7 @@ def reason_not_to_shard(document: dict[str, Any], *chunks_per_shard: int) -> str
 )
 def test_it_shows_as_it_was_written(written: dict[str, Any]) -> None:
     node = parse_array(written)
-    shown = parse_array(unshard(parse_array(shard_new(node, (4, 2)))).document)
+    shown = parse_array(describe(parse_array(shard_new(node, (4, 2)))).document)
     assert [codec.to_json() for codec in shown.codecs] == [codec.to_json() for codec in node.codecs]
     assert shown.chunk_grid == node.chunk_grid
     replaced_members = {"codecs", "chunk_key_encoding"}
@@ -209,7 +208,7 @@ def test_any_document_becomes_sharded_or_has_a_reason(data: st.DataObject) -> No
         sharded = shard_new(node, data.draw(st.sampled_from([(1,), (2,), (3, 5)])))
     except (MetadataError, NotUnshardable):
         return
-    shown = unshard(parse_array(sharded))
+    shown = describe(parse_array(sharded))
     assert list(shown.grid.chunk_shape) == node.chunk_grid.configuration["chunk_shape"]
     assert [codec.configuration for codec in shown.codecs] == [codec.configuration for codec in node.codecs]
 

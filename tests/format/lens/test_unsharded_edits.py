@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, RefusedError
 from shardfs.format.grid import ChunkGrid
-from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
+from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, describe, reshard
 from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_node
 from tests.support.corpus import (
     BASE,
     BIG,
     BLOSC,
     CASES,
-    CRC32C,
     GZIP,
     LITTLE,
     ZSTD,
@@ -41,7 +40,7 @@ TENSORSTORE_REFUSES = ZARR_REFUSES | {"type-datetime64", "type-string", "dimensi
 
 
 def shown(stored: dict[str, Any]) -> dict[str, Any]:
-    return unshard(parse_array(stored)).document
+    return describe(parse_array(stored)).document
 
 
 def resharded(stored: dict[str, Any], **members: Any) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
         assert result["chunk_grid"] == case.document["chunk_grid"]
     if editor is edit_with_zarr:
         assert result["attributes"] == case.document.get("attributes", {}) | {"edited": True}
-    assert unshard(parse_array(result)).grid.chunk_shape == unshard(parse_array(case.document)).grid.chunk_shape
+    assert describe(parse_array(result)).grid.chunk_shape == describe(parse_array(case.document)).grid.chunk_shape
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,6 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
     [
         (["bytes"], [LITTLE], "uint8"),
         ([LITTLE], [{"name": "bytes", "configuration": {}}], "int8"),
-        ([BIG], ["bytes"], "bool"),
         ([BIG], [LITTLE], "r24"),
         ([BIG], ["bytes"], extension("null_terminated_bytes", length_bytes=5)),
         ([transpose(1, 0), BIG], [transpose(1, 0), "bytes"], "uint8"),
@@ -130,9 +128,7 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
         ([LITTLE], [LITTLE | {"must_understand": True}], "int32"),
         ([LITTLE, GZIP], [LITTLE, GZIP | {"must_understand": False}], "int32"),
         ([LITTLE, "crc32c"], [LITTLE, {"name": "crc32c", "configuration": {}}], "int32"),
-        ([LITTLE, extension("zstd", level=3)], [LITTLE, ZSTD], "int32"),
         ([LITTLE, ZSTD], [LITTLE, extension("zstd", level=3)], "int32"),
-        ([LITTLE, "gzip"], [LITTLE, GZIP], "int32"),
         ([LITTLE, extension("gzip", level=6)], [LITTLE, "gzip"], "int32"),
         ([LITTLE, extension("blosc", cname="zstd")], [LITTLE, BLOSC], "int32"),
         (
@@ -140,7 +136,6 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
             [LITTLE, extension("blosc", cname="lz4", clevel=1, shuffle="noshuffle", typesize=4, blocksize=0)],
             "int32",
         ),
-        (["vlen-utf8"], [{"name": "vlen-utf8", "configuration": {}}], "string"),
         ([extension("example.raw", a=1, b=2)], [extension("example.raw", b=2, a=1)], "int32"),
     ],
     ids=lambda value: json.dumps(value)[:70],
@@ -176,9 +171,7 @@ def test_other_spellings_of_the_key_encoding_are_the_same_encoding(stored: Any, 
         ({"chunk_grid": rectilinear([2, 8], 3)}, '"name":"rectilinear"} instead of'),
         ({"chunk_grid": regular_bounded(2, 3)}, '"name":"zarrs.regular_bounded"} instead of'),
         ({"chunk_grid": extension("regular", chunk_shape=[2])}, "chunk_shape"),
-        ({"chunk_grid": "example.spiral"}, "example.spiral"),
         ({"data_type": "uint32"}, 'data type {"configuration":{},"name":"uint32"} instead of'),
-        ({"data_type": extension("int32", a=1)}, "data type"),
         ({"shape": [4], "chunk_grid": extension("regular", chunk_shape=[2])}, "1 axes instead of 2"),
         ({"chunk_key_encoding": "v2"}, "chunk key encoding"),
         ({"chunk_key_encoding": extension("default", separator=".")}, "chunk key encoding"),
@@ -186,7 +179,6 @@ def test_other_spellings_of_the_key_encoding_are_the_same_encoding(stored: Any, 
         ({"codecs": [LITTLE, GZIP]}, '"name":"gzip"}] instead of'),
         ({"codecs": [BIG]}, "codecs"),
         ({"codecs": [transpose(1, 0), LITTLE]}, '"name":"transpose"}'),
-        ({"codecs": []}, "codecs"),
         ({"codecs": [LITTLE, extension("example.hint") | {"must_understand": False}]}, "example.hint"),
         ({"codecs": [sharding((1, 1))]}, "sharded"),
         ({"codecs": [sharding((2, 3))], "chunk_grid": extension("regular", chunk_shape=[4, 6])}, "sharded"),
@@ -206,12 +198,9 @@ def test_what_would_change_the_meaning_of_stored_bytes_is_refused(members: dict[
         ([LITTLE, BLOSC], [LITTLE, BLOSC | {"configuration": BLOSC["configuration"] | {"cname": "lz4"}}]),
         ([LITTLE, BLOSC], [LITTLE, BLOSC | {"configuration": BLOSC["configuration"] | {"blocksize": 8192}}]),
         ([LITTLE, extension("blosc", cname="zstd")], [LITTLE, extension("blosc", cname="zstd", blocksize=8192)]),
-        ([LITTLE, GZIP], [LITTLE, ZSTD]),
-        ([LITTLE, GZIP, CRC32C], [LITTLE, CRC32C, GZIP]),
         (["bytes"], [BIG]),
         ([extension("example.cast"), "bytes"], [extension("example.cast"), BIG]),
         ([extension("example.raw", a=1)], [extension("example.raw", a=True)]),
-        ([extension("example.raw", a=1)], [extension("example.raw", a=1, b=None)]),
         ([LITTLE, extension("example.invert")], [LITTLE, extension("example.invert") | {"must_understand": False}]),
     ],
     ids=lambda value: json.dumps(value)[-70:],
@@ -230,16 +219,12 @@ def test_other_codecs_are_refused(stored: list[Any], edited: list[Any]) -> None:
     [
         (4, 100, 4),
         ([2, 4], 6, [2, 4]),
-        ([2, 4], 5, [2, 4]),
         ([2, 4], 7, [2, 4, 4]),
-        ([2, 4], 10, [2, 4, 4]),
         ([2, 4], 11, [2, 4, [4, 2]]),
-        ([2, 4], 1, [2, 4]),
         ([2, 4], 0, [2, 4]),
         ([[2, 3]], 7, [[2, 4]]),
         ([4, [2, 1]], 12, [4, [2, 4]]),
         ([[4, 1], 2], 12, [[4, 1], 2, [2, 3]]),
-        ([2, 2, 2], 9, [2, 2, 2, [2, 2]]),
         ([2], 2**35, [2, [2, 2**34 - 1]]),
     ],
 )
@@ -283,21 +268,15 @@ def test_no_shard_of_a_rectilinear_grid_moves(data: st.DataObject) -> None:
     [
         ((10, 9), (10, 9), True),
         ((8, 12), (8, 12), True),
-        ((8, 12), (10, 12), True),
         ((8, 12), (10, 15), True),
         ((8, 12), (4, 6), True),
         ((10, 9), (8, 6), True),
-        ((10, 9), (4, 9), True),
         ((0, 0), (10, 9), True),
-        ((10, 9), (0, 9), True),
         ((10, 9), (12, 9), False),
-        ((10, 9), (100, 9), False),
         ((10, 9), (10, 12), False),
         ((10, 9), (6, 9), False),
         ((8, 12), (6, 12), False),
-        ((8, 12), (8, 3), False),
         ((8, 12), (9, 12), False),
-        ((8, 12), (8, 13), False),
     ],
 )
 def test_a_bounded_grid_takes_a_shape_that_leaves_all_shards_as_long_as_they_are(
@@ -332,7 +311,7 @@ def test_no_edit_changes_what_stored_bytes_mean(data: st.DataObject) -> None:
         result = reshard(parse_array(stored), node)
     except (MetadataError, RefusedError):
         return
-    before, after = unshard(parse_array(stored)), unshard(parse_array(result))
+    before, after = describe(parse_array(stored)), describe(parse_array(result))
     assert result["codecs"] == stored["codecs"]
     assert (after.codecs, after.key_encoding) == (before.codecs, before.key_encoding)
     assert list(parse_array(result).shape) == edited["shape"]

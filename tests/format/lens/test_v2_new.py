@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shardfs.errors import NotUnshardable, RefusedError
-from shardfs.format.lens.unsharded import shard_new, unshard
+from shardfs.format.lens.unsharded import describe, shard_new
 from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import LITTLE, extension, transpose
@@ -117,7 +117,7 @@ def test_a_new_array_without_a_v3_form_is_told_why(members: dict[str, Any], reas
 
 def test_a_new_array_without_a_fill_value_shows_without_one_until_it_has_one() -> None:
     new = new_array(text({**NEW, "fill_value": None}), None, ".")
-    for array in (new, unshard(parse_array(shard_new(new, (2,))))):
+    for array in (new, describe(parse_array(shard_new(new, (2,))))):
         shown = parse_array(array.document)
         zarray = array_documents(shown, ".")[".zarray"]
         assert zarray["fill_value"] is None
