@@ -222,15 +222,14 @@ def _check_size(nbytes: int) -> None:
         raise NotShownError(f"elements of {nbytes} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
 
 
-def v2_dtype(data_type: Json, endian: str) -> Json:
+def v2_dtype(data_type: DataType, endian: str) -> Json:
     """Return the `dtype` of a `.zarray` for elements stored in byte order *endian*; raises `NotShownError`."""
-    parsed = DataType.parse(data_type)
-    if parsed.varies:
+    if data_type.varies:
         return "|O"
-    if not parsed.is_native:
-        raise NotShownError(f"the data type {brief(parsed.name)} has no Zarr v2 form")
-    parsed.check_endian(endian)
-    return v2_fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
+    if not data_type.is_native:
+        raise NotShownError(f"the data type {brief(data_type.name)} has no Zarr v2 form")
+    data_type.check_endian(endian)
+    return v2_fields(data_type.dtype.newbyteorder("<" if endian == "little" else ">"))
 
 
 def parse_v2_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:

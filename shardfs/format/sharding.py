@@ -250,7 +250,6 @@ def parse_sharding(
         lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
     row_axis = order.index(ndim - 1) if ndim else 0
     grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape, row_axis)
-    _check_index_sizes(grid)
     return grid, order, codecs
 
 
@@ -276,24 +275,15 @@ def _parse_level(
             raise MetadataError(f"inner chunks of length {length} do not divide shards of length {outer} (axis {axis})")
     location = codec.choice("index_location", "end", ("start", "end"))
     index_codecs = IndexCodecs.parse(parse_codecs(configuration.get("index_codecs"), "index_codecs"), len(edges))
+    largest = [max(lengths, default=0) for lengths in permute(edges, order)]
+    nentries = math.prod(length // inner for length, inner in zip(largest, chunk_shape, strict=True))
+    if index_codecs.nbytes(nentries) > MAX_INDEX_NBYTES:
+        raise MetadataError(
+            f"a shard index of {nentries} entries is larger than the {MAX_INDEX_NBYTES // 2**20} MiB that are read"
+        )
     codecs = parse_chain(parse_codecs(configuration.get("codecs"), "codecs"), "codecs of sharding_indexed")
     max_nbytes = MAX_DECODED_NBYTES
     if item_nbytes is not None:
         # Payloads and indexes, with a generous share for gaps and for chunks that grew by encoding.
-        nelements = math.prod(max(lengths, default=0) for lengths in edges)
-        max_nbytes = min(4 * nelements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
+        max_nbytes = min(4 * math.prod(largest) * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
     return ShardingLevel(order, chunk_shape, index_codecs, location == "start", chain.after, max_nbytes), codecs
-
-
-def _check_index_sizes(grid: ShardGrid) -> None:
-    spans = tuple(
-        max(dimension.edges, default=0) // length
-        for dimension, length in zip(grid.shards.dimensions, grid.chunk_shape, strict=True)
-    )
-    for level in grid.levels:
-        nentries = math.prod(level.chunks_per_shard(spans))
-        if level.index_codecs.nbytes(nentries) > MAX_INDEX_NBYTES:
-            raise MetadataError(
-                f"a shard index of {nentries} entries is larger than the {MAX_INDEX_NBYTES // 2**20} MiB that are read"
-            )
-        spans = level.span

@@ -65,13 +65,6 @@ def describe(array: ArrayMetadata) -> UnshardedArray:
         raise NotUnshardable(str(error)) from None
 
 
-def unshard(array: ArrayMetadata) -> UnshardedArray:
-    """Describe a sharded array as an unsharded one; raises `NotUnshardable` as `describe` does, and for others."""
-    if not array.is_sharded:
-        raise NotUnshardable("the array is not sharded")
-    return describe(array)
-
-
 @dataclass(frozen=True, kw_only=True)
 class V3(Lens):
     """The lens of Zarr v3: sharded arrays are shown unsharded, or as stored if that is impossible.
@@ -96,7 +89,7 @@ class V3(Lens):
         if self.decodes:
             return decoded_document(describe(stored))
         try:
-            return unshard(stored).document
+            return describe(stored).document if stored.is_sharded else stored.document
         except NotUnshardable:
             return stored.document
 
@@ -377,5 +370,5 @@ def shard_new(
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
         "codecs": [{"name": SHARDING, "configuration": configuration}],
     }
-    unshard(parse_array(document))  # or the reason why it would not be shown as it was written
+    describe(parse_array(document))  # or the reason why it would not be shown as it was written
     return document

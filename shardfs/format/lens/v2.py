@@ -28,12 +28,9 @@ from shardfs.format.document import (
     parse_lengths,
 )
 from shardfs.format.dtype import (
-    VLEN_SERIALIZERS,
     DataType,
     fill_element,
     parse_v2_dtype,
-    type_name,
-    v2_dtype,
     v2_element,
     v2_fill_element,
     v2_fill_value,
@@ -285,21 +282,15 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
     if grid.name != "regular":
         raise NotShownError(f"a chunk grid that is {brief(grid.name)} has no Zarr v2 form")
     chunk_shape = parse_lengths(grid.configuration.get("chunk_shape"), "chunk_shape", minimum=1, ndim=array.ndim)
-    serializer = VLEN_SERIALIZERS.get(type_name(data_type))
-    codecs = v2_codecs(array.codecs, chunk_shape, DataType.parse(data_type).dtype)
-    if codecs.serializer != serializer and (serializer or codecs.serializer in VLEN_SERIALIZERS.values()):
-        raise NotShownError(f"the codec {codecs.serializer} of {type_name(data_type)} has no Zarr v2 form")
-    return {
+    document = {
+        **v2_codecs(array.codecs, chunk_shape, DataType.parse(data_type)),
         "chunks": list(chunk_shape),
-        "compressor": codecs.compressor,
         "dimension_separator": separator,
-        "dtype": v2_dtype(data_type, codecs.endian),
         "fill_value": shown_fill_value(array.document, shows_missing=shows_missing),
-        "filters": list(codecs.filters) or None,
-        "order": codecs.order,
         "shape": list(array.shape),
         "zarr_format": 2,
     }
+    return dict(sorted(document.items()))
 
 
 def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:

@@ -8,7 +8,7 @@ Sources: Zarr storage specification 2; specifications of the codecs; numcodecs 0
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from shardfs.format.codecs import (
     parse_transpose,
 )
 from shardfs.format.document import Document, Extension, Json, brief
-from shardfs.format.dtype import VLEN_SERIALIZERS
+from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, v2_dtype
 
 PREFIX: Final = "numcodecs."
 """The prefix of codec names that zarr-python has for v3, and other libraries do not."""
@@ -50,28 +50,20 @@ _DEFAULTS: Final[dict[str, dict[str, Json]]] = {
 Codec = dict[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class V2Codecs:
-    """The members of a `.zarray` about encoding. *serializer* is the v3 codec that turns elements into bytes."""
+def v2_codecs(codecs: Sequence[Extension], chunk_shape: tuple[int, ...], data_type: DataType) -> dict[str, Json]:
+    """Return the members of a `.zarray` about encoding and data type, for the *codecs* of a chunk.
 
-    serializer: str
-    endian: str
-    order: str
-    filters: tuple[Codec, ...]
-    compressor: Codec | None
-
-
-def v2_codecs(codecs: Sequence[Extension], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> V2Codecs:
-    """Return the v2 form of the *codecs* of a chunk with elements of *dtype*.
-
-    Raises `NotShownError` with the reason why there is none.
+    Raises `NotShownError` with the reason why there is no v2 form.
     """
     chain = parse_chain(codecs, "codecs")
     position = next((i for i, codec in enumerate(chain) if codec.name in _SERIALIZERS), None)
     if position is None:
         raise NotShownError(f"the codec {brief(chain[0].name)} has no Zarr v2 form")
-    serializer, encoders = chain[position], chain[position + 1 :]
+    serializer, encoders, dtype = chain[position], chain[position + 1 :], data_type.dtype
     order, filters = _array_filters(chain[:position], chunk_shape, dtype)
+    wanted = VLEN_SERIALIZERS.get(data_type.name)
+    if serializer.name != wanted and (wanted or serializer.name in VLEN_SERIALIZERS.values()):
+        raise NotShownError(f"the codec {serializer.name} of {data_type.name} has no Zarr v2 form")
     endian = "little"
     if serializer.name == "bytes":
         endian = parse_endian(serializer, "little")
@@ -84,9 +76,14 @@ def v2_codecs(codecs: Sequence[Extension], chunk_shape: tuple[int, ...], dtype: 
     else:
         serializer.expect()
         filters.append({"id": serializer.name})
-    filters += [_bytes_filter(codec, item_nbytes(dtype), dtype) for codec in encoders]
+    filters += [_bytes_filter(codec, dtype) for codec in encoders]
     compressor = filters.pop() if encoders or serializer.name.startswith(PREFIX) else None
-    return V2Codecs(serializer.name, endian, order, tuple(filters), compressor)
+    return {
+        "compressor": compressor,
+        "dtype": v2_dtype(data_type, endian),
+        "filters": filters or None,
+        "order": order,
+    }
 
 
 def item_nbytes(dtype: np.dtype[Any]) -> int:
@@ -115,13 +112,13 @@ def _array_filters(
     raise NotShownError(f"Zarr v2 has no transpose to {list(order)}; --decode shows the array")
 
 
-def _bytes_filter(codec: Extension, item_nbytes: int, dtype: np.dtype[Any]) -> Codec:
+def _bytes_filter(codec: Extension, dtype: np.dtype[Any]) -> Codec:
     """Return the v2 form of a bytes → bytes codec, with no other members, which some readers reject."""
     match codec.name:
         case "zstd" | "numcodecs.zstd":
             return {"id": "zstd", "level": parameters(replace(codec, name="zstd"))["level"]}
         case "blosc":
-            given = parameters(codec, item_nbytes)
+            given = parameters(codec, item_nbytes(dtype))
             del given["typesize"]
             return {"id": "blosc", **given, "shuffle": SHUFFLES.index(given["shuffle"])}
         case "crc32c":
