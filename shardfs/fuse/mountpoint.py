@@ -25,7 +25,6 @@ BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """Packages of Debian and Ubuntu needed to build pyfuse3."""
 
 _ELSEWHERE: Final = "choose another place"
-_MAX_STACKED = 16
 _SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
 """Seconds to wait for the answer of a daemon that is mounted there already."""
@@ -45,7 +44,8 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
         raise MountPointError(f"{mountpoint} {where}; choose an empty directory outside of it")
     if source is not None and Path(source).is_relative_to(path):
         raise MountPointError(f"{mountpoint} contains the source {source}, which a mount would hide; {_ELSEWHERE}")
-    status = _stat_alive(mountpoint, path)
+    _detach_dead(mountpoint, path)
+    status = _stat(mountpoint, path)
     if not stat.S_ISDIR(status.st_mode):
         raise MountPointError(f"{mountpoint} is not a directory; {_ELSEWHERE}")
     if os.path.ismount(path):
@@ -164,41 +164,36 @@ def count_mounts(path: str) -> int:
     return sum(mount.path == path for mount in list_mounts())
 
 
-def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
-    """Return the status of *path* after detaching dead mounts; then no shardfs is there."""
-    for _ in range(_MAX_STACKED):
+def _detach_dead(mountpoint: str, path: str) -> None:
+    """Detach every dead shardfs at *path*; raises `MountPointError` if one is alive, even if it is stopped."""
+    while count_mounts(path):
+        way_out = f"unmount it with: shardfs umount {shlex.quote(mountpoint)}"
         try:
-            if count_mounts(path):
-                _require_dead(mountpoint, path)
-            os.statvfs(path)  # unlike attributes, this is never answered from the kernel's cache
-            return os.stat(path)
-        except FileNotFoundError:
-            above = next(each for each in Path(path).parents if each.exists())
-            way_out = f"create it with: mkdir -p {shlex.quote(mountpoint)}"
-            if not os.access(above, os.W_OK):
-                way_out = f"{_ELSEWHERE}, as you may not write in {above}"
-            raise MountPointError(f"{mountpoint} does not exist; {way_out}") from None
+            control.ask(path, _PATIENCE)
+        except UnfinishedError as silence:
+            way_out = str(silence)
         except OSError as error:
-            if error.errno != errno.ENOTCONN or not count_mounts(path):
-                way_out = f"; {_ELSEWHERE}"
-                if around := _mount_around(path):
-                    way_out = f": {control.explain(around, error)}"
-                raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}{way_out}") from None
-        run_fusermount("-u", "-z", path)
-    raise MountPointError(f"{mountpoint} is under more than {_MAX_STACKED} dead mounts")
+            if error.errno == errno.ENOTCONN:
+                run_fusermount("-u", "-z", path)
+                continue
+        raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
 
 
-def _require_dead(mountpoint: str, path: str) -> None:
-    """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, even if it is stopped."""
-    way_out = f"unmount it with: shardfs umount {shlex.quote(mountpoint)}"
+def _stat(mountpoint: str, path: str) -> os.stat_result:
+    """Return the status of *path*."""
     try:
-        control.ask(path, _PATIENCE)
-    except UnfinishedError as silence:
-        way_out = str(silence)
+        os.statvfs(path)  # unlike attributes, this is never answered from the kernel's cache
+        return os.stat(path)
+    except FileNotFoundError:
+        above = next(each for each in Path(path).parents if each.exists())
+        way_out = f"create it with: mkdir -p {shlex.quote(mountpoint)}"
+        if not os.access(above, os.W_OK):
+            way_out = f"{_ELSEWHERE}, as you may not write in {above}"
+        raise MountPointError(f"{mountpoint} does not exist; {way_out}") from None
     except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            return
-    raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
+        around = _mount_around(path)
+        way_out = _ELSEWHERE if around is None else control.explain(around, error)
+        raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}; {way_out}") from None
 
 
 def _fusermount() -> str:

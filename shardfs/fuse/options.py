@@ -70,34 +70,28 @@ class MountOptions:
     metrics: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
-            raise UsageError("--shards and --auto-compact need a writing mount: add --write")
-        if not self.write and self.single_writer:
-            raise UsageError("--single-writer needs a writing mount: add --write")
-        if self.metadata_ttl is not None and not self.metadata_ttl >= 0:
-            raise UsageError("--metadata-ttl must be at least 0 seconds")
+        is_npy, is_v2, separator = self.view == "npy", self.view == "v2", self.dimension_separator
+        has_cache_size = self.decode_cache_nbytes != MountOptions.decode_cache_nbytes
+        mistakes = {
+            "--shards needs a writing mount: add --write": self.chunks_per_shard is not None and not self.write,
+            "--auto-compact needs a writing mount: add --write": self.auto_compact is not None and not self.write,
+            "--single-writer needs a writing mount: add --write": self.single_writer and not self.write,
+            "--metadata-ttl must be at least 0 seconds": self.metadata_ttl is not None and not self.metadata_ttl >= 0,
+            f"there is no view {self.view!r}: choose v3, v2 or npy": self.view not in VIEWS,
+            "--view npy is read-only: leave out --write, or write through --view v3 or v2": is_npy and self.write,
+            "--view npy is always decoded: leave out --decode": is_npy and self.decode,
+            "--dimension-separator needs Zarr v2: add --view v2": separator is not None and not is_v2,
+            f"--dimension-separator cannot be {separator!r}: choose . or /": separator not in (None, ".", "/"),
+            "--fill-missing needs Zarr v2: add --view v2": not self.fill_missing and not is_v2,
+            "--decode-cache must be at least 1 byte": self.decode_cache_nbytes < 1,
+            "--decode-cache needs a mount that decodes: add --decode or --view npy": has_cache_size
+            and not (self.decode or is_npy),
+        }
+        for mistake, is_made in mistakes.items():
+            if is_made:
+                raise UsageError(mistake)
         if self.metrics is not None:
             parse_address(self.metrics)
-        self._check_view()
-
-    def _check_view(self) -> None:
-        if self.view not in VIEWS:
-            raise UsageError(f"there is no view {self.view!r}: choose {', '.join(VIEWS[:-1])} or {VIEWS[-1]}")
-        if self.view == "npy" and self.write:
-            raise UsageError("--view npy is read-only: leave out --write, or write through --view v3 or v2")
-        if self.view == "npy" and self.decode:
-            raise UsageError("--view npy is always decoded: leave out --decode")
-        if self.dimension_separator is not None:
-            if self.view != "v2":
-                raise UsageError("--dimension-separator needs Zarr v2: add --view v2")
-            if self.dimension_separator not in DIMENSION_SEPARATORS:
-                raise UsageError(f"--dimension-separator cannot be {self.dimension_separator!r}: choose . or /")
-        if not self.fill_missing and self.view != "v2":
-            raise UsageError("--fill-missing needs Zarr v2: add --view v2")
-        if self.decode_cache_nbytes < 1:
-            raise UsageError("--decode-cache must be at least 1 byte")
-        if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes and not self.decode and self.view != "npy":
-            raise UsageError("--decode-cache needs a mount that decodes: add --decode or --view npy")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
         """Return these options changed by the values of `-o`, comma-separated lists.
@@ -111,23 +105,18 @@ class MountOptions:
         for option in words:
             key, _, value = option.partition("=")
             name = key.replace("_", "-")
-            match option:
-                case "ro":
-                    pass
-                case "rw":
-                    changed = replace(changed, write=True)
-                case "allow_other":
-                    changed = replace(changed, allow_other=True)
-                case "remount":
-                    raise UsageError(NO_REMOUNT)
-                case _ if name in {_argument(field.name) for field in fields(self)}:
-                    raise UsageError(f"-o {option}: -o is for options of FUSE; write --{name} {value}".rstrip())
-                case _ if name in ("subtype", "fsname"):
-                    raise UsageError(f"-o {option}: shardfs sets it itself, to recognize its mounts")
-                case _ if not option.isascii():
-                    raise UsageError(f"-o {option}: FUSE options are ASCII")
-                case _:
-                    changed = replace(changed, fuse_options=(*changed.fuse_options, option))
+            if option == "rw":
+                changed = replace(changed, write=True)
+            elif option == "allow_other":
+                changed = replace(changed, allow_other=True)
+            elif option == "remount":
+                raise UsageError(NO_REMOUNT)
+            elif name in {_argument(field.name) for field in fields(self)}:
+                raise UsageError(f"-o {option}: -o is for options of FUSE; write --{name} {value}".rstrip())
+            elif name in ("subtype", "fsname") or not option.isascii():
+                raise UsageError(f"-o {option}: shardfs sets the source and type itself, and FUSE options are ASCII")
+            elif option != "ro":
+                changed = replace(changed, fuse_options=(*changed.fuse_options, option))
         return changed
 
     def to_arguments(self) -> list[str]:
@@ -135,18 +124,13 @@ class MountOptions:
         arguments = [f"-o{option}" for option in self.fuse_options]
         for field in fields(self):
             value = getattr(self, field.name)
-            name = _argument(field.name)
             if value == field.default or field.name == "fuse_options":
                 continue
-            match field.name, value:
-                case _, True:
-                    arguments.append(f"--{name}")
-                case _, False:
-                    arguments.append(f"--{name}=no")
-                case _, tuple():
-                    arguments.append(f"--{name}={','.join(map(str, value))}")
-                case "umask", int():
-                    arguments.append(f"--{name}={value:03o}")
-                case _:
-                    arguments.append(f"--{name}={value}")
+            if isinstance(value, bool):
+                text = "" if value else "=no"
+            elif isinstance(value, tuple):
+                text = f"={','.join(map(str, value))}"
+            else:
+                text = f"={value:03o}" if field.name == "umask" else f"={value}"
+            arguments.append(f"--{_argument(field.name)}{text}")
         return arguments
