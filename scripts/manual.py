@@ -9,7 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from shardfs import __version__
-from shardfs.cli import cli
+from shardfs.cli import cli, every_command
 from shardfs.cli.options import summary
 
 COMPLETIONS = {
@@ -73,10 +73,11 @@ class _Roff(click.HelpFormatter):
 
 def _pages() -> Iterator[tuple[str, str]]:
     """Yield name and text of the pages of `shardfs` and of each of its commands."""
-    names = [f"shardfs-{name}" for name in cli.commands]
+    commands = every_command()
+    names = [f"shardfs-{name}" for name in commands]
     context = cli.make_context("shardfs", [], resilient_parsing=True)
     yield "shardfs", _page(context, names)
-    for name, command in zip(names, cli.commands.values(), strict=True):
+    for name, command in zip(names, commands.values(), strict=True):
         below = click.Context(command, info_name=command.name, parent=context)
         yield name, _page(below, ["shardfs", *(other for other in names if other != name)])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from shardfs.cli import cli
+from shardfs.cli import every_command
 from tests.support.mounting import environment
 from tests.support.prepared import for_shells
 from tests.support.s3_server import Bucket
@@ -96,12 +96,12 @@ def test_links_lead_to_pages_and_headings_on_github_too() -> None:
 
 
 def test_command_lines_are_understood() -> None:
-    examples = [line for each in cli.commands.values() for line in getattr(each, "examples", "").splitlines()]
+    examples = [line for each in every_command().values() for line in getattr(each, "examples", "").splitlines()]
     lines = [*typed(), *(line.strip().split(" > ")[0].split(" | ")[0] for line in examples if line.strip())]
     assert len(lines) > 60
     for line in lines:
         name, *words = shlex.split(line, comments=True)[1:]
-        command = cli.commands[name]
+        command = every_command()[name]
         try:
             command.make_context(name, words, resilient_parsing=False)
         except click.ClickException as error:
@@ -109,7 +109,7 @@ def test_command_lines_are_understood() -> None:
 
 
 def test_options_that_are_named_exist() -> None:
-    of = {name: {opt for option in each.params for opt in option.opts} for name, each in cli.commands.items()}
+    of = {name: {opt for option in each.params for opt in option.opts} for name, each in every_command().items()}
     of_all = {"--help", "--version"}.union(*of.values())
     for page in PAGES:
         for code in re.findall(r"`([^`]+)`", prose(page)):

@@ -3,16 +3,16 @@
 Each family of commands is a module; `options` has what they share, and `output` how they print.
 """
 
-import gc
+import os
 import platform
-from collections.abc import Iterator, Mapping
+import shlex
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from shardfs import __version__
-from shardfs.cli.options import Commands, begin
+from shardfs.cli.options import begin, summary
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import fuse_versions
 
@@ -36,27 +36,57 @@ _MODULES: Final = {
 """The module of each command, in the order of the help."""
 
 
-class _Loaded(Mapping[str, click.Command]):
-    """The commands by name; a module is imported when its command is used, because most take long to import."""
+_NAMES: Any = dict.fromkeys(_MODULES)  # click suggests one of these for a name that is wrong
 
-    def __getitem__(self, name: str) -> click.Command:
-        gc.disable()  # imported objects stay: scanning them for garbage takes a seventh of the import time
-        try:
-            module = import_module(f"shardfs.cli.{_MODULES[name]}")
-        finally:
-            gc.freeze()
-            gc.enable()
-        found: click.Command = getattr(module, name.replace("-", "_"))
+_EXIT_STATUS: Final = (
+    "Done.",
+    "Failed, or damage was found.",
+    "Wrong usage.",
+    "SOURCE is missing or unreadable.",
+    "MOUNTPOINT cannot be used.",
+    "This machine cannot mount.",
+    "The daemon of a mount does not answer, or is not done yet.",
+)
+
+
+class _Commands(click.Group):
+    """Lists the commands in their order; a module is imported when its command is used: most take long to import."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Return the names."""
+        return list(_MODULES)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        """Return a command."""
+        if name not in _MODULES:
+            return None
+        found: click.Command = getattr(import_module(f"shardfs.cli.{_MODULES[name]}"), name.replace("-", "_"))
         return found
 
-    def __contains__(self, name: object) -> bool:
-        return name in _MODULES
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; if it is missing before SOURCE, say so."""
+        if args[0] not in _MODULES and ("://" in args[0] or os.path.isdir(args[0])):
+            example = f"shardfs mount {shlex.quote(args[0])} MOUNTPOINT"
+            ctx.fail(f"A command is missing before {args[0]!r}. To mount it, type: {example}")
+        return super().resolve_command(ctx, args)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list, with the whole first sentence of each."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(command)) for name, command in every_command().items()])
 
-    def __len__(self) -> int:
-        return len(_MODULES)
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the meaning of every exit status."""
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(status), meaning) for status, meaning in enumerate(_EXIT_STATUS)])
+
+
+def every_command() -> dict[str, click.Command]:
+    """Import every command, and return them by name."""
+    found = {name: cli.get_command(click.Context(cli), name) for name in _MODULES}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -71,8 +101,8 @@ def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) 
 
 
 @click.group(
-    cls=Commands,
-    commands=_Loaded(),
+    cls=_Commands,
+    commands=_NAMES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

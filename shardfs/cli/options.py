@@ -1,6 +1,6 @@
 """What commands share: errors as one line and an exit status, help with examples, arguments and options."""
 
-import codecs
+import gc
 import io
 import logging
 import math
@@ -12,26 +12,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+from click.shell_completion import CompletionItem
 
 from shardfs.cli.output import complain
 from shardfs.errors import ShardfsError
 from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import VIEWS, MountOptions
-
-_SPECIAL: Final = re.compile(r"[^\w@%+=:,./~-]")
-"""Characters that have a meaning for a shell."""
-
-
-_EXIT_STATUS: Final = (
-    "Done.",
-    "Failed, or damage was found.",
-    "Wrong usage.",
-    "SOURCE is missing or unreadable.",
-    "MOUNTPOINT cannot be used.",
-    "This machine cannot mount.",
-    "The daemon of a mount does not answer, or is not done yet.",
-)
 
 
 class RemoteOption(click.Option):
@@ -57,46 +43,27 @@ class Integer(click.IntRange):
     name = "integer"
 
 
-class _Source(click.types.StringParamType):
-    """The argument SOURCE; a shell completes names of directories."""
+class _Directory(click.types.StringParamType):
+    """SOURCE or MOUNTPOINT; a shell completes names of directories, except for a URL.
 
-    name = "source"
+    The path is not looked at, as `click.Path` does: a daemon that is stopped would never answer.
+    """
+
+    name = "directory"
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Leave completion to the shell, except for a URL."""
+        """Leave completion to the shell."""
         return [] if "://" in incomplete else [CompletionItem(incomplete, type="dir")]
 
 
-class _MountPoint(click.Path):
-    """A path that is not looked at: click would call stat, which a stopped daemon never answers."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
-        """Return *value* as it is."""
-        return value
-
-
-class _Mounted(_MountPoint):
+class _Mounted(_Directory):
     """A mounted mount point; a shell completes the present ones, without asking their daemons."""
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the mount points with this beginning, in the same notation."""
-        found = []
-        for path in (mount.path for mount in list_mounts() if mount.path.isprintable()):
-            relative, below_home = os.path.relpath(path), f"~/{os.path.relpath(path, os.path.expanduser('~'))}"
-            forms = (path, relative, f"./{relative}", below_home)
-            found += [form for form in forms if form.startswith(incomplete)][:1]
-        return [CompletionItem(name) for name in found]
-
-
-class _Bash(BashComplete):
-    """Completion for Bash, which inserts the result into the line unchanged."""
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Return an item, quoted for the line, and again for the `read` of the script."""
-        return f"{item.type}," + _SPECIAL.sub(r"\\\g<0>", item.value).replace("\\", r"\\")
-
-
-add_completion_class(_Bash)
+        """Return the mount points with this beginning, in the same notation, that need no quotes."""
+        paths = [mount.path for mount in list_mounts() if shlex.quote(mount.path) == mount.path]
+        forms = [form for path in paths for form in (path, os.path.relpath(path)) if form.startswith(incomplete)]
+        return [CompletionItem(form) for form in forms]
 
 
 class Command(click.Command):
@@ -108,6 +75,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click has it
         """Run the command."""
+        gc.freeze()  # what was imported stays
+        gc.enable()
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:  # it was closed before this program began
@@ -144,33 +113,6 @@ class Command(click.Command):
                 formatter.write(f"  {line.strip()}\n")
 
 
-class Commands(click.Group):
-    """A group that lists its commands in their order, with the whole first sentence of each."""
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        """Return the names."""
-        return list(self.commands)
-
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; if it is missing before SOURCE, say so."""
-        if args[0] not in self.commands and ("://" in args[0] or os.path.isdir(args[0])):
-            example = f"shardfs mount {shlex.quote(args[0])} MOUNTPOINT"
-            ctx.fail(f"A command is missing before {args[0]!r}. To mount it, type: {example}")
-        return super().resolve_command(ctx, args)
-
-    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the meaning of every exit status."""
-        with formatter.section("Exit status"):
-            formatter.write_dl([(str(status), meaning) for status, meaning in enumerate(_EXIT_STATUS)])
-
-
 def summary(command: click.Command) -> str:
     """Return the first sentence of the help of a command."""
     return command.get_short_help_str(sys.maxsize)
@@ -184,22 +126,13 @@ class _Complaints(logging.Handler):
         complain(record.getMessage())
 
 
-def _write_as_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Print names as their bytes, and a question mark for characters that the locale lacks."""
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeEncodeError as failure:
-        return "?" * (failure.end - failure.start), failure.end
-
-
 def begin() -> None:
     """Set up a process of the command line."""
     # Commands report what is wrong with a source; only a mount logs it, as `fuse.log` sets up.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     logging.getLogger("shardfs.bulk").addHandler(_Complaints())
     if isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error("shardfs", _write_as_can_be)
-        sys.stdout.reconfigure(errors="shardfs")
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale lacks
 
 
 def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:
@@ -228,10 +161,10 @@ timeout_option = click.option(
     metavar="SECONDS",
     help="Give up, with exit status 6, if the daemon does not answer or makes no progress for this long.",
 )
-mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint(file_okay=False))
+mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_Directory())
 mounted_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_Mounted())
-source_argument = click.argument("source", metavar="SOURCE", type=_Source())
-optional_source_argument = click.argument("source", metavar="[SOURCE]", type=_Source(), required=False)
+source_argument = click.argument("source", metavar="SOURCE", type=_Directory())
+optional_source_argument = click.argument("source", metavar="[SOURCE]", type=_Directory(), required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

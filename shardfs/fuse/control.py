@@ -172,7 +172,7 @@ def find_daemon(path: str, figures: Snapshot | None) -> Daemon | None:
     None if this process may not look at it.
     """
     for daemon in list_daemons():
-        if figures is not None:
+        if figures is not None and figures.file is not None:
             is_it = daemon.inode == figures.file
         else:
             latest = daemon.latest()

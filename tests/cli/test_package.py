@@ -12,7 +12,7 @@ import click
 import pytest
 
 import shardfs
-from shardfs.cli import cli
+from shardfs.cli import cli, every_command
 from tests.support.mounting import Mounter
 
 TOP = Path(shardfs.__file__).parent.parent
@@ -41,12 +41,12 @@ def words_of(text: str) -> set[str]:
 @pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
 def test_every_command_has_a_man_page_with_all_that_its_help_has(share: Path) -> None:
     pages = list((share / "man/man1").iterdir())
-    assert {path.stem for path in pages} == {"shardfs", *(f"shardfs-{name}" for name in cli.commands)}
+    assert {path.stem for path in pages} == {"shardfs", *(f"shardfs-{name}" for name in every_command())}
     env = os.environ | {"MANWIDTH": "10000", "LC_ALL": "C.UTF-8"}
     for page in pages:
         shown = subprocess.run(["man", "--warnings", "-l", page], env=env, capture_output=True, text=True)
         assert (shown.returncode, shown.stderr) == (0, ""), page
-        command = cli.commands.get(page.stem.removeprefix("shardfs-"), cli)
+        command = every_command().get(page.stem.removeprefix("shardfs-"), cli)
         help_text = command.get_help(click.Context(command, info_name=page.stem, terminal_width=10000))
         assert words_of(help_text) - {"usage"} <= words_of(re.sub(".\b", "", shown.stdout)), page
 
