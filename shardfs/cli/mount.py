@@ -3,26 +3,26 @@
 import re
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardfs import __version__, errors
 from shardfs.cli.options import Integer, Number, RemoteOption, command, mountpoint_argument, size, view_options
 from shardfs.cli.sources import single_writer_option, source_options
+from shardfs.errors import ShardfsError, UsageError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, fuse_versions
-from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
+from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions, parse_fuse_options
 from shardfs.stores.url import StoreOptions, open_store, resolve
 
 
 def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     try:
         return None if value is None else parse_chunks_per_shard(value)
-    except errors.UsageError as error:
+    except UsageError as error:
         raise click.BadParameter(str(error)) from None
 
 
@@ -57,15 +57,17 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @click.option(
     "--fill-missing",
-    type=click.Choice(["yes", "no"]),
-    default="yes",
-    show_default=True,
+    type=bool,
+    default=True,
+    show_default="yes",
+    metavar="yes|no",
     help="In --view v2, for arrays with named axes, show the missing value of xarray as the fill value, and show files "
     "for chunks that are not stored and would read as another value. With no, show the stored fill value and no such "
     "files; xarray and netCDF can then mask the wrong values.",
 )
 @click.option(
     "--decode-cache",
+    "decode_cache_nbytes",
     callback=size,
     default="256M",
     show_default=True,
@@ -108,7 +110,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     metavar="ADDRESS:PORT",
     help="Serve the figures of `shardfs stats` to Prometheus at this address; a port alone means 127.0.0.1.",
 )
-@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
+@click.option("-o", "fuse_words", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
@@ -125,6 +127,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @click.option(
     "--cache-size",
+    "cache_nbytes",
     cls=RemoteOption,
     callback=size,
     default="10G",
@@ -137,31 +140,16 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 def mount(
     source: str,
     mountpoint: str,
-    view: str,
-    decode: bool,
-    dimension_separator: str | None,
-    fill_missing: str,
-    decode_cache: int,
+    store_options: StoreOptions,
     foreground: bool,
-    metadata_ttl: float | None,
-    allow_other: bool,
-    uid: int | None,
-    gid: int | None,
-    umask: int | None,
-    write: bool,
-    chunks_per_shard: tuple[int, ...] | None,
-    auto_compact: float | None,
-    page_cache: bool,
-    metrics: str | None,
-    options: tuple[str, ...],
+    fuse_words: tuple[str, ...],
     log_level: str,
     log_format: str,
     log_file: Path | None,
-    store_options: StoreOptions,
-    cache: str | None,
-    cache_size: int,
-    single_writer: bool,
     ready_fd: int | None,
+    write: bool,
+    allow_other: bool,
+    **chosen: Any,  # noqa: ANN401 - the other fields of `MountOptions`
 ) -> None:
     """Mount SOURCE at the empty directory MOUNTPOINT, read-only unless you give --write.
 
@@ -177,86 +165,49 @@ def mount(
 
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
     """
-    chosen = MountOptions(
-        metadata_ttl=metadata_ttl,
-        allow_other=allow_other,
-        uid=uid,
-        gid=gid,
-        umask=umask,
-        page_cache=page_cache,
-        metrics=metrics,
-        write=write,
-        view=view,
-        decode=decode,
-        dimension_separator=dimension_separator,
-        fill_missing=fill_missing == "yes",
-        decode_cache_nbytes=decode_cache,
-    ).with_fuse_options(options)
-    chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact, single_writer=single_writer)
-    store_options = replace(store_options, cache=cache, cache_nbytes=cache_size)
-    if foreground:
-        _mount_in_foreground(source, mountpoint, chosen, store_options, log_level, log_format, log_file, ready_fd)
-        return
-    url, root = resolve(source)
-    check_fuse(allow_other=chosen.allow_other)
-    place = check_mount_point(mountpoint, root, cache)
-    log_file = (log_file or daemon.default_log_file(place)).absolute()
-    name = source if "://" in source else url
-    how = [*chosen.to_arguments(), *store_options.to_arguments()]
-    arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
-    note = daemon.start_daemon(arguments, log_file)
-    click.echo(errors.printable(f"{url} is mounted at {mountpoint}, {_how(chosen)} (log: {log_file})"))
-    _say(url, note)
+    given = parse_fuse_options(fuse_words, write=write, allow_other=allow_other)
+    options = MountOptions(**chosen, **given)
+    how = [*options.to_arguments(), *store_options.to_arguments()]
+    is_committed = True
 
+    def ready(note: str | None) -> None:
+        if ready_fd is not None:
+            daemon.tell_starter(ready_fd, note)
+        else:
+            with suppress(OSError):  # the mount is up, even if nobody is told
+                _say(url, mountpoint, options, "end it with Ctrl-C", note)
 
-def _say(url: str, note: str | None) -> None:
-    if note is not None:
-        click.echo(errors.printable(f"shardfs: note on {url}: {note}"), err=True)
-
-
-def _how(options: MountOptions) -> str:
-    view = "" if options.view == MountOptions.view else f" as {options.view}"
-    decoded = ", decoded" if options.decode else ""
-    return ("read-write" if options.write else "read-only") + view + decoded
-
-
-def _mount_in_foreground(
-    source: str,
-    mountpoint: str,
-    options: MountOptions,
-    store_options: StoreOptions,
-    log_level: str,
-    log_format: str,
-    log_file: Path | None,
-    ready_fd: int | None,
-) -> None:
     try:
-        log_to(log_file, log_level, log_format)
+        if foreground:
+            log_to(log_file, log_level, log_format)
         url, root = resolve(source)
         check_fuse(allow_other=options.allow_other)
         place = check_mount_point(mountpoint, root, store_options.cache)
-        store = open_store(source, store_options, ttl=options.metadata_ttl)
-        fuse_versions()  # or why pyfuse3 cannot be used
-        from shardfs.fuse.serve import serve
-
-        def ready(note: str | None) -> None:
-            if ready_fd is not None:
-                daemon.tell_starter(ready_fd, note)
-            else:
-                with suppress(OSError):  # the mount is up, even if nobody is told
-                    _say(store.url, note)
-                    click.echo(
-                        errors.printable(
-                            f"{store.url} is mounted at {mountpoint}, {_how(options)} (end it with Ctrl-C)"
-                        )
-                    )
-
         name = source if "://" in source else url
-        is_committed = serve(store, place, options, ready, name=name, store_options=store_options, version=__version__)
-    except errors.ShardfsError as error:
+        if foreground:
+            store = open_store(source, store_options, ttl=options.metadata_ttl)
+            fuse_versions()  # or why pyfuse3 cannot be used
+            from shardfs.fuse.serve import serve
+
+            is_committed = serve(store, place, options, ready, name=name, how=how)
+        else:
+            log_file = (log_file or daemon.default_log_file(place)).absolute()
+            arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
+            note = daemon.start_daemon(arguments, log_file)
+            _say(url, mountpoint, options, f"log: {log_file}", note)
+    except ShardfsError as error:
         if ready_fd is None:
             raise
         daemon.tell_starter(ready_fd, error)
-        sys.exit(1)
+        is_committed = False
     if not is_committed:
         sys.exit(1)  # the log says why
+
+
+def _say(url: str, mountpoint: str, options: MountOptions, what_next: str, note: str | None) -> None:
+    if note is not None:
+        click.echo(printable(f"shardfs: note on {url}: {note}"), err=True)
+    access = "read-write" if options.write else "read-only"
+    view = "" if options.view == MountOptions.view else f" as {options.view}"
+    decoded = ", decoded" if options.decode else ""
+    click.echo(printable(f"{url} is mounted at {mountpoint}, {access}{view}{decoded} ({what_next})"))

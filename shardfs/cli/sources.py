@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from typing import Any, Final
 
@@ -46,25 +47,9 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options for reaching SOURCE; *function* gets them as one argument, `store_options`."""
 
     @wraps(function)
-    def run(
-        *,
-        profile: str | None,
-        region: str | None,
-        endpoint_url: str | None,
-        anonymous: bool,
-        request_payer: bool,
-        max_connections: int,
-        **rest: Any,  # noqa: ANN401 - as click passes them
-    ) -> None:
-        chosen = StoreOptions(
-            profile=profile,
-            region=region,
-            endpoint_url=endpoint_url,
-            anonymous=anonymous,
-            request_payer=request_payer,
-            max_connections=max_connections,
-        )
-        function(store_options=chosen, **rest)
+    def run(**given: Any) -> None:  # noqa: ANN401 - as click passes them
+        chosen = {field.name: given.pop(field.name) for field in fields(StoreOptions) if field.name in given}
+        function(store_options=StoreOptions(**chosen), **given)
 
     decorated: Callable[..., None] = run
     for option in reversed(_STORE_OPTIONS):

@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from shardfs import __version__
 from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
@@ -44,9 +45,7 @@ class Figures:
         writing: Session | None,
         mountpoint: str,
         options: MountOptions,
-        version: str,
     ) -> None:
-        self._version = version
         self._fs = fs
         self._statistics = statistics
         self._writing = writing
@@ -65,7 +64,7 @@ class Figures:
         options = self._options
         pending = Pending() if self._writing is None else pending_in(self._writing.writer.commits.pending)
         return Snapshot(
-            version=self._version,
+            version=__version__,
             source=self._fs.store.url,
             mountpoint=self._mountpoint,
             view=options.view + (", decoded" if options.decode else ""),

@@ -1,8 +1,8 @@
 """The options of a mount, as given on the command line, in Python, or by `-o`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from shardfs.errors import UsageError
 
@@ -93,32 +93,6 @@ class MountOptions:
         if self.metrics is not None:
             parse_address(self.metrics)
 
-    def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
-        """Return these options changed by the values of `-o`, comma-separated lists.
-
-        Raises `UsageError` for an option that the mount cannot honour.
-        """
-        changed = self
-        words = [word for value in options for word in value.split(",") if word]
-        if "ro" in words and (self.write or "rw" in words):
-            raise UsageError(f"-o ro contradicts {'--write' if self.write else '-o rw'}: give one of them")
-        for option in words:
-            key, _, value = option.partition("=")
-            name = key.replace("_", "-")
-            if option == "rw":
-                changed = replace(changed, write=True)
-            elif option == "allow_other":
-                changed = replace(changed, allow_other=True)
-            elif option == "remount":
-                raise UsageError(NO_REMOUNT)
-            elif name in {_argument(field.name) for field in fields(self)}:
-                raise UsageError(f"-o {option}: -o is for options of FUSE; write --{name} {value}".rstrip())
-            elif name in ("subtype", "fsname") or not option.isascii():
-                raise UsageError(f"-o {option}: shardfs sets the source and type itself, and FUSE options are ASCII")
-            elif option != "ro":
-                changed = replace(changed, fuse_options=(*changed.fuse_options, option))
-        return changed
-
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`."""
         arguments = [f"-o{option}" for option in self.fuse_options]
@@ -134,3 +108,28 @@ class MountOptions:
                 text = f"={value:03o}" if field.name == "umask" else f"={value}"
             arguments.append(f"--{_argument(field.name)}{text}")
         return arguments
+
+
+def parse_fuse_options(values: Sequence[str], *, write: bool, allow_other: bool) -> dict[str, Any]:
+    """Return the fields of `MountOptions` that the values of `-o`, comma-separated lists, stand for.
+
+    Raises `UsageError` for an option that the mount cannot honour.
+    """
+    words = [word for value in values for word in value.split(",") if word]
+    if "ro" in words and (write or "rw" in words):
+        raise UsageError(f"-o ro contradicts {'--write' if write else '-o rw'}: give one of them")
+    ours = {"ro", "rw", "allow_other"}
+    for word in words:
+        key, _, value = word.partition("=")
+        name = key.replace("_", "-")
+        if word == "remount":
+            raise UsageError(NO_REMOUNT)
+        if word not in ours and name in {_argument(field.name) for field in fields(MountOptions)}:
+            raise UsageError(f"-o {word}: -o is for options of FUSE; write --{name} {value}".rstrip())
+        if name in ("subtype", "fsname") or not word.isascii():
+            raise UsageError(f"-o {word}: shardfs sets the source and type itself, and FUSE options are ASCII")
+    return {
+        "write": write or "rw" in words,
+        "allow_other": allow_other or "allow_other" in words,
+        "fuse_options": tuple(word for word in words if word not in ours),
+    }

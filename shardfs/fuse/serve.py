@@ -4,7 +4,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Final
 
@@ -23,7 +23,6 @@ from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.stores.base import Store
 from shardfs.stores.local.syscalls import keep_freed_memory
-from shardfs.stores.url import StoreOptions
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
@@ -53,22 +52,22 @@ def serve(
     ready: Callable[[str | None], None],
     *,
     name: str,
-    store_options: StoreOptions,
-    version: str,
+    how: Sequence[str],
 ) -> bool:
-    """Mount *store*, opened with *store_options*, at *path*; answer requests until it is unmounted or gets a signal.
+    """Mount *store* at *path*; answer requests until it is unmounted or gets a signal.
 
-    *name* is the source in the table of mounts, as it is in fstab, where it must be found. *version* is the version to
-    report. *ready* is called when the mount answers, with a note if the source may not be what the user thinks. Returns
-    whether everything that was written is in the shards. Raises `SourceError` if the source cannot be read, or is to be
-    written to and another mount does so, and the error that prevents replaying a journal.
+    *name* is the source in the table of mounts, as it is in fstab, where it must be found; *how* are all options, for
+    the log. *ready* is called when the mount answers, with a note if the source may not be what the user thinks.
+
+    Returns whether everything that was written is in the shards. Raises `SourceError` if the source cannot be read, or
+    is to be written to and another mount does so, and the error that prevents replaying a journal.
     """
     entries = trio.run(store.check)  # before anybody sees the mount
     note = None if entries is None else foreign_format(entries)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
-    if note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None:
-        note = None  # to be filled
+    is_filled = note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None
+    notes = [note] if note is not None and not is_filled else []
     with hold(store) if options.write else nullcontext() as state:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
@@ -85,7 +84,7 @@ def serve(
                 f"it with --write, or see `{recover_command(store.address)}`"
             )
             log.warning("%s: %s", store.url, left)
-            note = "; ".join(part for part in (left, note) if part)
+            notes.insert(0, left)
         scratch = None if state is None else state.scratch_key
         fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=scratch)
         writing = None
@@ -98,21 +97,20 @@ def serve(
                 options.auto_compact,
                 single_writer=options.single_writer,
             )
-        figures = Figures(fs, source.statistics, writing, path, options, version)
+        figures = Figures(fs, source.statistics, writing, path, options)
         operations = Operations(fs, source.statistics, figures.publish, options)
         if writing is not None:
             operations = WritingOperations(fs, writing, source.statistics, figures.publish, options)
-        words = options.to_arguments() + store_options.to_arguments()
         begun = figures.latest
         log.info(
             "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",
-            *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(words) or "no options"),
-            extra={key: getattr(begun, key) for key in _TOLD} | {"options": words},
+            *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(how) or "no options"),
+            extra={key: getattr(begun, key) for key in _TOLD} | {"options": list(how)},
         )
         _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = trio.run(_Daemon(fs, writing, figures).run, ready, note)
+            is_committed = trio.run(_Daemon(fs, writing, figures).run, ready, notes)
             clean = True
         except ShardfsError:
             clean = True  # it could not start, and nobody has seen it
@@ -161,25 +159,26 @@ class _Daemon:
         self._figures = figures
         self._is_given_up = False  # it was told to end, and what is pending could not be committed
 
-    async def run(self, ready: Callable[[str | None], None], note: str | None) -> bool:
+    async def run(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:
         """Answer requests until the mount ends; return whether everything that was written is in the shards.
 
-        *ready* is called when the mount answers, with a note for the user.
+        *ready* is called when the mount answers, with what the user should know: *notes*, and what is found on the way.
         """
         trio.lowlevel.spawn_system_task(self._figures.run)
         try:
-            is_committed = await self._serve(ready, note)
+            is_committed = await self._serve(ready, notes)
         finally:
             await self._fs.worker.end()
         self._figures.ended(is_committed)
         return is_committed
 
-    async def _serve(self, ready: Callable[[str | None], None], note: str | None) -> bool:
-        fs, writing, found = self._fs, self._writing, []
+    async def _serve(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:
+        fs, writing = self._fs, self._writing
         await fs.start()
-        if fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
-            note = note or unsharded(await fs.hierarchy.node(""))
-        found = [await self._figures.serve(), await writing.start() if writing is not None else None, note]
+        found: list[str | None] = [*notes]
+        if not notes and fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
+            found = [unsharded(await fs.hierarchy.node(""))]
+        found = [await writing.start() if writing is not None else None, await self._figures.serve(), *found]
         note = "; ".join(part for part in found if part) or None
         async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
             async with trio.open_nursery() as nursery:

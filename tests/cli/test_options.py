@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zarr
@@ -71,10 +70,13 @@ def test_the_daemon_gets_the_options_that_the_command_was_given(
         each.name for made in (STORE, MOUNT) for each in fields(made) if getattr(made, each.name) == each.default
     ]
     assert as_they_are == ["anonymous"], "every other option is tried"
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
-    mount.mount.main([URL, "/mnt", "-f", *options.to_arguments(), *store.to_arguments()], standalone_mode=False)
-    assert seen == [(URL, "/mnt", options, store, "info", "text", None, None)]
+    seen: list[list[str]] = []
+    monkeypatch.setattr(mount, "check_fuse", lambda **_: None)
+    monkeypatch.setattr(mount, "check_mount_point", lambda *_: "/mnt")
+    monkeypatch.setattr(mount.daemon, "start_daemon", lambda arguments, _: seen.append(arguments))
+    arguments = [URL, "/mnt", *options.to_arguments(), *store.to_arguments()]
+    mount.mount.main(arguments, standalone_mode=False)
+    assert seen == [[*arguments, "--log-level=info", "--log-format=text"]]
 
 
 CONTRADICTIONS = {
