@@ -85,14 +85,14 @@ def array_documents(array: ArrayMetadata, separator: str, *, shows_missing: bool
         raise NotShownError(str(error)) from None
 
 
-def can_show_missing(stored: ArrayMetadata) -> bool:
-    """Whether the fill value of the array *stored* can be its missing value, if it may have missing values.
+def can_show_missing(array: UnshardedArray) -> bool:
+    """Whether the fill value of *array* can be its missing value, if it may have missing values.
 
     It cannot if readers would take missing chunks for missing values, and no chunk can be made to show instead.
     """
     try:
-        fill_values(describe(stored))
-    except (NotShownError, NotUnshardable):
+        fill_values(array)
+    except NotShownError:
         return False
     return True
 
@@ -120,7 +120,7 @@ class V2(V3):
 
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the unsharded v3 document for a copy of an array that has a v2 form."""
-        shown = self._shown(stored)
+        shown = self._shown(describe(stored))
         array_documents(shown, self.separator)  # or the reason why it is impossible
         return shown.document
 
@@ -162,9 +162,8 @@ class V2(V3):
         copies would make it much longer than the group's own document.
         """
         if isinstance(stored, ArrayMetadata):
-            stored = self._named(stored)
-            shows_missing = self._shows_missing(stored)
-            return array_documents(self._shown(stored), self.separator, shows_missing=shows_missing)
+            shown, shows_missing = self._array(stored)
+            return array_documents(shown, self.separator, shows_missing=shows_missing)
         documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, stored.document)
         if inline_copies(stored.document) is None:
             return documents
@@ -195,12 +194,11 @@ class V2(V3):
             return edit_group(stored, name, written)
         if name not in (ZARRAY, ZATTRS):
             raise RefusedError("an array is stored there")
-        named = self._named(stored)
-        shows_missing = self._shows_missing(named)
-        edited = edit_array(self._shown(named), name, written, self.separator, shows_missing=shows_missing)
+        shown, shows_missing = self._array(stored)
+        edited = edit_array(shown, name, written, self.separator, shows_missing=shows_missing)
         if beside is not None:
             edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), self.separator, shows_missing=shows_missing)
-        if "dimension_names" in stored.document or "dimension_names" not in named.document:
+        if "dimension_names" in stored.document or "dimension_names" not in shown.document:
             return edited
         document = {member: value for member, value in edited.document.items() if member != "dimension_names"}
         return replace(edited, document=document)
@@ -225,16 +223,16 @@ class V2(V3):
 
         Raises `RefusedError` for a copy that differs otherwise from what is stored.
         """
-        copied = stored
-        named, shown = (
-            (self._named(stored), self._shown(stored)) if isinstance(stored, ArrayMetadata) else (stored, stored)
-        )
+        copied = named = shown = stored
+        if isinstance(stored, ArrayMetadata):
+            shown = self._shown(describe(stored))
+            named = stored if self.in_image else replace(stored, document=naming_no_axes(stored.document))
         for name, copy in documents.items():
             if name != ZATTRS or v2_attributes(named.document):
                 if canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
                     raise RefusedError(f"its {name} is not the one that is stored")
             elif isinstance(named, ArrayMetadata):
-                copied = edit_attributes(named, copy, shows_missing=self._shows_missing(named))
+                copied = edit_attributes(named, copy, shows_missing=self._array(named)[1])
             else:
                 copied = parse_group(with_attributes(stored.document, None, copy))
         return copied
@@ -254,17 +252,18 @@ class V2(V3):
         except (MetadataError, RefusedError):
             return False
 
-    def _named(self, stored: ArrayMetadata) -> ArrayMetadata:
-        """Return the metadata of an array with what xarray omits for an array without axes."""
-        return stored if self.in_image else replace(stored, document=naming_no_axes(stored.document))
+    def _array(self, stored: ArrayMetadata) -> tuple[ArrayMetadata, bool]:
+        """Return the unsharded v3 document that the v2 documents are made from, with what xarray omits.
 
-    def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
-        """Return the unsharded v3 document that the v2 documents are made from."""
-        shown = describe(stored)
-        return parse_array(decoded_document(shown) if self.decodes else shown.document)
+        The second value is whether its fill value is the missing value, if it may have missing values.
+        """
+        described = describe(stored)
+        if not self.in_image:
+            described = replace(described, document=naming_no_axes(described.document))
+        return self._shown(described), self.fills_missing and can_show_missing(described)
 
-    def _shows_missing(self, stored: ArrayMetadata) -> bool:
-        return self.fills_missing and can_show_missing(stored)
+    def _shown(self, described: UnshardedArray) -> ArrayMetadata:
+        return parse_array(decoded_document(described) if self.decodes else described.document)
 
     def _copied(self, copy: Json) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a copy, without a `.zmetadata` of its own; none if it has no v2 form."""
@@ -369,7 +368,7 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
         is_null = written["fill_value"] is None and array_documents(array, separator)[ZARRAY]["fill_value"] is not None
         if is_null or not array.shape:
             array = parse_array(saying_fill_value(array.document, written["fill_value"]))
-        array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(array))
+        array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(describe(array)))
         # What is stored must be shown as it was written: its writer continues with what it reads.
         require_same_encoding(array_documents(array, separator)[ZARRAY], written)
     except (MetadataError, NotShownError, RefusedError) as error:

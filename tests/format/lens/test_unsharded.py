@@ -132,6 +132,9 @@ def test_a_bounded_array_does_not_get_chunks_of_several_lengths() -> None:
     with pytest.raises(RefusedError):
         check_resized(parse_array(stored), reshard(parse_array(stored), parse_array({**shown, "shape": [7]})))
     assert reshard(parse_array(stored), parse_array({**shown, "shape": [9]}))["chunk_grid"] == regular_bounded(3)
+    short = parse_array(array((2,), regular_bounded(3), LITTLE))  # its chunk of 2 elements would become one of 3
+    with pytest.raises(RefusedError, match="would not be shown like this"):
+        reshard(short, parse_array({**describe(short).document, "shape": [6]}))
 
 
 def reason_not_to_shard(document: dict[str, Any], *chunks_per_shard: int) -> str:
