@@ -130,6 +130,22 @@ async def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(
         await process.write("unchecked", 0, bytes(INNER))
 
 
+@in_trio
+async def test_a_flush_commits_what_is_carried_forward_meanwhile(arrays: Path) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    commits = process.writing.writer.commits
+    commit = commits._commit
+
+    async def later(_: object) -> None:
+        commits._commit = commit  # type: ignore[method-assign]
+        await process.clean()
+
+    await process.write("end", 0, b"new")
+    commits._commit = later  # type: ignore[method-assign]
+    await process.commit()
+    assert commits.npending == 0
+
+
 @pytest.mark.parametrize("is_replayed", [False, True])
 @in_leaps
 async def test_what_was_published_before_another_program_resized_the_array_comes_before_what_is_published_then(

@@ -12,6 +12,7 @@ import trio.testing
 
 from shardfs.dataset import hierarchy
 from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.layout import OwnVersion
 from shardfs.errors import AccessDeniedError, ShardfsError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from tests.support.corpus import GZIP, array, edited, sharding
@@ -168,6 +169,19 @@ async def test_a_shard_that_was_overwritten_cannot_be_decoded_again(tmp_path: Pa
     with pytest.raises(StaleError):
         await read(first)
     assert await read(second) is not None
+
+
+@in_trio
+async def test_chunks_of_the_shards_that_are_forgotten_look_changed_once(tmp_path: Path) -> None:
+    store(tmp_path / "a", array((80,), (2,), sharding((1,))))
+    source, opened_array = await opened(tmp_path, max_own=8)
+    seen = {}
+    for number in range(0, 80, 2):
+        seen[number] = (await opened_array.find((number,)))[0].generation
+        source.shards.generations.own(opened_array.layout, (number,), OwnVersion(number, number))
+    assert [n for n in range(0, 80, 2) if opened_array.version((n,)).own] == [*range(62, 80, 2)]
+    assert (await opened_array.find((78,)))[0].generation == seen[78]
+    assert (await opened_array.find((0,)))[0].generation > seen[0], "else its number was that of what was replaced"
 
 
 # Documents
