@@ -100,7 +100,7 @@ MEANINGLESS: list[Any] = [
     *(extension("blosc", typesize=typesize) for typesize in (0, 256)),
     *(extension("blosc", blocksize=blocksize) for blocksize in (-1, 2**40)),
     *(extension("blosc", shuffle=shuffle) for shuffle in (1, "autoshuffle")),
-    *(extension("blosc", cname=cname) for cname in ("brotli", ["lz4"])),
+    *(extension("blosc", cname=cname) for cname in ("brotli", "snappy", ["lz4"])),
     *(extension("gzip", level=5, mtime=1), extension("zstd", level=1, checksum=1)),
     *(extension("zstd", level=1, dictionary="x"), extension("blosc", clevel=10)),
     *(extension("blosc", threads=2), extension("crc32c", location="start")),
