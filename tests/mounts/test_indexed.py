@@ -3,10 +3,8 @@
 import gzip
 import json
 import math
-import warnings
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +23,17 @@ DOCUMENT = array(SHAPE, CHUNKS, LITTLE, GZIP, data_type="uint16", fill_value=9, 
 ABSENT = [(1, 1), *product((4, 5), range(3))]  # one chunk, and all of a shard
 
 
-def made_values() -> np.ndarray:
+@pytest.fixture
+def values() -> np.ndarray:
     values = np.arange(1, 1 + 21 * 17, dtype="u2").reshape(SHAPE)
     values[4:8, 3:6] = values[16:, :9] = 9
     return values
+
+
+@pytest.fixture
+def source(tmp_path: Path, values: np.ndarray) -> Path:
+    store(tmp_path / "image", DOCUMENT, values, ABSENT)
+    return tmp_path / "image"
 
 
 def read(directory: Path) -> np.ndarray:
@@ -50,59 +55,38 @@ def read(directory: Path) -> np.ndarray:
     return values[tuple(map(slice, document["shape"]))]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Such an array in a consolidated group."""
-    path = tmp_path / "data.zarr"
-    store(path / "image", DOCUMENT, made_values(), ABSENT)
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": {"image": DOCUMENT}}
-    group = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
-    (path / "zarr.json").write_text(json.dumps(group))
-    return path
-
-
-def opened(path: Path, **options: Any) -> zarr.Array[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = zarr.open_group(str(path), **options)["image"]
-    assert isinstance(found, zarr.Array)
-    return found
-
-
 @pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"]], ids=" ".join)
-def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, source: Path, options: list[str]) -> None:
+def test_what_is_written_and_resized_is_stored_in_such_shards(
+    mount: Mounter, source: Path, values: np.ndarray, options: list[str]
+) -> None:
     mounted = mount(source, write=True, arguments=options)
-    image = opened(mounted.path, mode="r+", zarr_format=2 if "--view=v2" in options else 3)
-    expected = made_values()
-    image[3:9, 2:8] = expected[3:9, 2:8] = 7
-    image[16:20, 0:3] = expected[16:20, 0:3] = 5  # a shard that was not there
+    image = zarr.open_array(str(mounted.path), mode="r+", zarr_format=2 if "--view=v2" in options else 3)
+    image[3:9, 2:8] = values[3:9, 2:8] = 7
+    image[16:20, 0:3] = values[16:20, 0:3] = 5  # a shard that was not there
     image.attrs["b"] = 2
     image.resize((8, 20))
     image.resize((23, 20))
     mounted.unmount()
     grown = np.full((23, 20), 9, "u2")
-    grown[:8, :17] = expected[:8]
-    assert np.array_equal(read(source / "image"), grown)
-    document = json.loads((source / "image/zarr.json").read_text())
+    grown[:8, :17] = values[:8]
+    assert np.array_equal(read(source), grown)
+    document = json.loads((source / "zarr.json").read_text())
     assert document == {**DOCUMENT, "shape": [23, 20], "attributes": {"a": 1, "b": 2}}
-    shown = zarr.open_array(str(mount(source).path / "image"), mode="r")
+    shown = zarr.open_array(str(mount(source).path), mode="r")
     assert np.array_equal(np.asarray(shown[...]), grown)
 
 
-def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> None:
-    (item,) = [item for item in run_json("info", "--json", source)["arrays"] if item["path"] == "image"]
+def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path, values: np.ndarray) -> None:
+    (item,) = run_json("info", "--json", source)["arrays"]
     assert (item["storage_transformer"], item["sharded"]) == ("indexed", True)
-    assert "  storage transformer indexed\n" in run("info", source, "image").stdout
     mounted = mount(source, write=True)
-    opened(mounted.path, mode="r+")[:4, 6:9] = 3
+    zarr.open_array(str(mounted.path), mode="r+")[:4, 6:9] = values[:4, 6:9] = 3
     mounted.unmount()
-    before = (source / "image/c/0/0").stat().st_size
+    before = (source / "c/0/0").stat().st_size
     assert run("compact", source).returncode == 0
-    assert (source / "image/c/0/0").stat().st_size < before
-    expected = made_values()
-    expected[:4, 6:9] = 3
-    assert np.array_equal(read(source / "image"), expected)
+    assert (source / "c/0/0").stat().st_size < before
+    assert np.array_equal(read(source), values)
     assert run("verify", "--data", source).returncode == 0
-    (source / "image/c/0/0").write_bytes(b"x" * 100)
+    (source / "c/0/0").write_bytes(b"x" * 100)
     done = run("verify", source)
-    assert (done.returncode, "image/c/0/0" in done.stdout) == (1, True)
+    assert (done.returncode, "c/0/0" in done.stdout) == (1, True)

@@ -1,4 +1,4 @@
-"""Unsharded arrays copied into a mount with `--shards`: a packer, in whatever order the files come, and back."""
+"""Unsharded arrays copied into a mount with `--shards`: they become sharded, in whatever order the files come."""
 
 import os
 import random
@@ -21,45 +21,51 @@ VALUES = np.arange(1, 1 + 8 * 4 * 9, dtype="u2").reshape(SHAPE)
 NCHUNKS = 4 * 2 * 5
 PLAIN = {"chunks": CHUNKS, "compressors": None}
 """A shard of so small chunks is smaller than its index, and waits for half a minute for those that come next."""
+V2_KEYS = {"image": {"name": "v2", "separator": "."}, "deep/image": {"name": "v2", "separator": "/"}}
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(params=["default"])
+def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A group with an unsharded array, and one in a group below, consolidated."""
-    path = tmp_path_factory.mktemp("plain") / "data.zarr"
-    for name in ("image", "deep/image"):
-        zarr.create_array(str(path), name=name, data=VALUES, attributes={"name": name}, **PLAIN)
+    path = tmp_path / "data.zarr"
+    for name, v2 in V2_KEYS.items():
+        keys = v2 if request.param == "v2" else None
+        zarr.create_array(
+            str(path),
+            name=name,
+            data=VALUES,
+            attributes={"name": name},
+            chunk_key_encoding=keys,  # type: ignore[arg-type]
+            **PLAIN,
+        )
     (path / "image" / "notes.txt").write_text("plain\n")
-    consolidate(path)
-    return path
-
-
-def consolidate(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata")
         zarr.consolidate_metadata(str(path))
+    return path
 
 
-def keys_of(directory: Path) -> list[str]:
-    return sorted(files_below(directory))
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty directory."""
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
 
 
 def copy_files(source: Path, target: Path, keys: list[str], way: str, workers: int) -> None:
     """Copy files one by one in the order of *keys*, by several workers, as rclone does or as cp."""
 
     def copy(key: str) -> None:
-        path = target / key
+        path, data = target / key, (source / key).read_bytes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = (source / key).read_bytes()
         if way == "rename":
             temporary = path.with_name(f"{path.name}.{random.getrandbits(32):08x}.partial")
             temporary.write_bytes(data)
             temporary.rename(path)
         else:
-            with open(path, "wb") as file:
+            with open(path, "wb", buffering=0) as file:
                 for start in range(0, len(data), 100):
                     file.write(data[start : start + 100])
-                    file.flush()
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(copy, keys))
@@ -85,68 +91,62 @@ def assert_group_is_packed(source: Path) -> None:
         assert isinstance(opened, zarr.Array)
         assert (opened.shards, opened.chunks) == ((4, 4, 4), CHUNKS)
         assert_same(np.asarray(opened[...]), VALUES)
-        assert keys_of(source / name / "c") == sorted(f"{i}/{j}/{k}" for i in "01" for j in "0" for k in "012")
     assert_packed(source, 2 * NCHUNKS)
     assert (source / "image" / "notes.txt").read_text() == "plain\n"
     assert_sound(source)
 
 
-def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path) -> None:
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
+def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path, source: Path) -> None:
+    """Chunks come back byte for byte, and documents say the same: the stored one was rewritten."""
+    mounted = mount(source, write=True, shards="2,2,2")
     tool("cp", "-a", plain, mounted.path)
-    tool("cp", "-a", mounted.path / plain.name, tmp_path / "out-before")
+    tool("cp", "-a", mounted.path / plain.name, tmp_path / "before")
     flush(mounted)
-    tool("cp", "-a", mounted.path / plain.name, tmp_path / "out-after")
+    tool("cp", "-a", mounted.path / plain.name, tmp_path / "after")
     mounted.unmount()
-    assert_group_is_packed(tmp_path / "source" / plain.name)
-    tool("cp", "-a", mount(tmp_path / "source").path / plain.name, tmp_path / "out-later")
-    for out in ("out-before", "out-after", "out-later"):
-        assert_unpacked(tmp_path / out, plain)
-
-
-def assert_unpacked(copied: Path, plain: Path) -> None:
-    """Chunks are equal byte for byte, documents as JSON: the stored one was rewritten."""
-    found, expected = files_below(copied), files_below(plain)
-    assert found.keys() == expected.keys()
-    for key, data in expected.items():
-        if not key.endswith("zarr.json"):
-            assert found[key] == data, key
-        else:
-            assert document_of((copied / key).parent) == document_of((plain / key).parent), key
+    assert_group_is_packed(source / plain.name)
+    tool("cp", "-a", mount(source).path / plain.name, tmp_path / "later")
+    expected = files_below(plain)
+    for copied in (tmp_path / name for name in ("before", "after", "later")):
+        found = files_below(copied)
+        assert found.keys() == expected.keys()
+        for key, data in expected.items():
+            if key.endswith("zarr.json"):
+                assert document_of((copied / key).parent) == document_of((plain / key).parent), key
+            else:
+                assert found[key] == data, key
 
 
 @pytest.mark.parametrize(
-    ("order", "way", "workers"),
+    ("plain", "order", "way", "workers"),
     [
-        ("shuffled", "in-place", 1),
-        ("documents-last", "rename", 1),
-        ("children-first", "in-place", 4),
+        ("default", "shuffled", "in-place", 1),
+        ("default", "documents-last", "rename", 1),
+        ("default", "children-first", "in-place", 4),
+        ("v2", "documents-last", "rename", 3),
     ],
+    indirect=["plain"],
 )
 def test_files_may_come_in_any_order(
-    mount: Mounter, tmp_path: Path, plain: Path, order: str, way: str, workers: int
+    mount: Mounter, plain: Path, source: Path, order: str, way: str, workers: int
 ) -> None:
-    keys = keys_of(plain)
+    keys = sorted(files_below(plain))
     random.Random(f"{order}{way}{workers}").shuffle(keys)
     if order == "documents-last":
         keys.sort(key=lambda key: key.endswith("zarr.json"))
     elif order == "children-first":
         keys.sort(key=lambda key: -key.count("/"))
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
+    mounted = mount(source, write=True, shards="2,2,2")
     copy_files(plain, mounted.path, keys, way, workers)
-    shown = files_below(mounted.path)
-    assert shown.keys() == set(keys)
+    assert files_below(mounted.path).keys() == set(keys)
     mounted.unmount()
-    assert_group_is_packed(tmp_path / "source")
+    assert_group_is_packed(source)
 
 
-def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter, tmp_path: Path, plain: Path) -> None:
+def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter, plain: Path, source: Path) -> None:
     """What programs do to one by its name until they rename it: the file is moved below them as its array begins."""
     document, data = (plain / "image/zarr.json").read_bytes(), (plain / "image/c/0/0/0").read_bytes()
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
+    mounted = mount(source, write=True, shards="2,2,2")
 
     def copy(path: Path) -> None:
         for number in range(5):  # the grid has 5 along this axis
@@ -173,60 +173,27 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
     mounted.unmount()
 
 
-def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    values = np.arange(1, 13).reshape(3, 4)
-    zarr.create_array(str(tmp_path / "flat.zarr"), data=values, chunks=(2, 2))
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
-    tool("cp", "-r", tmp_path / "flat.zarr", mounted.path)
-    assert any("flat.zarr" in line and "2" in line and "3" in line for line in mounted.log.splitlines()), mounted.log
-    mounted.unmount()
-    assert files_below(tmp_path / "source" / "flat.zarr") == files_below(tmp_path / "flat.zarr")
-    assert_native(tmp_path / "source" / "flat.zarr", values)
-
-
-@pytest.mark.parametrize("arguments", [[], ["--decode"]], ids=["stored", "decoded"])
-def test_without_the_option_an_array_is_stored_as_written(
-    mount: Mounter, tmp_path: Path, plain: Path, arguments: list[str]
+@pytest.mark.parametrize("options", [[], ["--decode"], ["--shards=2,2"]], ids=["plain", "decoded", "another rank"])
+def test_without_shards_of_its_rank_an_array_is_stored_as_written(
+    mount: Mounter, plain: Path, source: Path, options: list[str]
 ) -> None:
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, arguments=arguments)
-    keys = sorted(keys_of(plain), key=lambda key: key.endswith("zarr.json"))
+    mounted = mount(source, write=True, arguments=options)
+    keys = sorted(files_below(plain), key=lambda key: key.endswith("zarr.json"))
     copy_files(plain, mounted.path, keys, "rename", 2)
     (mounted.path / "alone").mkdir()
     for name in ("zarr.json", "c", "notes.txt"):
         tool("cp", "-r", plain / "image" / name, mounted.path / "alone")
     shown = files_below(mounted.path)
+    if "--shards=2,2" in options:
+        assert any("image" in line and "2" in line and "3" in line for line in mounted.log.splitlines()), mounted.log
     mounted.unmount()
     alone = {f"alone/{key}": data for key, data in files_below(plain / "image").items()}
-    assert files_below(tmp_path / "source") == shown == files_below(plain) | alone
+    assert files_below(source) == shown == files_below(plain) | alone
 
 
-ENCODINGS = {
-    "v2-dot": {"name": "v2", "separator": "."},
-    "v2-slash": {"name": "v2", "separator": "/"},
-}
-
-
-@pytest.mark.parametrize(("name", "order"), [("v2-dot", "document-first"), ("v2-slash", "document-last")])
-def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: str, order: str) -> None:
-    plain = tmp_path / "plain.zarr"
-    zarr.create_array(str(plain), data=VALUES, chunk_key_encoding=ENCODINGS[name], **PLAIN)
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
-    keys = sorted(keys_of(plain), key=lambda key: (key == "zarr.json") == (order == "document-last"))
-    copy_files(plain, mounted.path, keys, "rename", 3)
-    assert keys_of(mounted.path) == sorted(keys)
-    mounted.unmount()
-    assert_native(tmp_path / "source")
-    assert_packed(tmp_path / "source", NCHUNKS)
-    assert_sound(tmp_path / "source")
-
-
-def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(plain: Path, tmp_path: Path, mount: Mounter) -> None:
+def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(mount: Mounter, plain: Path, source: Path) -> None:
     """What cannot be read stays aside or beside the chunks, also for the mounts that come next."""
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2", expect=(r"stays in .*/9/0/0: .* dangling link",))
+    mounted = mount(source, write=True, shards="2", expect=(r"stays in .*/9/0/0: .* dangling link",))
     shutil.copytree(plain / "image", mounted.path / "image", ignore=shutil.ignore_patterns("zarr.json"))
     chunks = mounted.path / "image/c"
     (chunks / "9/0").mkdir(parents=True)
@@ -234,20 +201,19 @@ def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(plain: Path, tmp_pa
         (chunks / link).symlink_to(target)
     shutil.copyfile(plain / "image/zarr.json", mounted.path / "image/zarr.json")
     mounted.unmount()
-    again = mount(tmp_path / "source", write=True, expect=tuple(mounted.expected))
+    again = mount(source, write=True, expect=tuple(mounted.expected))
     assert_same(READERS["zarr"](again.path / "image"), VALUES)
-    assert_native(tmp_path / "source/image")
+    assert_native(source / "image")
     assert os.readlink(again.path / "image/c/0/0/nothing") == "nowhere"
 
 
-def test_what_others_store_in_a_new_array_is_shown(mount: Mounter, tmp_path: Path) -> None:
+def test_what_others_store_in_a_new_array_is_shown(mount: Mounter, source: Path) -> None:
     """Only directories of chunks that were made exist in a new array, and those that others have stored chunks in."""
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2", metadata_ttl=0.0)
+    mounted = mount(source, write=True, shards="2", metadata_ttl=0.0)
     made = zarr.create_array(str(mounted.path / "a"), shape=SHAPE, dtype="u2", **PLAIN)
     made[:2, :2] = VALUES[:2, :2]
     flush(mounted)
-    native = zarr.open_array(str(tmp_path / "source/a"), mode="r+")
+    native = zarr.open_array(str(source / "a"), mode="r+")
     native[2:, 2:] = VALUES[2:, 2:]
     chunks = mounted.path / "a/c"
     directories = {str(path.relative_to(chunks)) for path in chunks.rglob("*") if path.is_dir()}
