@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.corpus import Case
+from tests.support.corpus import CASES, Case
 from tests.support.datasets import Corpus, by_key, files_below
 from tests.support.encoder import SHARDING, chunk_key, named, with_codec
 from tests.support.parametrize import every_case
+from tests.support.readers import READERS, assert_same
+from tests.support.writers import tool
 
 
 @every_case
@@ -58,3 +62,14 @@ def inner_shape(corpus: Corpus, case: Case) -> list[int]:
     shown = json.loads((corpus.path(case) / "zarr.json").read_text())
     lengths: list[int] = shown["chunk_grid"]["configuration"]["chunk_shape"]
     return lengths
+
+
+@pytest.mark.parametrize("copy", [("cp", "-a"), ("rsync", "-a")], ids=" ".join)
+def test_a_copy_of_the_mount_is_an_ordinary_dataset(corpus: Corpus, copy: tuple[str, str], tmp_path: Path) -> None:
+    if not shutil.which(copy[0]):
+        pytest.skip(f"{copy[0]} is not installed")
+    tool(*copy, f"{corpus.mount.path}/.", tmp_path)
+    assert files_below(tmp_path) == files_below(corpus.mount.path)
+    for case in (case for case in CASES if case.name in ("3d-ragged", "nested-3-mixed", "transpose-201", "after-gzip")):
+        for read in READERS.values():
+            assert_same(read(tmp_path / case.name), case.encode().values)

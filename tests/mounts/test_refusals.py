@@ -16,8 +16,13 @@ from tests.support.mounting import Mount, Mounter, mount_points
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
+    """A directory with a source, a place to mount it at, and others that are none."""
     store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))))
-    (tmp_path / "place").mkdir()
+    for name in ("place", "source/empty", "here", "full/kept"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "link").symlink_to("source")
     return tmp_path
 
 
@@ -27,40 +32,63 @@ def refused(
     *arguments: str | Path,
     prefix: tuple[str, ...] = (),
     path: str | None = None,
-    below: str = ".",
     kept: tuple[Mount, ...] = (),
 ) -> str:
     """Run `mount`, which must fail with *status* and mount nothing; returns its one line."""
     variables = {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
+    before = sorted(os.listdir(place))
     try:
-        done = run("mount", *arguments, cwd=place / below, prefix=prefix, **variables)
+        done = run("mount", *arguments, cwd=place, prefix=prefix, **variables)
     finally:
         for point in mount_points() - {str(mount.path) for mount in kept}:
             if point.startswith(str(place)):
                 subprocess.run(["fusermount3", "-u", "-z", point], check=True)
                 pytest.fail(f"{point} was mounted, and should not have been")
+    assert sorted(set(os.listdir(place)) - {"state"}) == before
     return one_line_of(done, status)
 
 
+REFUSED = [
+    (SOURCE, "nowhere does not exist", "nowhere", "place"),
+    (SOURCE, "does not exist", "file://{}/nowhere", "place"),
+    (SOURCE, "SOURCE is the folder that it is in", "source/zarr.json", "place"),
+    (SOURCE, "a variable never set", "", "place"),
+    (MOUNT_POINT, "MOUNTPOINT is empty", "source", ""),
+    (MOUNT_POINT, "mkdir -p missing", "source", "missing"),
+    (MOUNT_POINT, "", "source", "missing/deeper"),
+    (MOUNT_POINT, "not a directory", "source", "file"),
+    (MOUNT_POINT, "", "source", "file/deeper"),
+    (MOUNT_POINT, "", "source", "dangling"),
+    (MOUNT_POINT, "not empty", "source", "full"),
+    (WRONG_USAGE, "log", "--log-file", "source/zarr.json/log", "source", "place"),
+    (MOUNT_POINT, "give it before", "place", "source"),
+    (MOUNT_POINT, "SOURCE comes before", "place", "s3://bucket/x"),
+]
+AROUND = [
+    ("source", "source", "source is the source itself; choose an empty directory outside of it"),
+    ("source", "source/c", "source/c lies inside the source {}/source; choose an empty directory outside of it"),
+    ("source/c", "source", "source contains the source {}/source/c, which a mount would hide; choose another place"),
+    (".", "place", "place lies inside the source {}; "),
+    ("link", "source/empty", "source/empty lies inside the source {}/source; "),
+    ("source", "link/empty", "link/empty lies inside the source {}/source; "),
+    ("source", "place/../source/empty", "place/../source/empty lies inside the source {}/source; "),
+    ("source", "source/new", "source/new lies inside the source {}/source; choose an empty directory outside of it"),
+]
+
+
 @pytest.mark.parametrize("way", [[], ["--foreground"]], ids=["background", "foreground"])
-def test_what_is_not_there_or_not_what_it_should_be(place: Path, way: list[str]) -> None:
-    (place / "file").touch()
-    (place / "dangling").symlink_to("nothing")
-    for status, said, *arguments in (
-        (SOURCE, "nowhere does not exist", "nowhere", "place"),
-        (SOURCE, "does not exist", f"file://{place}/nowhere", "place"),
-        (SOURCE, "SOURCE is the folder that it is in", "source/zarr.json", "place"),
-        (MOUNT_POINT, "mkdir -p missing", "source", "missing"),
-        (MOUNT_POINT, "", "source", "missing/deeper"),
-        (MOUNT_POINT, "not a directory", "source", "file"),
-        (MOUNT_POINT, "", "source", "file/deeper"),
-        (MOUNT_POINT, "", "source", "dangling"),
-        (WRONG_USAGE, "log", "--log-file", "source/zarr.json/log", "source", "place"),
-    ):
-        assert said in refused(status, place, *way, *arguments)
-    (place / "here").mkdir()
-    for status, *variables in ((SOURCE, "", "../place"), (MOUNT_POINT, "../source", "")):  # one that was never set
-        refused(status, place, *way, *variables, below="here")
+def test_a_source_or_mount_point_that_is_not_what_it_should_be(place: Path, way: list[str]) -> None:
+    for status, said, *arguments in REFUSED:
+        line = refused(status, place, *way, *(argument.format(place) for argument in arguments))
+        assert said in line
+        assert "mkdir" not in line or "source" in arguments  # not where the order is wrong
+
+
+@pytest.mark.parametrize(("source", "point", "said"), AROUND)
+def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str, said: str) -> None:
+    line = refused(MOUNT_POINT, place, source, point)
+    assert line.startswith(said.format(place))
+    assert "mkdir" not in line
 
 
 def test_a_source_that_cannot_be_read(place: Path) -> None:
@@ -73,48 +101,6 @@ def test_a_source_that_cannot_be_read(place: Path) -> None:
         assert "ermission denied" in refused(SOURCE, place, "source", "place", prefix=drop)
     finally:
         (place / "source").chmod(0o755)
-
-
-def test_a_mount_point_that_is_not_empty(place: Path) -> None:
-    (place / "place" / "kept").touch()
-    assert "not empty" in refused(MOUNT_POINT, place, "source", "place")
-    assert os.listdir(place / "place") == ["kept"]
-
-
-@pytest.mark.parametrize(
-    ("source", "point", "said"),
-    [
-        ("source", "source", "source is the source itself; choose an empty directory outside of it"),
-        ("source", "source/c", "source/c lies inside the source {}/source; choose an empty directory outside of it"),
-        (
-            "source/c",
-            "source",
-            "source contains the source {}/source/c, which a mount would hide; choose another place",
-        ),
-        (".", "place", "place lies inside the source {}; "),
-        ("link", "source/empty", "source/empty lies inside the source {}/source; "),
-        ("source", "link/empty", "link/empty lies inside the source {}/source; "),
-        ("source", "place/../source/empty", "place/../source/empty lies inside the source {}/source; "),
-        (
-            "source",
-            "source/new",
-            "source/new lies inside the source {}/source; choose an empty directory outside of it",
-        ),
-    ],
-)
-def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str, said: str) -> None:
-    (place / "source/empty").mkdir()
-    (place / "link").symlink_to("source")
-    line = refused(MOUNT_POINT, place, source, point)
-    assert line.startswith(said.format(place))
-    assert "mkdir" not in line
-
-
-@pytest.mark.parametrize(("point", "said"), [("source", "give it before"), ("s3://bucket/x", "SOURCE comes before")])
-def test_source_and_mount_point_in_the_wrong_order(place: Path, point: str, said: str) -> None:
-    line = refused(MOUNT_POINT, place, "place", point)
-    assert said in line
-    assert "mkdir" not in line
 
 
 def test_a_place_that_is_mounted_already(mount: Mounter, place: Path) -> None:
@@ -134,7 +120,6 @@ def test_a_machine_without_fusermount3_or_dev_fuse(place: Path) -> None:
 
 
 def test_what_is_no_mount_of_ours_is_told(place: Path) -> None:
-    points = ("place", "missing", "source/zarr.json", "/", "/proc")
-    for name, point in product(("umount", "stats", "flush"), points):
+    for name, point in product(("umount", "stats", "flush"), ("place", "missing", "source/zarr.json", "/", "/proc")):
         said = one_line_of(run(name, point, cwd=place), MOUNT_POINT)
         assert said.startswith(f"{point} {'does not exist' if point == 'missing' else 'is not a mount of shardfs'}; ")
