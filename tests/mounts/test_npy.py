@@ -84,8 +84,10 @@ def test_groups_are_directories_and_attributes_are_files(source: Path, mount: Mo
     group(source, root=[1, None])
     group(source / "group", scale=float("nan"), name="µ")
     group(source / "group/empty")
-    values = np.arange(6, dtype="<i2").reshape(2, 3)
-    document = array((2, 3), (2, 3), sharding((1, 3)), data_type="int16", attributes={"unit": "m"})
+    values = np.arange(6, dtype="<f4").reshape(2, 3)
+    attributes = {"unit": "m", "_FillValue": "AAAAAICHw8A="}  # -9999.0, as xarray writes it
+    members = {"data_type": "float32", "dimension_names": ["y", "x"], "attributes": attributes}
+    document = array((2, 3), (2, 3), sharding((1, 3)), fill_value=0, **members)
     for name in ("group/a", "plain/b"):
         store(source / name, document, values)
     (source / "README").write_text("read me")
@@ -99,9 +101,10 @@ def test_groups_are_directories_and_attributes_are_files(source: Path, mount: Mo
         "plain": ["b.json", "b.npy"],
     }
     assert {name: sorted(os.listdir(root / name)) for name in listings} == listings
-    attributes = [json.loads((root / f"{name}.json").read_text()) for name in ("data.zarr", "group", "plain/b")]
-    assert math.isnan(attributes[1].pop("scale"))
-    assert attributes == [{"root": [1, None]}, {"name": "µ"}, {"unit": "m"}]
+    shown = [json.loads((root / f"{name}.json").read_text()) for name in ("data.zarr", "group", "plain/b")]
+    assert math.isnan(shown[1].pop("scale"))
+    of_array = {"unit": "m", "_FillValue": -9999.0, "_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert shown == [{"root": [1, None]}, {"name": "µ"}, of_array]
     assert (root / "README").read_text() == "read me"
     for name in ("group/a", "plain/b"):
         assert np.array_equal(np.load(root / f"{name}.npy"), values)
@@ -141,19 +144,24 @@ def test_an_array_that_is_the_source_is_a_file_of_its_name(separator: str, tmp_p
     assert no_such_file(root / "zarr.json")
 
 
-def test_a_generated_file_wins_over_a_stored_name(source: Path, mount: Mounter) -> None:
+def test_generated_files_win_over_stored_names_and_too_long_names_are_hidden(source: Path, mount: Mounter) -> None:
     (source / "image.npy").write_text("stored")
     group(source / "twice.npy")
-    for name in ("twice", "data.zarr"):
-        store(source / name, array((2,), (2,), sharding((1,)), attributes={"of": name}))
+    odd, longest = os.fsdecode(b"\xff\xfe"), "n" * 251
+    for name in ("twice", "data.zarr", odd, longest, "n" * 252):
+        store(source / name, array((2,), (2,), sharding((1,)), attributes={"of": name} if len(name) < 20 else {}))
+    (source / "broken\n").mkdir()
+    (source / "broken\n/zarr.json").write_text("{")
     group(source, of="the root")
     mounted = mount(source, arguments=NPY)
+    shown = ["data.zarr.json", "data.zarr.npy", "image.npy", "twice.json", "twice.npy", f"{odd}.json", f"{odd}.npy"]
     for _ in range(2):
-        names = os.listdir(mounted.path)
-        assert sorted(names) == ["data.zarr.json", "data.zarr.npy", "image.npy", "twice.json", "twice.npy"]
+        assert sorted(os.listdir(mounted.path)) == sorted([*shown, "broken\n", f"{longest}.npy"])
     assert np.array_equal(np.load(mounted.path / "image.npy"), shown_values())
-    assert np.load(mounted.path / "twice.npy").tolist() == [1, 2]
+    for name in ("twice", odd):
+        assert np.load(mounted.path / f"{name}.npy").tolist() == [1, 2]
     assert json.loads((mounted.path / "data.zarr.json").read_text()) == {"of": "data.zarr"}
+    assert r"broken\n is shown as stored: " in mounted.log
 
 
 def test_random_access_touches_only_the_chunks_that_it_needs(source: Path, mount: Mounter) -> None:
@@ -242,31 +250,3 @@ def test_an_array_of_terabytes_costs_what_is_read_of_it(tmp_path: Path, mount: M
     assert figures(mounted.path)["decoded_chunks"] == 1
     assert mounted.peak_memory() < 250 * 2**20
     del mapped
-
-
-def test_names_that_are_no_text_are_shown_and_names_that_are_too_long_are_not(tmp_path: Path, mount: Mounter) -> None:
-    odd, long, longest = os.fsdecode(b"\xff\xfe"), "n" * 252, "n" * 251
-    for name in (odd, long, longest):
-        store(tmp_path / "source" / name, array((2,), (2,), sharding((1,))))
-    (tmp_path / "source/broken\n").mkdir()
-    (tmp_path / "source/broken\n/zarr.json").write_text("{")
-    mounted = mount(tmp_path / "source", arguments=NPY)
-    assert sorted(os.listdir(mounted.path)) == ["broken\n", f"{longest}.npy", f"{odd}.npy"]
-    assert np.load(mounted.path / f"{odd}.npy").tolist() == [1, 2]
-    assert b"not valid JSON" in os.getxattr(mounted.path / "broken\n", "user.shardfs.reason")
-    assert r"broken\n is shown as stored: " in mounted.log
-
-
-def test_attributes_have_the_missing_value_as_a_number_and_the_names_of_axes(source: Path, mount: Mounter) -> None:
-    """What is stored is base64 of a float64."""
-    for name, value in (("sparse", "AAAAAICHw8A="), ("cloudy", "AAAAAAAA+H8="), ("odd", "no number")):
-        members = {"dimension_names": ["x"], "attributes": {"_FillValue": value, "unit": "m"}}
-        store(source / name, array((4,), (4,), sharding((2,)), data_type="float32", fill_value=0, **members))
-    root = mount(source, arguments=NPY).path
-    found = {name: json.loads((root / f"{name}.json").read_text()) for name in ("sparse", "cloudy", "odd")}
-    assert math.isnan(found["cloudy"].pop("_FillValue"))
-    assert found == {
-        "sparse": {"_FillValue": -9999.0, "unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
-        "cloudy": {"unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
-        "odd": {"_FillValue": "no number", "unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
-    }
