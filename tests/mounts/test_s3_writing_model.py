@@ -13,13 +13,13 @@ from typing import ClassVar
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import rule
 
 from tests.mounts import test_writing_model as local
-from tests.mounts.test_writing_model import LONG, files, opened
+from tests.mounts.test_writing_model import LONG, files
 from tests.support.mounting import Mount
 from tests.support.s3_server import S3Server
-from tests.support.write_model import Handle, make_source, place
+from tests.support.write_model import make_source, place
 
 PREFIX = "some/data.zarr"
 
@@ -62,12 +62,6 @@ class WritingS3Mount(local.WritingMount):
     def crash(self) -> None:
         self.compare()  # the last file that was closed may be on its way yet
         super().crash()
-
-    @precondition(lambda self: self.opened)
-    @rule(file=opened, mtime_ns=st.integers(10**18, 10**18 + 9))
-    def set_time_open(self, file: tuple[int, Handle], mtime_ns: int) -> None:
-        if self.model.drafts.get(file[1].path or ""):
-            super().set_time_open(file, mtime_ns)
 
     @rule(old=st.nothing(), new=st.nothing())
     def rename_directory(self, old: str, new: str) -> None:

@@ -10,12 +10,10 @@ Every operation is done by the operating system in a directory, but for what dif
 - Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
   to readers.
 - A chunk or a document has one name only: a link to it is `EPERM`, a link that becomes one is a copy.
-- What becomes a document must be one, or is `EINVAL`; then nothing is changed. So is what becomes a chunk and has not
-  the size of one, where chunks are decoded.
+- What becomes a document must be one, or is `EINVAL`; then nothing is changed.
 """
 
 import errno
-import gzip
 import json
 import os
 import re
@@ -28,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+import shardfs
 from tests.support.corpus import BIG, GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import store
-from tests.support.encoder import EMPTY, SHARDING, Coordinates, chunk_key, named
+from tests.support.encoder import SHARDING, Coordinates, chunk_key
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 GRID = (4, 4)
@@ -101,44 +100,11 @@ def make_source(directory: Path) -> None:
         store(directory / "g" / name, document, np.arange(16, dtype="int32").reshape(GRID), absent)
 
 
-def stored_chunks(directory: Path, name: str) -> dict[str, bytes]:
-    """Read the chunks of the array *name* out of its shards, by their paths."""
-    document, found = ARRAYS[name], {}
-    shape = document["chunk_grid"]["configuration"]["chunk_shape"]
-    for shard in product(*(range(n // m) for n, m in zip(GRID, shape, strict=True))):
-        path = directory / "g" / name / chunk_key(document, shard)
-        if not path.exists():
-            continue
-        data = path.read_bytes()
-        if len(document["codecs"]) > 1:
-            data = gzip.decompress(data)
-        for inner, chunk in _inner_chunks(document["codecs"][0], data, tuple(shape)).items():
-            at = tuple(s * m + i for s, m, i in zip(shard, shape, inner, strict=True))
-            found[chunk_path(name, at)] = chunk
-    return found
-
-
-def _inner_chunks(codec: Any, data: bytes, shape: Coordinates) -> dict[Coordinates, bytes]:
-    """Return the innermost chunks of a shard of the shape *shape*, whose elements are chunks."""
-    configuration = named(codec)[1]
-    inner = configuration["chunk_shape"]
-    counts = tuple(n // m for n, m in zip(shape, inner, strict=True))
-    nbytes = 16 * int(np.prod(counts)) + 4
-    stored = data[:nbytes] if configuration.get("index_location") == "start" else data[-nbytes:]
-    index = np.frombuffer(stored[:-4], "<u8").reshape(*counts, 2)
-    found = {}
-    for at in product(*map(range, counts)):
-        offset, length = map(int, index[at])
-        if (offset, length) == (EMPTY, EMPTY):
-            continue
-        chunk = data[offset : offset + length]
-        assert len(chunk) == length
-        if named(configuration["codecs"][0])[0] != SHARDING:
-            found[at] = chunk
-            continue
-        for below, innermost in _inner_chunks(configuration["codecs"][0], chunk, tuple(inner)).items():
-            found[tuple(a * m + b for a, m, b in zip(at, inner, below, strict=True))] = innermost
-    return found
+def stored_chunks(directory: Path) -> dict[str, bytes]:
+    """Read the chunks of all arrays out of their shards, by their paths."""
+    dataset = shardfs.open(str(directory))
+    chunks = {(name, at): dataset[f"g/{name}"].read_chunk(at) for name in ARRAYS for at in product(range(4), repeat=2)}
+    return {chunk_path(*place): data for place, data in chunks.items() if data is not None}
 
 
 @dataclass(eq=False)
@@ -191,13 +157,9 @@ class RefusedError(OSError):
 
 @dataclass
 class Model:
-    """The plain directory *root*, and what is open in it.
-
-    Chunks are *chunk_nbytes* bytes each, or, if that is None, anything.
-    """
+    """The plain directory *root*, and what is open in it."""
 
     root: Path
-    chunk_nbytes: int | None = None
     drafts: dict[str, list[Draft]] = field(default_factory=dict)
     """Those of each name, in the order in which they were begun."""
     handles: list[Handle] = field(default_factory=list)
@@ -345,11 +307,9 @@ class Model:
             return
         if self._at(old).is_dir() and not self._at(new).exists():
             raise RefusedError(errno.EISDIR)
-        if target.kind == "chunk" and self._at(old).is_file() and not self._at(new).is_dir():
-            self._require(new, self._at(old).read_bytes())
         was = self._at(old).lstat()
         if source.kind == "file" and self._at(old).is_file() and not self._at(new).is_dir():
-            self._separate(old)
+            self._replace(old, self._at(old).read_bytes())  # those who read the file do not see the chunk change
         os.rename(self._at(old), self._at(new))
         self._detach(new)
         self.move_drafts(old)
@@ -365,13 +325,7 @@ class Model:
                 draft.is_dirty = draft.is_fresh = False
 
     def link(self, old: str, new: str) -> None:
-        if place(old).kind != "file":
-            if not self._is_made(old):
-                self._at(old).lstat()
-            os.lstat(f"{self._at(new).parent}/.")  # the directory of a new name comes before what may be linked
-            if self._at(new).exists() or self._is_made(new):
-                raise RefusedError(errno.EEXIST)
-            raise RefusedError(errno.EPERM if place(new).is_within else errno.EINVAL)
+        """Link a file; chunks and documents have one name."""
         where = place(new)
         if where.kind == "file":
             os.link(self._at(old), self._at(new))
@@ -386,7 +340,7 @@ class Model:
         content = self._at(old).read_bytes()
         if where.kind == "document":
             self._at(new).parent.lstat()
-        self._require(new, content)
+            _require_document(content)
         self._detach(new)
         self._replace(new, content)
 
@@ -396,10 +350,7 @@ class Model:
         self._detach(path)
 
     def mkdir(self, path: str) -> None:
-        is_beyond = re.fullmatch(r"g/\w+/c/[4-9]", path)
-        if self._is_made(path):
-            raise RefusedError(errno.EEXIST)
-        if is_beyond or (place(path).kind == "chunk" and not self._at(path).exists()):
+        if re.fullmatch(r"g/\w+/c/[4-9]", path):
             raise RefusedError(errno.EINVAL)
         os.mkdir(self._at(path))
 
@@ -408,8 +359,6 @@ class Model:
             os.utime(self._at(path))
 
     def rmdir(self, path: str) -> None:
-        if self._is_made(path):
-            raise RefusedError(errno.ENOTDIR)
         os.rmdir(self._at(path))
         if re.fullmatch(r"g/\w+/c(/[0-3])?", path):
             os.mkdir(self._at(path))  # it is there again, as it was before
@@ -436,20 +385,13 @@ class Model:
     def _publish(self, draft: Draft) -> None:
         if draft.path is None:
             return
-        self._require(draft.path, bytes(draft.content))
+        if place(draft.path).kind == "document":
+            _require_document(bytes(draft.content))
         self._replace(draft.path, bytes(draft.content))
         draft.is_dirty = draft.is_fresh = draft.is_new = draft.is_superseded = False
         for other in self.drafts[draft.path]:
             if other is not draft and not other.is_unpublished:
                 other.is_outdated, other.is_superseded = not other.is_cut, other.is_cut
-
-    def _require(self, path: str, content: bytes) -> None:
-        """Refuse what cannot become the chunk or document *path*."""
-        kind = place(path).kind
-        if kind == "document":
-            _require_document(content)
-        if kind == "chunk" and self.chunk_nbytes is not None and len(content) != self.chunk_nbytes:
-            raise RefusedError(errno.EINVAL)
 
     def _replace(self, path: str, content: bytes) -> None:
         self._versions += 1
@@ -460,10 +402,6 @@ class Model:
     def _detach(self, path: str) -> None:
         for draft in self.drafts.pop(path, []):
             draft.path = None
-
-    def _separate(self, path: str) -> None:
-        """Let a file that becomes a chunk be a file of its own, which those who read it do not see change."""
-        self._replace(path, self._at(path).read_bytes())
 
 
 def _require_name(handle: Handle) -> None:
