@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import shardfs
 from tests.support.commands import FAILED, SOURCE, one_line_of, run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, Mount, Mounter, environment, mount_command
+from tests.support.mounting import PATIENCE, Mount, Mounter
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
 GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -143,29 +142,6 @@ def test_a_signal_commits_what_was_published_while_files_are_open(mount: Mounter
         with pytest.raises(OSError, match="not connected"):
             file.close()
     assert stored(source) == NEW
-
-
-def spoil(source: Path) -> None:
-    """Make the commit of what is pending in `image/c/0/0` impossible."""
-    (source / "image/c/0/0").unlink()
-    (source / "image/c/0/0").mkdir()
-
-
-def test_a_daemon_in_the_foreground_ends_with_1_if_the_commit_fails(source: Path, place: Path) -> None:
-    with subprocess.Popen(
-        mount_command(source, place, write=True), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline()
-        (place / "image/c/0/0").write_bytes(NEW)
-        spoil(source)
-        process.terminate()
-        _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == FAILED, said
-    assert b"stays in the journal" in said
-    assert b"Traceback" not in said
-    assert not os.path.ismount(place)
-    assert "chunk 0/0 of image" in run("recover", source).stdout
 
 
 def test_a_mount_whose_source_was_renamed_leaves_alone_what_has_the_path_now(

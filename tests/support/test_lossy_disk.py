@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lossy_disk import PAGE, Fault, Killed, LossyDisk, newest, oldest
+from tests.support.lossy_disk import PAGE, Fault, LossyDisk, newest, oldest
 
 OLD = b"o" * (2 * PAGE + 100)
 
@@ -47,20 +47,6 @@ def tree(root: Path) -> dict[str, bytes]:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path / "root")
-
-
-def test_who_is_killed_does_nothing_any_more(scene: Scene) -> None:
-    scene.disk.faults = {1: Fault(Killed(), written=2)}
-    scene.disk.pwrite(scene.old, [b"first"], 0)
-    with pytest.raises(Killed):
-        scene.disk.pwrite(scene.old, [b"second"], 10)
-    for _ in range(2):
-        with pytest.raises(Killed):
-            scene.disk.pwrite(scene.old, [b"third"], 20)
-        with pytest.raises(Killed):
-            scene.disk.unlink("old", scene.here)
-    assert (scene.root / "old").read_bytes() == b"first" + OLD[5:10] + b"se" + OLD[12:]
-    assert len(scene.disk.calls) == 2
 
 
 def test_what_was_not_synced_may_be_lost_or_kept(scene: Scene) -> None:

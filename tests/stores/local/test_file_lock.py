@@ -13,7 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import LockedError
 from shardfs.stores.base import Kept, Splice
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local import file_lock
+from shardfs.stores.local.syscalls import Syscalls, ofd_lock
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import OLD, content, files
 from tests.support.locking import kept_busy
@@ -87,6 +88,22 @@ async def test_the_lock_file_of_a_killed_process_is_taken_over(source: Path) -> 
     with trio.fail_after(5):
         await append(LocalStore(str(source)), b"x")
     assert files(source) == {"d/f"}
+
+
+@in_trio
+async def test_a_lock_file_that_is_renamed_before_it_is_locked_is_no_lock(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the program that had it until then, which renames it onto the file."""
+
+    def locked_late(fd: int) -> bool:
+        (source / "d/f.__lock").rename(source / "d/f")
+        return ofd_lock(fd)
+
+    monkeypatch.setattr(file_lock, "ofd_lock", locked_late)
+    with pytest.raises(LockedError):
+        async with LocalStore(str(source)).edit("d/f"):
+            pass
 
 
 @in_trio
