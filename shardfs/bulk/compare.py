@@ -46,8 +46,8 @@ class CompareChunks(Task[Coords, Sequence[str]]):
         """Return a function that compares one of the shards."""
 
         async def find() -> _Pair | None:
-            nodes = [await find_node(each, self.path) for each in self.job.both(context)]
-            return _Pair.of(*nodes)
+            one, other = [await find_node(each, self.path) for each in self.job.both(context)]
+            return _Pair.of(one, other) if one is not None and other is not None else None
 
         pair = await context.last((self.job, self.path), find)
         if pair is None:
@@ -88,40 +88,37 @@ class CompareFiles(Task[str, Sequence[str]]):
 
 @dataclass(frozen=True)
 class _Form:
-    """An array and the decoder of its chunks, None if there is none; *element* is the fill value.
+    """An array, and the decoder of its chunks if there is one.
 
-    Equal bytes are equal values only if the *encoding* is the same too.
+    Equal bytes are equal values only if the *encoding* is the same too. *fill* is that of `_fill`.
     """
 
     array: Array
     encoding: tuple[str, V2Decoder | None]
-    decode: Decoder | None = None
-    element: bytes = b""
+    decode: Decoder | None
+    fill: bytes | str
 
     @classmethod
-    def of(cls, node: BulkNode | None) -> "_Form | None":
+    def of(cls, node: BulkNode) -> "_Form | None":
         """Return the array of a node; None if it has none."""
-        if node is None or node.array is None or not isinstance(node.metadata, ArrayMetadata):
+        if node.array is None or not isinstance(node.metadata, ArrayMetadata):
             return None
-        document = node.metadata.document
-        encoding = canonical(normal_codecs(node.array.codecs, document["data_type"])), node.decoder
-        try:
-            element = fill_element(document["data_type"], document["fill_value"])
+        encoding = canonical(normal_codecs(node.array.codecs, node.metadata.document["data_type"])), node.decoder
+        decode: Decoder | None = None
+        with suppress(NotShownError, MetadataError):
             decode = node.decoder or decoder_of(describe(node.metadata))
-        except (NotShownError, MetadataError):
-            return cls(node.array, encoding)
-        return cls(node.array, encoding, decode, element)
+        return cls(node.array, encoding, decode, _fill(node.metadata))
 
     @property
     def nbytes(self) -> int:
-        """The size of a decoded chunk in bytes."""
-        return len(self.element) * math.prod(self.array.grid.chunk_shape)
+        """The size of a decoded chunk in bytes; 0 if chunks are not decoded."""
+        return len(self.fill) * math.prod(self.array.grid.chunk_shape) if self.decode is not None else 0
 
     def values(self, chunk: Buffer | None) -> object:
         """Return a value that is equal for chunks of equal values; that of an undecodable chunk equals no other."""
-        if self.decode is None:
+        if self.decode is None or isinstance(self.fill, str):
             return object()
-        return self.decode(chunk) if chunk is not None else self.element * math.prod(self.array.grid.chunk_shape)
+        return self.decode(chunk) if chunk is not None else self.fill * math.prod(self.array.grid.chunk_shape)
 
 
 @dataclass(frozen=True)
@@ -137,13 +134,12 @@ class _Pair:
     has_all: bool
 
     @classmethod
-    def of(cls, source: BulkNode | None, made: BulkNode | None) -> "_Pair | None":
+    def of(cls, source: BulkNode, made: BulkNode) -> "_Pair | None":
         """Return the arrays of two nodes as a pair; None if their chunks cannot be compared one by one."""
-        forms = [_Form.of(node) for node in (source, made)]
-        one, other = forms
+        one, other = _Form.of(source), _Form.of(made)
         if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
             return None
-        has_all = one.element != other.element and _is_missing_value(source, made)
+        has_all = one.fill != other.fill and _is_missing_value(source, made)
         return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid, has_all)
 
     async def shards(self, failed: Callable[[ShardfsError], None]) -> Sequence[Coords]:
@@ -193,43 +189,38 @@ class _Pair:
         return list(problems)
 
 
-def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
-    """Yield the differences between the documents of two nodes, a line each."""
-    name = source.path or "(root)"
-    if made is None:
-        yield f"{name} is missing"
-        return
-    one, other = source.metadata.document, made.metadata.document
+def _differences(source: BulkNode, made: BulkNode) -> Iterator[str]:
+    """Yield what differs between the documents of two nodes."""
+    one, other = source.metadata, made.metadata
     members = ["node_type", "shape"] + ([] if source.is_v2 is not made.is_v2 else ["attributes", "dimension_names"])
     for member in members:
-        if canonical(one.get(member) or None) != canonical(other.get(member) or None):
-            yield f"{name}: other {member}"
-    if isinstance(source.metadata, ArrayMetadata) and isinstance(made.metadata, ArrayMetadata):
-        if canonical(normal_data_type(one["data_type"])) != canonical(normal_data_type(other["data_type"])):
-            yield f"{name}: other data_type"
-        elif _fill(source.metadata) != _fill(made.metadata) and not _is_missing_value(source, made):
-            yield f"{name}: other fill_value"
-        elif _Pair.of(source, made) is None and canonical(one) != canonical(other):
-            yield f"{name}: its chunks cannot be compared one by one"
+        if canonical(one.document.get(member) or None) != canonical(other.document.get(member) or None):
+            yield f"other {member}"
+    if isinstance(one, ArrayMetadata) and isinstance(other, ArrayMetadata):
+        types = [canonical(normal_data_type(each.document["data_type"])) for each in (one, other)]
+        if types[0] != types[1]:
+            yield "other data_type"
+        elif _fill(one) != _fill(other) and not _is_missing_value(source, made):
+            yield "other fill_value"
+        elif _Pair.of(source, made) is None and canonical(one.document) != canonical(other.document):
+            yield "its chunks cannot be compared one by one"
 
 
-def _fill(array: ArrayMetadata) -> object:
-    """Return the fill value of an array, as bytes if elements have a fixed size."""
+def _fill(array: ArrayMetadata) -> bytes | str:
+    """Return the fill value of an array as bytes, or as JSON if the data type is unknown."""
     try:
         return fill_element(array.document["data_type"], array.document["fill_value"])
-    except ShardfsError:
+    except (NotShownError, MetadataError):
         return canonical(array.document["fill_value"])
 
 
-def _is_missing_value(source: BulkNode | None, made: BulkNode | None) -> bool:
+def _is_missing_value(source: BulkNode, made: BulkNode) -> bool:
     """Whether the fill value of *made* is the missing value of *source*, as the v2 view shows it."""
-    if source is None or made is None or source.metadata is None or made.metadata is None:
-        return False
-    one, other = naming_no_axes(source.metadata.document), made.metadata.document
+    one = naming_no_axes(source.metadata.document)
     if source.is_v2 or not made.is_v2 or not has_missing_value(one):
         return False
-    shown = shown_fill_value(one, shows_missing=True)
-    return bool(shown == shown_fill_value(other, shows_missing=False))
+    shown = shown_fill_value(made.metadata.document, shows_missing=False)
+    return bool(shown_fill_value(one, shows_missing=True) == shown)
 
 
 async def compare(
@@ -288,7 +279,11 @@ async def _look(source: BulkNode, destination: Source, problems: list[str]) -> S
         made = None
         with suppress(NotFoundError):
             made = await find_node(destination, source.path)
-        problems.extend(_differences(source, made))
+        name = source.path or "(root)"
+        if made is None:
+            problems.append(f"{name} is missing")
+            return ()
+        problems += [f"{name}: {difference}" for difference in _differences(source, made)]
         pair = _Pair.of(source, made)
         return await pair.shards(failed) if pair is not None else ()
     except ShardfsError as error:
