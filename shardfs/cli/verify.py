@@ -63,8 +63,8 @@ def verify(
     opened = open_source(source, store_options)
     with executor(jobs, dask, store_options, source) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
-    show({"sound": report.is_sound, **asdict(report)}, report.lines(), as_json=as_json)
-    if not report.is_sound:
+    show(report.as_dict(), report.lines(), as_json=as_json)
+    if report.found:
         sys.exit(1)
 
 
@@ -86,48 +86,47 @@ def _compare(
 
 @dataclass
 class Report:
-    """What `verify` found.
+    """What `verify` found; *unchecked* are arrays that were not examined, with the reason.
 
-    *unchecked* are arrays that were not examined, with the reason. *too_large* are chunks that were not decoded, so it
-    is unknown whether they are sound.
+    For chunks that are too large to be decoded, it is unknown whether they are sound.
     """
 
     arrays: int = 0
     shards: int = 0
-    problems: list[dict[str, str | None]] = field(default_factory=list)
-    too_large: list[dict[str, str | None]] = field(default_factory=list)
+    found: list[Problem] = field(default_factory=list)
     unchecked: list[dict[str, str]] = field(default_factory=list)
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether everything was checked that should be, and nothing is damaged."""
-        return not self.problems and not self.too_large
-
-    def add(self, problem: Problem) -> None:
-        """Add what was found in a shard."""
-        item = {"shard": problem.shard, "chunk": problem.chunk, "message": problem.message}
-        if problem.too_large:
-            self.too_large.append(item)
-        else:
-            self.problems.append({**item, "document": None})
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+        for problem in self.found:
+            values = asdict(problem)
+            found[values.pop("too_large")].append(values)
+        return {
+            "sound": not self.found,
+            "arrays": self.arrays,
+            "shards": self.shards,
+            "problems": found[False],
+            "too_large": found[True],
+            "unchecked": self.unchecked,
+        }
 
     def lines(self) -> list[str]:
         """Return the report as text."""
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
-        lines += [f"too large to check: {_render_problem(problem)}" for problem in self.too_large]
-        lines += [f"damaged: {_render_problem(problem)}" for problem in self.problems]
-        verdict = counted(len(self.problems), "problem") if self.problems else "no damage found"
-        if self.too_large:
-            verdict += f", {counted(len(self.too_large), 'chunk')} too large to check"
+        large = [f"too large to check: {problem}" for problem in self.found if problem.too_large]
+        damaged = [f"damaged: {problem}" for problem in self.found if not problem.too_large]
+        verdict = counted(len(damaged), "problem") if damaged else "no damage found"
+        if large:
+            verdict += f", {counted(len(large), 'chunk')} too large to check"
         if self.unchecked:
             verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
-        lines.append(f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}")
-        return lines
-
-
-def _render_problem(problem: dict[str, str | None]) -> str:
-    chunk = f", chunk {problem['chunk']}" if problem["chunk"] else ""
-    return f"{problem['shard'] or problem['document']}{chunk}: {problem['message']}"
+        return [
+            *lines,
+            *large,
+            *damaged,
+            f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}",
+        ]
 
 
 async def verify_source(
@@ -144,15 +143,13 @@ async def verify_source(
                     _note_unchecked(node.array, report)
                 yield node
             elif node.metadata is None:
-                report.problems.append(
-                    {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
-                )
+                report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
             elif isinstance(node.metadata, ArrayMetadata):
                 reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
                 report.unchecked.append({"array": node.path, "reason": reason})
 
     def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
-        report.add(Problem(path or "(root)", None, str(error)))
+        report.found.append(Problem(path or "(root)", None, str(error)))
 
     async def shards() -> AsyncIterator[tuple[Array, Coords]]:
         async for shard in walk_all_shards(nodes(), "verifying", progress, failed):
@@ -169,8 +166,7 @@ async def verify_source(
         jobs=jobs,
     )
     for each in found:
-        for problem in each.result or [Problem(each.key, None, str(each.error))]:
-            report.add(problem)
+        report.found += each.result or [Problem(each.key, None, str(each.error))]
     return report
 
 

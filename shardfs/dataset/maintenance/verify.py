@@ -27,15 +27,20 @@ _FORMATS: Final = (b"\x89HDF", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # HDF5, 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something damaged: a whole shard, or an inner chunk, named by its key in the unsharded array.
+    """Something damaged: a *document*, a whole shard, or an inner chunk, named by its key in the unsharded array.
 
     A chunk that is *too_large* to be decoded may be sound.
     """
 
-    shard: str
+    shard: str | None
     chunk: str | None
     message: str
+    document: str | None = None
     too_large: bool = False
+
+    def __str__(self) -> str:
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        return f"{self.shard or self.document}{chunk}: {self.message}"
 
 
 class Use(IntEnum):
@@ -298,7 +303,8 @@ def _entered(place: Place, entry: int) -> Place:
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     layout = array.layout
     chunk = layout.key_encoding.encode(array.grid.coords(place))
-    return Problem(layout.shard_key(place.shard), chunk, str(error), isinstance(error, OversizedDataError))
+    is_large = isinstance(error, OversizedDataError)
+    return Problem(layout.shard_key(place.shard), chunk, str(error), too_large=is_large)
 
 
 def _covered(ranges: list[np.ndarray]) -> np.ndarray:
