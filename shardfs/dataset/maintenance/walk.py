@@ -77,22 +77,17 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
     pending: list[tuple[str, Stat | None]] = [("", None)]
     while pending:
         path, above = pending.pop()
+        node: Node | None = None
         try:
             node = await source.hierarchy.node(path)
-        except ShardfsError as error:
-            if above is None:
-                raise
-            yield Node(path, above, reason=str(error))
-            continue
-        if node.document is not None or node.reason is not None:
-            yield node
-        try:
+            if node.document is not None or node.reason is not None:
+                yield node
             entries = await source.store.list(path)
         except ShardfsError as error:
             if above is None:
                 raise
-            if node.reason is None:  # which has reported it already
-                yield Node(path, node.stat, reason=str(error))
+            if node is None or node.reason is None:  # else it has reported that already
+                yield Node(path, above, reason=str(error))
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
         names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
