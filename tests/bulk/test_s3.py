@@ -18,9 +18,17 @@ CHUNK = 2**20
 
 
 def s3(*arguments: str | Path, bucket: Bucket, status: int = 0) -> str:
-    done = run(*arguments, "--jobs", "1", "--endpoint-url", bucket.endpoint_url)
+    """What a command says, in one process, of buckets behind a proxy."""
+    done = run("pack", *arguments, "--jobs", "1", "--endpoint-url", bucket.endpoint_url)
     assert done.returncode == status, str(done)
-    return done.stdout
+    return done.stdout if status == 0 else done.stderr
+
+
+def assert_packed(tmp_path: Path, bucket: Bucket) -> None:
+    """What is in the bucket is what is packed into a directory."""
+    pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
+    stored = {key.removeprefix("packed/"): data for key, data in bucket.objects("packed/").items()}
+    assert stored == files_below(tmp_path / "packed")
 
 
 def write_large(path: Path, nchunks: int = 24) -> None:
@@ -37,7 +45,7 @@ def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     s3_bucket.upload(tmp_path / "source", "source")
     proxied = s3_bucket.through(s3_proxy.url)
     options = ("--shards", "12")
-    s3("pack", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
+    s3(*options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
     chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert Counter(request.key for request in chunks) == Counter(f"source/c/{i}" for i in range(24))
     operations = s3_proxy.log.operations()
@@ -47,20 +55,17 @@ def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     assert operations["PutObject"] == 1  # the document
     assert operations["HeadObject"] + operations["DeleteObject"] + operations["ListMultipartUploads"] == 0
     assert operations["ListObjectsV2"] <= 6
-    pack(tmp_path / "source", tmp_path / "packed", *options)
-    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
-        tmp_path / "packed"
-    )
+    assert_packed(tmp_path, s3_bucket)
 
     s3_proxy.log.clear()  # shards lie in one piece: their chunks come together
-    s3("pack", "--shards", "6", proxied.url("packed"), proxied.url("again"), bucket=proxied)
+    s3("--shards", "6", proxied.url("packed"), proxied.url("again"), bucket=proxied)
     chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert len(chunks) <= 2 + 2 * 2 * nparts
     assert sum(request.bytes_out for request in chunks) <= 24 * CHUNK + 4 * 2**10
     assert s3_proxy.log.operations()["UploadPart"] == 0 or s3_proxy.log.operations()["PutObject"] == 5
 
     s3_proxy.log.clear()
-    said = s3("pack", "--sync", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
+    said = s3("--sync", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
     assert said.startswith("0 objects stored")
     assert not [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert s3_proxy.log.operations()["HeadObject"] <= 3
@@ -73,17 +78,12 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     write_large(tmp_path / "source", 12)
     proxied = s3_bucket.through(s3_proxy.url)
     s3_proxy.fail("UploadPart", Reply(403, "AccessDenied"), times=None)
-    there = (proxied.url("packed"), "--endpoint-url", proxied.endpoint_url)
-    done = run("pack", "--shards", "12", "--jobs", "1", tmp_path / "source", *there)
-    assert done.returncode == FAILED
-    assert "left out: UploadPart of " in done.stderr
+    options = ("--shards", "12", tmp_path / "source", proxied.url("packed"))
+    assert "left out: UploadPart of " in s3(*options, bucket=proxied, status=FAILED)
     assert s3_bucket.uploads() == []
     s3_proxy.heal()
-    s3("pack", "--sync", "--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
-    pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
-    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
-        tmp_path / "packed"
-    )
+    s3("--sync", *options, bucket=proxied)
+    assert_packed(tmp_path, s3_bucket)
 
 
 def test_a_shard_is_stored_by_a_server_whose_reply_has_no_etag(
@@ -92,25 +92,11 @@ def test_a_shard_is_stored_by_a_server_whose_reply_has_no_etag(
     write_large(tmp_path / "source", 12)
     proxied = s3_bucket.through(s3_proxy.url)
     s3_proxy.fail("CompleteMultipartUpload", NoETag())
-    s3("pack", "--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
+    s3("--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
     assert s3_proxy.log.operations()["CompleteMultipartUpload"] == 1
-    pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
-    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
-        tmp_path / "packed"
-    )
+    assert_packed(tmp_path, s3_bucket)
 
     s3_proxy.fail("CompleteMultipartUpload", NoETag())
     s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put("again/c/0", b"theirs")), key="again/c/0")
-    done = run(
-        "pack",
-        "--shards",
-        "12",
-        "--jobs",
-        "1",
-        tmp_path / "source",
-        proxied.url("again"),
-        "--endpoint-url",
-        s3_proxy.url,
-    )
-    assert done.returncode == FAILED
-    assert "again/c/0 was changed by another program" in done.stderr
+    said = s3("--shards", "12", tmp_path / "source", proxied.url("again"), bucket=proxied, status=FAILED)
+    assert "again/c/0 was changed by another program" in said
