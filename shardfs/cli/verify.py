@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import click
 import trio
