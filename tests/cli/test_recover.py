@@ -94,25 +94,19 @@ def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Pat
     assert {key: data for key, data in files_below(tmp_path).items() if not key.startswith(".shardfs")} == expected
 
 
-def test_a_second_tear_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
+def test_a_repaired_shard_keeps_its_mode_each_tail_is_kept_and_other_files_are_not_touched(tmp_path: Path) -> None:
     store(tmp_path, document(), absent=[ABSENT])
+    os.chmod(tmp_path / SHARD, 0o640)
+    os.link(tmp_path / "c/0/1", tmp_path / "notes")
+    number, others = (tmp_path / SHARD).stat().st_ino, [tmp_path / name for name in ("zarr.json", "c/0/1", "notes")]
+    before = [(path.stat().st_ino, path.stat().st_ctime_ns) for path in others]  # which every change changes
     kept = {}
     for tail in (b"first", b"second"):
-        edit(tmp_path / SHARD, lambda data, tail=tail: data + tail)
+        with open(tmp_path / SHARD, "ab") as file:
+            file.write(tail)
         kept[torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["path"]] = tail
         assert run_json("recover", "--json", tmp_path) == {"left": False, "findings": []}
     assert {path: (tmp_path / path).read_bytes() for path in kept} == kept
-
-
-def test_mode_of_a_repaired_shard_stays_and_other_files_are_not_touched(tmp_path: Path) -> None:
-    store(tmp_path, document())
-    os.chmod(tmp_path / SHARD, 0o640)
-    with open(tmp_path / SHARD, "ab") as file:
-        file.write(b"torn")
-    os.link(tmp_path / "c/0/1", tmp_path / "notes")
-    number, others = (tmp_path / SHARD).stat().st_ino, (tmp_path / "zarr.json", tmp_path / "c/0/1", tmp_path / "notes")
-    before = [(path.stat().st_ino, path.stat().st_ctime_ns) for path in others]  # which every change changes
-    assert run("recover", "--apply", tmp_path).returncode == 0
     assert [(path.stat().st_ino, path.stat().st_ctime_ns) for path in others] == before
     status = (tmp_path / SHARD).stat()
     assert (status.st_ino, status.st_mode & 0o7777) == (number, 0o640)
@@ -242,30 +236,34 @@ def killed_below(background: Background, source: Path, place: Path) -> Path:
     return group
 
 
-@pytest.mark.parametrize("way", ["mount", "recover"])
-def test_a_removal_is_kept_like_new_bytes_while_its_array_is_away(
-    background: Background, source: Path, place: Path, mount: Mounter, way: str
-) -> None:
+def test_what_was_published_is_kept_while_its_array_is_away(background: Background, source: Path, place: Path) -> None:
+    """New bytes, removals, and the removal of all chunks outside a smaller shape."""
     group = killed_below(background, source, place)
+    with left_journal(group) as journal:
+        journal.append(Shrink(0, "a", (8, 12)))
+    stored = json.loads((group / "a/zarr.json").read_text())
     (group / "a").rename(source)
-    kept = [
-        f"the {what} of a: there is no such array any more"
-        for what in ("new bytes of chunk 0/0", "removal of chunk 3/3")
+    changes = ("the new bytes of chunk 0/0 of a", "the removal of chunk 3/3 of a")
+    shrink = "the removal of chunks outside the shape of a"
+    lines = [f"{change}: there is no such array any more" for change in changes]
+    assert run("recover", group).stdout.splitlines() == [
+        f"journal: {shrink}",
+        *(f"conflict: {line}" for line in lines),
     ]
-    assert run("recover", group).stdout.splitlines() == [f"conflict: {line}" for line in kept]
-    if way == "mount":
-        mounted = mount(group, write=True, expect=tuple(kept))
-        mounted.unmount()
-        assert all(line in mounted.log for line in kept)
-    else:
-        done = run("recover", "--apply", group)
-        assert (done.returncode, done.stdout.splitlines()) == (FAILED, [f"cannot be applied: {line}" for line in kept])
+    done = run("recover", "--apply", group)
+    assert done.returncode == FAILED
+    assert [line.partition("a: ")[0] for line in done.stdout.splitlines()] == [
+        f"cannot be applied: {change.removesuffix('a')}" for change in (shrink, *changes)
+    ]
     source.rename(group / "a")
     shown = run("recover", group)
-    assert (shown.returncode, shown.stdout.count("put aside: the ")) == (FAILED, 2)
-    assert run("recover", "--apply", group).returncode == 0
+    assert (shown.returncode, shown.stdout.count("put aside: the ")) == (FAILED, 3)
+    (group / "a/zarr.json").write_text(json.dumps(stored | {"shape": [4, 6]}))
+    assert f"cannot be applied: {changes[1]}: it lies outside" in run("recover", "--apply", group).stdout
+    assert sorted(files_below(group / "a/c")) == ["0/0"]
     assert stored_chunk(group / "a", 0, 0) == b"a" * 24
-    assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
+    (group / "a/zarr.json").write_text(json.dumps(stored))
+    assert run("recover", "--apply", group).returncode == 0
     assert run("recover", group).stdout == "nothing to recover\n"
 
 
@@ -285,9 +283,8 @@ BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["mount", "recover"])
 def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
-    background: Background, source: Path, place: Path, mount: Mounter, way: str
+    background: Background, source: Path, place: Path, mount: Mounter
 ) -> None:
     group = killed_below(background, source, place)
     (group / "a/c/7").mkdir()  # where a shard would be
@@ -301,22 +298,16 @@ def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
     shown = run("recover", group)
     assert (shown.returncode, shown.stderr) == (FAILED, "")
     assert "journal: the new bytes of chunk 0/0 of a" in shown.stdout
-    if way == "mount":
-        mounted = mount(group, write=True, expect=("it is kept", "is left as it is", "is not removed"))
-        mounted.unmount()
-        said = mounted.log
-    else:
-        done = run("recover", "--apply", group)
-        assert "committed 2 chunks" in done.stdout
-        said = done.stdout + done.stderr
+    mounted = mount(group, write=True, expect=("it is kept", "is left as it is", "is not removed"))
+    mounted.unmount()
     assert stored_chunk(group / "a", 0, 0) == b"a" * 24
     assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
     assert sorted(path.name for path in (group.parent / "out").iterdir()) == ["kept"]
-    kept = run("recover", group).stdout.splitlines()
-    for key in AWAY[:4]:
-        assert f"of {key}" in said
-        for what in ("new bytes", "removal", "removal of chunks outside"):
-            assert any(f"the {what}" in line and f"of {key}: " in line for line in kept), (what, key)
+    for kept in (run("recover", group).stdout.splitlines(), run("recover", "--apply", group).stdout.splitlines()):
+        for key in AWAY[:4]:
+            assert f"of {key}" in mounted.log
+            for what in ("new bytes", "removal", "removal of chunks outside"):
+                assert any(f"the {what}" in line and f"of {key}: " in line for line in kept), (what, key)
 
 
 def damage_first_record(source: Path) -> Path:
@@ -328,9 +319,8 @@ def damage_first_record(source: Path) -> Path:
     return segment
 
 
-@pytest.mark.parametrize("way", ["mount", "recover"])
 def test_damage_in_a_journal_is_named_until_its_file_is_removed(
-    background: Background, source: Path, place: Path, mount: Mounter, way: str
+    background: Background, source: Path, place: Path, mount: Mounter
 ) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24})
     segment = damage_first_record(source)
@@ -338,14 +328,10 @@ def test_damage_in_a_journal_is_named_until_its_file_is_removed(
     shown = run("recover", source)
     assert (shown.returncode, f"{segment.name} is damaged" in shown.stdout) == (FAILED, True)
     for _ in range(2):
-        if way == "mount":
-            mounted = mount(source, write=True, expect=("is damaged",))
-            mounted.unmount()
-            assert "/proc/" not in mounted.log
-            assert str(kept) in mounted.log
-        else:
-            assert run("recover", "--apply", source).returncode == FAILED
-        assert kept.exists()
+        mounted = mount(source, write=True, expect=("is damaged",))
+        mounted.unmount()
+        assert "/proc/" not in mounted.log
+        assert str(kept) in mounted.log
         for options in ([], ["--apply"]):
             shown = run("recover", *options, source)
             assert shown.returncode == FAILED
@@ -407,21 +393,3 @@ def test_what_another_version_wrote_is_refused_with_the_way_out_and_left_alone(
     earlier.unlink(missing_ok=True)
     assert run("recover", "--apply", source).returncode == 0
     assert stored_chunk(source, 0, 0) == b"a" * 24
-
-
-def test_a_shrink_that_was_killed_is_kept_while_its_array_is_away(
-    background: Background, source: Path, place: Path
-) -> None:
-    group = killed_below(background, source, place)
-    with left_journal(group) as journal:
-        journal.append(Shrink(0, "a", (8, 12)))
-    stored = json.loads((group / "a/zarr.json").read_text())
-    (group / "a/zarr.json").write_text(json.dumps(stored | {"shape": [4, 6]}))
-    (group / "a").rename(source)
-    line = "the removal of chunks outside the shape of a"
-    assert f"journal: {line}" in run("recover", group).stdout
-    assert f"cannot be applied: {line}: a" in run("recover", "--apply", group).stdout
-    source.rename(group / "a")
-    assert f"put aside: {line}" in run("recover", group).stdout
-    assert f"applied: {line}" in run("recover", "--apply", group).stdout
-    assert sorted(files_below(group / "a/c")) == ["0/0"]
