@@ -126,7 +126,7 @@ def test_shards_that_are_encoded_as_a_whole_are_left_alone(tmp_path: Path, after
     assert files_below(tmp_path) == before
 
 
-def test_who_has_the_old_shard_open_reads_on(tmp_path: Path, mount: Mounter) -> None:
+def test_files_of_the_old_shard_that_are_open_keep_reading(tmp_path: Path, mount: Mounter) -> None:
     changing = ChangingArray(tmp_path / "source")
     changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
     expected = (tmp_path / "source" / SHARD).read_bytes()

@@ -60,7 +60,7 @@ def test_programs_on_the_mount_lock_inner_chunks_and_not_the_shard_of_the_same_k
 
 
 @every_separator
-def test_who_removes_an_array_removes_the_locks_in_it(mount: Mounter, tmp_path: Path, separator: str) -> None:
+def test_removing_an_array_removes_the_locks_in_it(mount: Mounter, tmp_path: Path, separator: str) -> None:
     lock = make(tmp_path / "source", separator)
     mounted = mount(tmp_path / "source", write=True)
     (mounted.path / "a" / LOCKS[separator]).write_bytes(b"of a program that was killed")

@@ -55,7 +55,7 @@ def stored(source: Path) -> bytes | None:
     return shardfs.open(source)["image"].read_chunk((0, 0))
 
 
-def test_a_second_writing_mount_is_refused_and_told_who_has_it(mount: Mounter, source: Path, place: Path) -> None:
+def test_a_second_writing_mount_is_refused_and_the_first_is_named(mount: Mounter, source: Path, place: Path) -> None:
     (source.parent / "link").symlink_to("data/image")
     (source / "labels").rename(source / "c")  # as a directory of chunks may be called
     with_array = mount(source / "c", write=True)

@@ -104,7 +104,7 @@ def test_a_file_that_is_written_in_place_is_stored_at_each_close_and_sync(shared
     assert (head["ContentType"], head["Metadata"]["owner"]) == ("text/x-notes", "me")
 
 
-def test_all_who_have_a_file_open_see_what_one_of_them_writes(shared: Host, mounted: Mount) -> None:
+def test_programs_that_have_a_file_open_see_what_one_of_them_writes(shared: Host, mounted: Mount) -> None:
     path = mounted.path / "open.txt"
     with path.open("r+b", buffering=0) as one, path.open("r+b", buffering=0) as other:
         one.write(b"abc")

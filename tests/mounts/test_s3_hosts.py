@@ -191,7 +191,7 @@ def test_of_many_that_create_a_document_exactly_one_succeeds(
             assert (mounted.path / name / "zarr.json").read_bytes() == documents[winners[0]]
 
 
-def test_who_has_not_seen_that_an_array_grew_does_not_remove_what_was_written_there(
+def test_a_host_that_has_not_seen_an_array_grow_does_not_remove_its_new_chunks(
     hosts: list[Host], tmp_path: Path
 ) -> None:
     one, other = hosts[0].mount(), hosts[1].mount(expect=("another program has changed the shape",))

@@ -68,7 +68,7 @@ def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(s
     assert received == index_nbytes(count) + nbytes
 
 
-def test_many_who_read_the_same_shard_fetch_it_once(remote: Remote) -> None:
+def test_programs_that_read_the_same_shard_fetch_it_once(remote: Remote) -> None:
     chunks = fill(remote, "", bytes_of(64))
     root = remote.mount(arguments=["--max-connections=4"])
     (root / "zarr.json").read_bytes()

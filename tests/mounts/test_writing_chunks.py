@@ -299,7 +299,7 @@ def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["chunk", "passthrough file", "array"])
-def test_who_writes_a_chunk_that_is_renamed_is_told_and_what_was_written_is_there(root: Path, way: str) -> None:
+def test_a_writer_of_a_chunk_that_is_renamed_gets_estale_and_nothing_is_lost(root: Path, way: str) -> None:
     (root / NEIGHBOUR).unlink()
     array = root.with_name("moved")
     moved = {"chunk": root / NEIGHBOUR, "passthrough file": root / "a.tmp"}.get(way, array / KEY)
@@ -318,7 +318,7 @@ def test_who_writes_a_chunk_that_is_renamed_is_told_and_what_was_written_is_ther
     assert moved.read_bytes() == b"second"
 
 
-def test_who_writes_a_file_that_was_renamed_onto_a_chunk_is_told(root: Path) -> None:
+def test_a_writer_of_a_file_that_was_renamed_onto_a_chunk_gets_estale(root: Path) -> None:
     with opened(root / "c/0/0.tmp", WHOLE) as fd:
         os.write(fd, b"whole")
         os.rename(root / "c/0/0.tmp", root / KEY)

@@ -57,7 +57,7 @@ async def test_appends_of_many_tasks_and_stores_lose_nothing(source: Path) -> No
 
 
 @in_trio
-async def test_what_is_renamed_over_the_file_by_who_has_its_lock_is_what_is_changed_then(source: Path) -> None:
+async def test_a_file_that_the_holder_of_the_lock_renames_into_place_is_appended_to(source: Path) -> None:
     with kept_busy(source / "d/f") as lock:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append, LocalStore(str(source)), b" and ours")
