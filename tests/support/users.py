@@ -34,3 +34,11 @@ def _why_nobody_can_run_this() -> str:
     command = [*AS_NOBODY, sys.executable, "-P", "-m", "shardfs", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr[-200:] if done.returncode else ""
+
+
+def require_interpreter_for_nobody() -> None:
+    """Skip where `setpriv` can start the interpreter and the other user cannot start it again, to ask a mount."""
+    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    done = subprocess.run([*AS_NOBODY, sys.executable, "-c", again], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"another user cannot start {sys.executable}")
