@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import json
 import os
 import random
@@ -10,9 +10,11 @@ import select
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import zarr
 
 from tests.support.corpus import GZIP, array, extension, sharding
@@ -27,11 +29,13 @@ ARRAYS = {"end": "end", "start": "start", "compressed": "end"}
 """Where the indexes of their shards are."""
 
 WRITER = r"""
-import gzip, os, random, sys
-from contextlib import suppress
-mount, note, seed, number = sys.argv[1], *map(int, sys.argv[2:])
+import gzip, hashlib, os, random, sys
+mount, note, seed, start = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 chance = random.Random(seed)
 SIDE, INNER = 8, 48
+
+def tell(*words):  # one line is one write, and whole in a pipe
+    os.write(note, (" ".join(map(str, words)) + "\n").encode())
 
 def write(path, data, flags=os.O_TRUNC):
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o644)
@@ -42,6 +46,7 @@ def write(path, data, flags=os.O_TRUNC):
     finally:
         os.close(fd)
 
+number = start
 while True:
     number += 1
     name = chance.choice(["end", "start", "compressed"])
@@ -50,14 +55,23 @@ while True:
     values = random.Random(number).randbytes(INNER * INNER)
     data = gzip.compress(values, 1, mtime=0) if name == "compressed" else values
     way = chance.choice(["in-place", "beside", "synced", "anew", "unlink"])
-    os.write(note, f"begin {chunk} {way} {number}\n".encode())  # one line is one write, and whole in a pipe
+    checksum = hashlib.sha256(data).hexdigest()
+    tell("begin", chunk, way, checksum, number)
     try:
-        if way in ("anew", "unlink"):
-            with suppress(FileNotFoundError):
+        if way == "unlink":
+            try:
                 os.unlink(path)
-        if way in ("anew", "in-place"):
-            write(path, data, os.O_EXCL if way == "anew" else os.O_TRUNC)
-        elif way != "unlink":
+            except FileNotFoundError:
+                pass
+        elif way == "in-place":
+            write(path, data)
+        elif way == "anew":
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+            write(path, data, os.O_EXCL)
+        else:
             write(path + ".partial", data)
             if way == "synced":
                 fd = os.open(path + ".partial", os.O_RDONLY)
@@ -65,9 +79,9 @@ while True:
                 os.close(fd)
             os.rename(path + ".partial", path)
     except OSError as error:
-        os.write(note, f"{error.strerror}\n".encode())
+        tell(error.strerror)
         break
-    os.write(note, f"end {chunk} {way} {number}\n".encode())
+    tell("end", chunk, way, checksum, number)
 """
 
 COMMIT = """
@@ -81,16 +95,22 @@ ENDS = ("Transport endpoint is not connected", "Software caused connection abort
 """What a writer gets when the daemon goes while it waits, and after it."""
 
 
+@dataclass
 class Book:
     """What the chunks hold: of each the number that its values are made from, 0 for a chunk that there is not.
 
-    *in_flight* is what else one chunk may hold, and *number* the last one.
+    *checksums* are those of all contents by their numbers, *in_flight* what else one chunk may hold.
     """
 
-    def __init__(self) -> None:
-        self.chunks = {f"{name}/c/{i}/{j}": 0 for name in ARRAYS for i in range(SIDE) for j in range(SIDE)}
-        self.in_flight: dict[str, set[int]] = {}
-        self.number = 0
+    chunks: dict[str, int]
+    checksums: dict[int, str]
+    in_flight: dict[str, set[int]]
+    number: int = 0
+
+    @classmethod
+    def new(cls) -> Book:
+        names = [f"{name}/c/{i}/{j}" for name in ARRAYS for i in range(SIDE) for j in range(SIDE)]
+        return cls(dict.fromkeys(names, 0), {0: ""}, {})
 
     def read(self, notes: str) -> None:
         """Take in what a writer noted; raises if it ended in another way than by the end of the mount."""
@@ -98,20 +118,23 @@ class Book:
         *lines, last = notes.splitlines()
         assert last in ENDS, last
         for line in lines:
-            kind, chunk, way, number = line.split()
+            kind, chunk, way, checksum, number = line.split()
             self.number = int(number)
             new = 0 if way == "unlink" else self.number
+            self.checksums[self.number] = checksum
             if kind == "end":
                 self.chunks[chunk] = new
-            self.in_flight = {} if kind == "end" else {chunk: {new, 0} if way == "anew" else {new}}
+                self.in_flight = {}
+            else:
+                self.in_flight = {chunk: {new, 0} if way == "anew" else {new}}
 
     def settle(self, mount: Path) -> None:
         """Compare with what is found on a mount, and note what became of the chunk that was being written."""
         for chunk, number in self.chunks.items():
-            path = mount / chunk
-            found = path.read_bytes() if path.exists() else None
-            allowed = (number, *self.in_flight.get(chunk, ()))
-            self.chunks[chunk] = next(n for n in allowed if found == stored(chunk, n))
+            found = checksum_of(mount / chunk)
+            allowed = {self.checksums[n]: n for n in (number, *self.in_flight.get(chunk, ()))}
+            assert found in allowed, f"{chunk} is neither {number} nor {self.in_flight.get(chunk)}"
+            self.chunks[chunk] = allowed[found]
 
     def values(self, name: str) -> np.ndarray:
         """What the array must hold."""
@@ -119,20 +142,30 @@ class Book:
         for chunk, number in self.chunks.items():
             array, _, i, j = chunk.split("/")
             if array == name and number:
-                place = np.s_[int(i) * INNER : (int(i) + 1) * INNER, int(j) * INNER : (int(j) + 1) * INNER]
-                values[place] = np.frombuffer(content(number), np.uint8).reshape(INNER, INNER)
+                part = np.frombuffer(random.Random(number).randbytes(INNER * INNER), np.uint8).reshape(INNER, INNER)
+                values[int(i) * INNER : (int(i) + 1) * INNER, int(j) * INNER : (int(j) + 1) * INNER] = part
         return values
 
 
-def content(number: int) -> bytes:
-    return random.Random(number).randbytes(INNER * INNER)
+def checksum_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
-def stored(chunk: str, number: int) -> bytes | None:
-    """A chunk file that was made from *number*."""
-    if not number:
-        return None
-    return gzip.compress(content(number), 1, mtime=0) if chunk.startswith("compressed") else content(number)
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    for name, location in ARRAYS.items():
+        codecs = [extension("bytes"), *([GZIP] if name == "compressed" else [])]
+        shards = sharding((INNER, INNER), *codecs, index_location=location)
+        document = array((SIDE * INNER,) * 2, (PER_SHARD * INNER,) * 2, shards, data_type="uint8")
+        (root / name).mkdir()
+        (root / name / "zarr.json").write_text(json.dumps(document))
+    return root
 
 
 class Load:
@@ -167,20 +200,17 @@ class Load:
         self.text += piece
 
 
-def write_arrays(root: Path) -> None:
-    root.mkdir()
-    (root / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    for name, location in ARRAYS.items():
-        codecs = [extension("bytes"), *([GZIP] if name == "compressed" else [])]
-        shards = sharding((INNER, INNER), *codecs, index_location=location)
-        document = array((SIDE * INNER,) * 2, (PER_SHARD * INNER,) * 2, shards, data_type="uint8")
-        (root / name).mkdir()
-        (root / name / "zarr.json").write_text(json.dumps(document))
+def read_natively(source: Path, book: Book) -> None:
+    for name in ARRAYS:
+        for read in READERS.values():
+            assert_same(read(source / name), book.values(name))
+        with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+            assert_same(READERS["zarr"](source / name), book.values(name))
 
 
-def test_what_was_closed_survives_a_daemon_killed_at_any_moment(mount: Mounter, tmp_path: Path) -> None:
-    chance, book, source = random.Random(1), Book(), tmp_path / "source"
-    write_arrays(source)
+def test_what_was_closed_survives_a_daemon_killed_at_any_moment(mount: Mounter, source: Path) -> None:
+    chance = random.Random(1)
+    book = Book.new()
     mounted = mount(source, write=True)
     for number in range(ROUNDS):
         load = Load(mounted, number, book.number)
@@ -200,9 +230,5 @@ def test_what_was_closed_survives_a_daemon_killed_at_any_moment(mount: Mounter, 
             mounted.unmount()
             left = [path.relative_to(source) for path in source.glob(".shardfs/*/**/*") if path.is_file()]
             assert all(path.suffix == ".partial" for path in left), left
-            for name in ARRAYS:
-                for read in READERS.values():
-                    assert_same(read(source / name), book.values(name))
-                with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-                    assert_same(READERS["zarr"](source / name), book.values(name))
+            read_natively(source, book)
             mounted = mount(source, path=mounted.path, write=True)
