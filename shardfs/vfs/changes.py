@@ -55,7 +55,7 @@ class Changes:
         self.fs = fs
         self._locks = Locks()
         self.buffers = fs.buffers = WriteBuffers(
-            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync_soon, self._check_writable
+            BufferSpace(buffers), fs.inodes, lambda: fs.ttl, self._publish, writer.log.sync_soon, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
         self.documents = fs.publisher = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)

@@ -54,7 +54,7 @@ class Row:
 
 
 class Inodes:
-    """The table: rows for everything that is not in a chunk tree, kept until the kernel forgets them.
+    """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
 
     A row is found by its number, by its path, or by its key, which identifies a file with several names.
     """
@@ -157,15 +157,16 @@ class Inodes:
         for path in [path for path in self._paths if is_below(path, old)]:
             self._bind(self._paths[path], new + path[len(old) :])
 
-    def retain(self, ino: int) -> None:
-        """Count a reference of the kernel."""
+    def retain(self, ino: int) -> bool:
+        """Count a reference, of the kernel or a write buffer; return whether *ino* is known, and so was counted."""
         row = self._rows.get(ino)
         if row is not None:
             row.lookups += 1
             self._new.discard(ino)
+        return row is not None
 
     def forget(self, ino: int, lookups: int) -> None:
-        """Drop *lookups* references of the kernel."""
+        """Drop *lookups* references."""
         row = self._rows.get(ino)
         if row is None or ino == ROOT:
             return

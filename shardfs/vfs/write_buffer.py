@@ -16,6 +16,7 @@ from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes,
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
+from shardfs.vfs.inodes import Inodes
 
 K = TypeVar("K")
 
@@ -199,6 +200,7 @@ class WriteBuffer:
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
+    _is_retained: bool = field(init=False)
     inos: set[int] = field(default_factory=set)
     """The numbers of the handles through which it was opened."""
     lock: QuickLock = field(default_factory=QuickLock)
@@ -206,6 +208,21 @@ class WriteBuffer:
 
     def __post_init__(self) -> None:
         self.version = self.ino
+        self._is_retained = self.buffers.inodes.retain(self.ino)
+
+    def equals(self, version: int) -> None:
+        """Note that it equals the published version with the number *version*.
+
+        That keeps its number, even if the kernel forgets it: by another one it would look like another version.
+        """
+        is_retained = self.buffers.inodes.retain(version)
+        self.release_version()
+        self.version, self._is_retained = version, is_retained
+
+    def release_version(self) -> None:
+        """Let the number of its version be forgotten."""
+        if self._is_retained:
+            self.buffers.inodes.forget(self.version, 1)
 
     @property
     def is_unpublished(self) -> bool:
@@ -279,7 +296,8 @@ class WriteBuffer:
         self.check()
         current = await self.entry.current() if self.state is State.CLEAN and not self.is_cut else None
         if current is not None and current.attributes.ino != self.version:
-            self.base, self.version = current, current.attributes.ino
+            self.base = current
+            self.equals(current.attributes.ino)
             self.content.clear()
 
     def check(self) -> None:
@@ -394,11 +412,13 @@ class WriteBuffers:
     def __init__(
         self,
         space: BufferSpace,
+        inodes: Inodes,
         ttl: Callable[[], float],
         publish: Callable[[WriteBuffer], Awaitable[None]],
         sync: Callable[[], Awaitable[None]],
         check_room: Callable[[], None],
     ) -> None:
+        self.inodes = inodes
         self.publish = publish
         self.sync = sync
         self.check_room = check_room
@@ -491,6 +511,7 @@ class WriteBuffers:
         _remove(self._by_path, buffer.entry.path, buffer)
         for ino in buffer.inos:
             _remove(self._by_ino, ino, buffer)
+        buffer.release_version()
 
     def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
         """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.

@@ -33,6 +33,23 @@ def edit(root: Path, **members: Any) -> None:
     (root / "zarr.json").write_text(json.dumps(document_of(root) | members))
 
 
+def test_programs_that_have_a_document_open_lose_nothing_of_each_other(mounted: Mount, root: Path) -> None:
+    document = root / "zarr.json"
+    for turn in range(3):
+        text = json.dumps(document_of(root) | {"attributes": {"turn": turn, "word": "mine"}})
+        one = os.open(document, os.O_RDWR | os.O_TRUNC)
+        os.write(one, text.encode())
+        os.fsync(one)
+        os.stat(document)
+        other = os.open(document, os.O_RDWR)
+        os.pwrite(other, b"ours", text.index("mine"))
+        os.close(other)
+        os.stat(document)
+        os.pwrite(one, b" \n", len(text))
+        os.close(one)
+        assert document.read_text() == text.replace("mine", "ours") + " \n"
+
+
 # What is refused
 
 BROKEN = {"empty": b"", "no JSON": b"{", "neither array nor group": b'{"zarr_format": 3}', "no text": b"\xff\xfe"}

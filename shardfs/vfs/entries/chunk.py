@@ -352,7 +352,7 @@ class Chunk(PublishedEntry):
         """Make what was written the content of the chunk."""
         ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
         buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
-        buffer.version = ino
+        buffer.equals(ino)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False

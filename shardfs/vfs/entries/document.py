@@ -196,7 +196,7 @@ class Document(PublishedEntry):
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
-            buffer.version = (await self._lookup(fresh=False)).ino
+            buffer.equals((await self._lookup(fresh=False)).ino)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
