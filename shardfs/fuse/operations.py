@@ -23,7 +23,7 @@ from pyfuse3 import (
 )
 
 from shardfs.dataset.statistics import Snapshot, Statistics
-from shardfs.errors import RefusedError, ShardfsError, UnsupportedError
+from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, NewAttributes, join_key
@@ -420,10 +420,16 @@ class WritingOperations(Operations):
 
     @request
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        """Commit everything that is pending, if that is what the attribute of the root means; no other can be set."""
-        if inode != pyfuse3.ROOT_INODE or name != control.FLUSH.encode():
-            raise UnsupportedError(f"the extended attribute {name!r} cannot be set")
-        await self._changes.flush_all()
+        """Set an extended attribute; one of the root commits everything that is pending."""
+        if inode == pyfuse3.ROOT_INODE and name == control.FLUSH.encode():
+            await self._changes.flush_all()
+        else:
+            await self._changes.set_attribute(inode, name, value)
+
+    @request
+    async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
+        """Remove an extended attribute."""
+        await self._changes.set_attribute(inode, name, None)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)

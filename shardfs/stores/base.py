@@ -419,6 +419,12 @@ class Store(Protocol):
     async def read_link(self, key: str) -> bytes:
         """Return the target of a symbolic link as it is stored."""
 
+    async def attribute(self, key: str, name: bytes) -> bytes:
+        """Return an extended attribute in the `user` namespace; raises `NoAttributeError`."""
+
+    async def attributes(self, key: str) -> Sequence[bytes]:
+        """Return the names of the extended attributes in the `user` namespace."""
+
     async def capacity(self) -> os.statvfs_result:
         """Return how much space there is."""
 
@@ -484,6 +490,12 @@ class Store(Protocol):
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change the given attributes, of the link itself if *key* is one; return the new status."""
+
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute; raises `NotPermittedError` outside the `user` namespace."""
+
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute in the `user` namespace; raises `NoAttributeError`."""
 
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""

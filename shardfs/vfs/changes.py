@@ -356,6 +356,11 @@ class Changes:
         self.writer.check()
         await self.ask(ino, lambda entry: entry.set_attributes(changes))
 
+    async def set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it if *value* is None; those of chunks are computed and read-only."""
+        self.writer.check()
+        await self.ask(ino, lambda entry: entry.set_attribute(name, value))
+
     async def sync_directory(self, ino: int) -> None:
         """Make everything that was published durable, and the names in a directory."""
         await self.writer.log.sync_soon()

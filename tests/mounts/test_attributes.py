@@ -1,12 +1,14 @@
-"""Extended attributes: where a chunk lies, and none of stored files."""
+"""Extended attributes: where a chunk lies, and those of stored files."""
 
 import errno
 import os
 from pathlib import Path
 
-from tests.support.corpus import CASES
-from tests.support.datasets import Corpus, by_key
-from tests.support.mounting import Mounter, refuses
+import pytest
+
+from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding
+from tests.support.datasets import Corpus, by_key, store
+from tests.support.mounting import Mounter
 
 PLACE = ["user.shardfs.shard", "user.shardfs.offset", "user.shardfs.nbytes"]
 SOME = ["0d", "3d-ragged", "nested-3-mixed", "foreign-prefix-nested", "transpose-two-levels", "keys-v2-dot"]
@@ -22,11 +24,26 @@ def test_a_chunk_tells_its_shard_offset_and_length(corpus: Corpus) -> None:
             assert stored[int(offset) : int(offset) + int(nbytes)] == data
 
 
-def test_stored_files_show_no_attributes_and_take_none(mount: Mounter, tmp_path: Path) -> None:
+def test_attributes_of_stored_files_pass_through(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source / "image", array((8, 12), (4, 6), sharding((2, 3), LITTLE, GZIP)))
+    (source / "plain").write_text("text")
+    try:
+        for path in (source / "plain", source / "image", source / "image/zarr.json"):
+            os.setxattr(path, "user.note", b"\0kept")
+    except OSError as error:
+        pytest.skip(f"the file system below {tmp_path} keeps no attributes: {error}")
+    root = mount(source).path
+    for name in ("plain", "image", "image/zarr.json"):
+        assert os.listxattr(root / name) == ["user.note"]
+        assert os.getxattr(root / name, "user.note") == b"\0kept"
+
+
+def test_no_attribute_outside_the_user_namespace_is_shown(mount: Mounter, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    (tmp_path / "source/plain").write_text("text")
-    path = mount(tmp_path / "source", write=True).path / "plain"
-    for call in (lambda: os.setxattr(path, "user.note", b"x"), lambda: os.removexattr(path, "user.note")):
-        with refuses(errno.EOPNOTSUPP):
-            call()
-    assert os.listxattr(path) == []
+    (tmp_path / "source" / "plain").write_text("text")
+    root = mount(tmp_path / "source").path
+    for name in ("security.selinux", "trusted.overlay", "system.posix_acl_access"):
+        with pytest.raises(OSError) as raised:
+            os.getxattr(root / "plain", name)
+        assert raised.value.errno in (errno.ENODATA, errno.EOPNOTSUPP)

@@ -154,6 +154,8 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
             temporary.write_bytes(data)
             os.utime(temporary, (1e9, 1e9))
             temporary.chmod(0o644)
+            os.setxattr(temporary, "user.a", b"b")
+            assert os.getxattr(temporary, "user.a") == b"b"
             os.truncate(temporary, len(data))
             assert temporary.read_bytes() == data
             temporary.rename(path.with_name(str(number)))

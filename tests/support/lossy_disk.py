@@ -238,6 +238,7 @@ class LossyDisk(Syscalls):
 
     symlink = link
     chmod, chown, utime, sync_file_system = map(_only_counted, ("chmod", "chown", "utime", "sync_file_system"))
+    set_attribute, remove_attribute = map(_only_counted, ("set_attribute", "remove_attribute"))
 
     def after_kill(self, directory: Path, calls: int, written: int = 0) -> None:
         """Build in *directory*, which does not exist, what is there if the process is killed after so many *calls*.

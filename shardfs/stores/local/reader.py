@@ -16,6 +16,7 @@ import trio
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
+    NoAttributeError,
     ShardfsError,
     SourceError,
     StaleError,
@@ -218,6 +219,7 @@ def _kind(mode: int) -> Kind:
 
 T = TypeVar("T")
 
+USER: Final = b"user."
 TTL: Final = 1.0
 """Default TTL of names, sizes and listings, in seconds; asking again costs microseconds."""
 
@@ -356,6 +358,31 @@ class LocalReader:
             return os.fsencode(os.readlink(name, dir_fd=parent.fd))
 
         return await self._on_names(key, look)
+
+    async def attribute(self, key: str, name: bytes) -> bytes:
+        """Return an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise NoAttributeError(f"{key} has no attribute {name!r}")
+
+        def look() -> bytes:
+            itself = open_beneath(self.directory, key, ITSELF)
+            return os.getxattr(itself.path, name)
+
+        return await self._on_names(key, look)
+
+    async def attributes(self, key: str) -> Sequence[bytes]:
+        """Return the names of the extended attributes in the `user` namespace."""
+
+        def look() -> Sequence[str]:
+            itself = open_beneath(self.directory, key, ITSELF)
+            try:
+                return os.listxattr(itself.path)
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    return []
+                raise
+
+        return [name for name in map(os.fsencode, await self._on_names(key, look)) if name.startswith(USER)]
 
     async def capacity(self) -> os.statvfs_result:
         """Return the room on the file system of the source."""

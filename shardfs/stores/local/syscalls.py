@@ -28,6 +28,7 @@ from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
     NameTooLongError,
+    NoAttributeError,
     NoSpaceError,
     NotADirectoryHereError,
     NotEmptyError,
@@ -92,6 +93,8 @@ _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.EISDIR: IsADirectoryHereError,
     errno.EACCES: AccessDeniedError,
     errno.EPERM: AccessDeniedError,
+    errno.ENODATA: NoAttributeError,
+    errno.EOPNOTSUPP: NoAttributeError,
     errno.ESTALE: StaleError,
 }
 
@@ -295,6 +298,14 @@ class Syscalls:
             os.utime(target)
         else:
             os.utime(target, ns=times)
+
+    def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        os.setxattr(target, name, value)
+
+    def remove_attribute(self, target: Target, name: bytes) -> None:
+        """Remove an extended attribute."""
+        os.removexattr(target, name)
 
 
 SYSCALLS: Final = Syscalls()

@@ -10,9 +10,11 @@ import trio
 
 from shardfs.errors import (
     ExistsError,
+    NoAttributeError,
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
+    UnsupportedError,
     UsageError,
 )
 from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewOwner, NewRights, Stat
@@ -29,7 +31,7 @@ from shardfs.stores.local.atomic_write import (
     write_aside,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import TTL, LocalReader, read_range, to_stat
+from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
     DIRECTORY,
@@ -234,13 +236,21 @@ class LocalStore(LocalReader):
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change the given attributes, of the link itself if *key* is one."""
+        return await self._change_itself(
+            key, lambda itself: _change_attributes(self.syscalls, itself.path, itself.fd, changes)
+        )
 
-        def change() -> Stat:
-            itself = open_beneath(self.directory, key, ITSELF)
-            return _change_attributes(self.syscalls, itself.path, itself.fd, changes)
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise UnsupportedError(f"{key}: the attribute {name!r} is not in the namespace user")
+        await self._change_itself(key, lambda itself: self.syscalls.set_attribute(itself.path, name, value))
 
-        with changing(key):
-            return await self.threads.on_names(change)
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise NoAttributeError(f"{key} has no attribute {name!r}")
+        await self._change_itself(key, lambda itself: self.syscalls.remove_attribute(itself.path, name))
 
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""
@@ -257,6 +267,11 @@ class LocalStore(LocalReader):
         _require_name(key)
         with changing(key):
             return await self.threads.on_names(lambda: change(*self.parent(key)))
+
+    async def _change_itself(self, key: str, change: Callable[[Descriptor], T]) -> T:
+        """Call *change* with *key* itself, even if it is a link."""
+        with changing(key):
+            return await self.threads.on_names(lambda: change(open_beneath(self.directory, key, ITSELF)))
 
     async def _open_to_change(self, key: str) -> tuple[Descriptor, Stat]:
         return await self._change(

@@ -21,6 +21,7 @@ from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
     NameTooLongError,
+    NoAttributeError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
@@ -32,6 +33,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
     UnreachableError,
+    UnsupportedError,
 )
 from shardfs.stores.base import (
     Entry,
@@ -239,6 +241,16 @@ class S3Store:
         """Return the target of a symbolic link; only the side has any."""
         raise RefusedError(f"{key} is not a symbolic link")
 
+    @_routed
+    async def attribute(self, key: str, name: bytes) -> bytes:
+        """Return an extended attribute; only names on the side have any."""
+        raise NoAttributeError(f"{key} has no attribute {name!r}")
+
+    @_routed
+    async def attributes(self, key: str) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return []
+
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Find out whether writing is safe, and log what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
@@ -437,6 +449,16 @@ class S3Store:
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Do nothing but return the status: objects have no attributes to set."""
         return await self.stat(key)
+
+    @_routed_change
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute of a name on the side; objects have none."""
+        raise UnsupportedError(f"{key}: objects have no extended attributes")
+
+    @_routed_change
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute of a name on the side; objects have none."""
+        raise UnsupportedError(f"{key}: objects have no extended attributes")
 
     @_routed_change
     async def sync_directory(self, key: str) -> None:

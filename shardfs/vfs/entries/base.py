@@ -15,6 +15,7 @@ from shardfs.errors import (
     NotPermittedError,
     RefusedError,
     StaleError,
+    UnsupportedError,
 )
 from shardfs.stores.base import Content, NewAttributes, Stat
 from shardfs.stores.memory import MemoryContent
@@ -89,12 +90,16 @@ class Entry(ABC):
         raise RefusedError(f"{self.path} is not a symbolic link")
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return the value of an extended attribute; those of stored files are not shown."""
-        raise NoAttributeError(f"no attribute {name!r}")
+        """Return the value of an extended attribute."""
+        key = self.stored_key()
+        if key is None:
+            raise NoAttributeError(f"no attribute {name!r}")
+        return await self.fs.store.attribute(key, name)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return []
+        key = self.stored_key()
+        return await self.fs.store.attributes(key) if key is not None else []
 
     def stored_key(self) -> str | None:
         """Return the key of the stored file that this entry shows as a whole; None if there is none."""
@@ -147,6 +152,16 @@ class Entry(ABC):
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes; those of directories of chunks do not change."""
         return
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it if *value* is None."""
+        key = self.stored_key()
+        if key is None:
+            raise UnsupportedError("chunks have no extended attributes of their own")
+        if value is None:
+            await self.fs.store.remove_attribute(key, name)
+        else:
+            await self.fs.store.set_attribute(key, name, value)
 
     async def sync(self) -> None:
         """Make the names in this directory durable."""

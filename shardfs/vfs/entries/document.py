@@ -248,6 +248,11 @@ class Document(PublishedEntry):
             self.fs.texts.set_time(self.path, mtime_ns)
         await self._attributes_changed()
 
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute of the stored document, or remove it."""
+        await super().set_attribute(name, value)
+        await self._attributes_changed()
+
     async def _check(self, *, is_open: bool) -> None:
         """Raise `StaleError` if another file is stored under the name."""
 

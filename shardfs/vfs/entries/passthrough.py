@@ -356,7 +356,7 @@ class Directory(Special):
         return node
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return why an array is shown as stored."""
+        """Return an extended attribute of the stored directory, or why an array is shown as stored."""
         if name == _REASON:
             reason = (await self.fs.hierarchy.node(self.path)).reason
             if reason is None:

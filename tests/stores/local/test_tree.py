@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from shardfs.errors import (
     ExistsError,
     NameTooLongError,
+    NoAttributeError,
     NoSpaceError,
     NotADirectoryHereError,
+    NotPermittedError,
     OutsideSourceError,
     RefusedError,
     ShardfsError,
+    UnsupportedError,
 )
 from shardfs.stores.base import Splice
 from shardfs.stores.local.syscalls import Syscalls
@@ -124,6 +127,9 @@ async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, roo
             for key in ("d/f", "d", "link", "pipe")
         ),
         (lambda s: s.replace("", b"x"), RefusedError),
+        (lambda s: s.set_attribute("link", b"user.x", b""), NotPermittedError),
+        (lambda s: s.set_attribute("d/f", b"security.selinux", b""), UnsupportedError),
+        (lambda s: s.remove_attribute("d/f", b"security.selinux"), NoAttributeError),
     ],
 )
 @in_trio
@@ -154,6 +160,8 @@ CHANGES = {
     "symlink": lambda s, key: s.symlink(key, b"x"),
     "make_directories": lambda s, key: s.make_directories(key),
     "set_attributes": lambda s, key: s.set_attributes(key, mode=0o600),
+    "set_attribute": lambda s, key: s.set_attribute(key, b"user.x", b"x"),
+    "remove_attribute": lambda s, key: s.remove_attribute(key, b"user.x"),
     "sync_directory": lambda s, key: s.sync_directory(key),
     "edit": lambda s, key: _splice(s, key),
 }
@@ -171,6 +179,7 @@ async def test_no_change_leads_out_of_the_source(store: LocalStore, root: Path, 
     outside = root.parent / "outside"
     outside.mkdir()
     (outside / "f").write_bytes(b"secret")
+    os.setxattr(outside / "f", "user.x", b"1")
     (root / "out").symlink_to("../outside")
     (root / "absolute").symlink_to(outside)
     (root / "d/up").symlink_to("../../outside")
@@ -180,13 +189,14 @@ async def test_no_change_leads_out_of_the_source(store: LocalStore, root: Path, 
         await change(store, key)
     assert ((outside / "f").stat(), outside.stat()) == before
     assert (outside / "f").read_bytes() == b"secret"
+    assert os.getxattr(outside / "f", "user.x") == b"1"
     assert (root / "d/f").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("change", ["create", "open_passthrough", "edit"])
+@pytest.mark.parametrize("change", ["create", "open_passthrough", "edit", "set_attribute"])
 @in_trio
 async def test_a_final_link_is_not_written_through(store: LocalStore, root: Path, change: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises((RefusedError, NotPermittedError)):
         await CHANGES[change](store, "link")
     assert (root / "d/f").read_bytes() == b"content"
 
