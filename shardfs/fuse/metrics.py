@@ -1,9 +1,12 @@
-"""Figures for Prometheus: their text format, and a server of the latest snapshot."""
+"""Figures for Prometheus: their text format, and a thread that serves the latest snapshot."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -42,9 +45,29 @@ def exposition(snapshot: Snapshot) -> str:
 
 
 def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
-    """Serve the *latest* snapshot from threads; returns the URL. Raises `OSError` if it cannot listen there."""
-    server, _ = start_http_server(port, host, _registry(latest))
+    """Serve the *latest* snapshot from a thread, one request at a time; returns the URL.
+
+    Raises `OSError` if it cannot listen there.
+    """
+    family, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][::4]
+    server = type("Server", (_Server,), {"address_family": family})((str(address[0]), port), _Handler)
+    server.set_app(make_wsgi_app(_registry(latest)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+
+
+class _Server(WSGIServer):
+    def handle_error(self, *_: object) -> None:
+        """Log nothing about clients that disconnect or stay silent."""
+
+
+class _Handler(WSGIRequestHandler):
+    """Waits only briefly for a client, so that clients cost at most one thread and one descriptor."""
+
+    timeout = 2.0
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing about scrapes."""
 
 
 def _registry(latest: Callable[[], Snapshot]) -> CollectorRegistry:

@@ -80,6 +80,20 @@ def test_a_real_prometheus_scrapes_it(mount: Mounter, source: Path, tmp_path: Pa
             assert ask(query)[1] == wanted, query
 
 
+def test_clients_that_stay_silent_hold_no_descriptors_of_the_daemon(mount: Mounter, source: Path) -> None:
+    port = free_port()
+    mounted = mount(source, arguments=[f"--metrics={port}"])
+    descriptors = Path(f"/proc/{mounted.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    with (
+        socket.create_connection(("127.0.0.1", port)),
+        socket.create_connection(("127.0.0.1", port)),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as reply,
+    ):
+        assert b"shardfs_mount_info" in reply.read()
+        assert len(list(descriptors.iterdir())) <= before + 1  # the silent ones came first, and were given up
+
+
 def test_a_taken_port_is_said_and_does_not_stop_the_mount(background: Background, source: Path, place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
