@@ -65,6 +65,8 @@ class KeptFiles:
         self.directory = directory
         self._nbytes = 0
         """How many bytes are kept; some may have been stored or removed since by another process."""
+        self._by_key: dict[str, set[str]] = {}
+        """The names of the files that are kept of each key, and not superseded."""
 
     def resume(self) -> None:
         """Log what earlier processes have kept, which is left alone. Remove files without a note.
@@ -77,6 +79,8 @@ class KeptFiles:
                 remove_kept(self.path(name))
         for file in self.find():
             self._nbytes += file.nbytes
+            if not file.is_superseded:
+                self._by_key.setdefault(file.key, set()).add(os.path.basename(file.path))
             log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
     def require_room(self) -> None:
@@ -102,18 +106,25 @@ class KeptFiles:
                 write_note(path + _SUFFIX, {"key": key, "reason": reason, "superseded": False})
                 return os.fstat(kept.fd).st_size
 
+        self._by_key.setdefault(key, set()).add(name)
         with trio.CancelScope(shield=True):
             self._nbytes += await trio.to_thread.run_sync(keep)
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
-    def supersede(self, key: str) -> None:
-        """Note that a later version of *key* was stored: what is kept of it stays until somebody removes it."""
-        for file in self.find() if self._nbytes else ():
-            if file.key == key and not file.is_superseded:
-                with suppress(OSError):
-                    write_note(file.path + _SUFFIX, {"key": key, "reason": file.reason, "superseded": True})
-                older = f"what was written to {key} and is kept in {file.path} is older than what is stored"
-                log.warning("%s: `recover` leaves it alone", older)
+    def stored(self, key: str, name: str | None) -> None:
+        """Note that *key* was stored, from the file *name* if there is one; what else is kept of it stays, superseded.
+
+        The note of a file goes only now: if its mount is killed while it is stored again, it is kept.
+        """
+        if name is not None:
+            with suppress(OSError):
+                os.unlink(self.path(name) + _SUFFIX)
+        for older in self._by_key.pop(key, ()):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # without a note, it is not kept any more
+                file = self._read(older)
+                write_note(file.path + _SUFFIX, {"key": key, "reason": file.reason, "superseded": True})
+                what = f"what was written to {key} and is kept in {file.path} is older than what is stored"
+                log.warning("%s: `recover` leaves it alone", what)
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""
@@ -127,11 +138,6 @@ class KeptFiles:
     def path(self, name: str) -> str:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
-
-    def forget_note(self, name: str) -> None:
-        """Remove the note of the file *name*, if it has one: it is about to be stored."""
-        with suppress(OSError):
-            os.unlink(self.path(name) + _SUFFIX)
 
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)

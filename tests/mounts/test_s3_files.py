@@ -4,6 +4,7 @@ import errno
 import json
 import mmap
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from tests.support.commands import FAILED
 from tests.support.hosts import DOCUMENT, PREFIX, Host, kill, make_host
 from tests.support.mounting import PATIENCE, Mount, Mounter, eventually, refuses
-from tests.support.s3_faults import Hang
+from tests.support.s3_faults import Hang, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
 
@@ -309,7 +310,8 @@ def test_own_changes_follow_each_other_without_a_look(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
-def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host, name: str) -> None:
+def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host, s3_proxy: S3Proxy, name: str) -> None:
+    host = host.behind(s3_proxy.url)
     first = json.loads(host.bucket.get(key("zarr.json")))
     host.bucket.put(key(name), json.dumps(first).encode())
     mounted = host.mount(expect=(CHANGED, KEPT))
@@ -326,10 +328,35 @@ def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host, name: 
     assert listed["message"].startswith(f"{host.url} at ")
     assert f"; {name}, which is not stored; " in listed["message"]
     assert attributes(host.bucket.get(key(name))) == {"theirs": 1}
+    s3_proxy.fail("PutObject", Reply(403, "AccessDenied"), key=key(name))
+    (left,) = host.recover("--apply", host.url, status=FAILED)
+    assert (left["key"], left["path"]) == (name, str(kept))
+    assert len(list(kept.parent.iterdir())) == 2, "the file and its note"
     host.recover("--apply", host.url)
     stored = json.loads(host.bucket.get(key(name)))
     assert (stored["attributes"], stored["codecs"]) == ({"ours": 1}, first["codecs"])
     assert host.recover() == []
+
+
+def test_what_is_kept_is_stored_however_much_it_is_and_the_last_version_stays(host: Host) -> None:
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    assert not (mounted.path / "notes.txt").exists()
+    host.bucket.put(key("notes.txt"), b"theirs")
+    refused(lambda: in_place(mounted.path / "notes.txt", b"ours"))
+    mounted.unmount()
+    kept = Path(mounted.log.partition(f"notes.txt {KEPT} ")[2].split(":")[0])
+    slot = kept.parents[2]
+    shutil.copytree(slot, slot.with_name("1"))  # what another mount at the same time has kept
+    earlier = slot.with_name("1") / kept.relative_to(slot)
+    earlier.write_bytes(b"earlier")
+    os.utime(earlier, (1, 1))
+    with open(kept.with_name("large"), "wb") as large:
+        large.truncate(2**30)
+    note = {"key": "large", "reason": "refused too", "superseded": True}
+    kept.with_name("large.json").write_text(json.dumps(note))
+    (left,) = [item for item in host.recover("--apply", host.url, status=FAILED) if item["left"]]
+    assert left["key"] == "large"
+    assert host.bucket.get(key("notes.txt")) == b"ours"
 
 
 def test_a_file_that_was_closed_survives_a_killed_mount_and_another_replaces_nothing(

@@ -177,8 +177,9 @@ async def recover_source(
                 is_read = False
             with suppress(ShardfsError):  # which was reported
                 _report_damage(state, found)  # by the names under which damaged segments are now kept
-            for kept in state.kept_files():
-                await _store_file(source, kept, found)
+        kept = [file for state in states for file in state.kept_files()]
+        for file in sorted(kept, key=lambda file: file.mtime_ns):  # of several versions, the last one stays
+            await _store_file(source, file, found)
         if is_read:  # else a journal may know more about torn shards than the shards do
             async for torn in find_torn(source, progress):
                 await _report_torn(source, torn, states[0], found)
@@ -289,14 +290,8 @@ async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
         found.append(_not_stored(kept))
         return
     try:
-        await source.store.make_directories(kept.key.rpartition("/")[0])
-        file = await source.store.create(kept.key, 0o644, exclusive=False)
-        try:
-            await file.truncate(0)
-            await write_all(file, kept)
-            await file.sync()
-        finally:
-            await file.close()
+        async with source.store.edit(kept.key) as edit:
+            await edit.splice(Splice((kept,)))
     except ShardfsError as error:
         line = f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}"
         found.append(Finding("file", line, left=True, key=kept.key, path=kept.path))

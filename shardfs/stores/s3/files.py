@@ -155,9 +155,8 @@ class Files:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         file = await self.local_file(spool)
         written = Splice(((await self._written(spool)).content(0, file.stat().size),))
-        self.kept.forget_note(spool.name)
         try:
-            spool.expected = await self.put(key, written, expected, exclusive=exclusive)
+            spool.expected = await self.put(key, written, expected, exclusive=exclusive, name=spool.name)
         except BaseException as error:
             ended = StoreError("its mount ended before it was stored")
             await self.failed(spool, error if isinstance(error, ShardfsError) else ended)
@@ -215,8 +214,11 @@ class Files:
         *,
         exclusive: bool = False,
         source: S3Snapshot | None = None,
+        name: str | None = None,
     ) -> ObjectStat:
         """Store an object, replacing the version *expected*, or nothing; what is to be kept is of *source*.
+
+        *name* is that of the spool, if it is one.
 
         An earlier change of ours whose outcome is unknown is replaced too. Raises `StaleError`, or `ExistsError` if
         *exclusive*, if another program has changed the object.
@@ -241,7 +243,7 @@ class Files:
         self._doubtful.pop(key, None)  # no earlier change can take effect any more
         self.heads.note_replaced(key, expected, new)
         self.heads.directories.settle(split(key)[0])
-        self.kept.supersede(key)
+        self.kept.stored(key, name)
         return new
 
     def change(self, key: str, expected: ObjectStat | None, source: S3Snapshot | None = None) -> S3Edit:

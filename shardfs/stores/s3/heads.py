@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 _MAX_KEYS: Final = 100_000
 _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
-_LOOKUP_LIMIT: Final = 10  # names that may sort between an object and the keys below it: few
+_LOOKUP_LIMIT: Final = 10
+"""How many names are asked for to look up one: some may sort between an object and the keys below it, as `a.b`."""
+
 _NEVER: Final = float("-inf")
 _T = TypeVar("_T")
 
@@ -379,18 +381,13 @@ class Heads:
         if not self.can_list:
             return await self._look_up_unlisted(key)
         below = key + "/"
-        stat: ObjectStat | None = None
-        token: str | None = None
-        while True:
-            page = await self._client.list_page(key, token=token, limit=_LOOKUP_LIMIT)
-            objects = dict(page.objects)
-            stat = objects.get(key, stat)
-            if below in page.prefixes:
-                return Head(stat, True)
-            last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
-            token = page.token
-            if token is None or last > below.encode():
-                return Head(stat, False)
+        page = await self._client.list_page(key, limit=_LOOKUP_LIMIT)
+        objects = dict(page.objects)
+        is_directory = below in page.prefixes
+        last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
+        if page.token is not None and last < below.encode():
+            is_directory = bool((await self._client.list_page(below, delimiter="", limit=1)).objects)
+        return Head(objects.get(key), is_directory)
 
     async def _look_up_unlisted(self, key: str) -> Head:
         """Return what a key is if listing is not allowed: a directory is a key with a document.

@@ -356,13 +356,18 @@ async def test_what_is_being_stored_when_the_mount_ends_is_kept(fake: FakeS3, tm
 
 
 @on_mock_clock
-async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(fake: FakeS3, tmp_path: Path) -> None:
+async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(
+    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = await writing(fake, tmp_path)
     file = await store.create("f", 0o644, exclusive=True)
     await file.write(0, b"data")
 
+    if_killed: list[dict[str, bytes]] = []
+
     async def refuse(request: Request) -> None:
         if request.operation == "PutObject":
+            if_killed.append(kept(tmp_path))
             raise StoreError("the bucket cannot be reached")
 
     fake.before = refuse
@@ -371,9 +376,11 @@ async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(f
             await store_it()
     assert await text(store, "f") == b"data"
     assert kept(tmp_path) == {"f": b"data"}
+    assert if_killed == [{}, {"f": b"data"}, {"f": b"data"}]
     fake.before = None
     await file.flush()
     assert kept(tmp_path) == {}
+    assert "older than what is stored" not in caplog.text
     fake.remove(f"{PREFIX}/f")
     store.forget("f")
     fake.before = refuse

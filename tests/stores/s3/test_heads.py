@@ -154,3 +154,15 @@ def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
         assert fake.take_log() == lists("d/", "d/")
 
     trio.run(main)
+
+
+@on_mock_clock
+async def test_a_lookup_takes_two_requests_however_many_names_come_before_the_keys_below() -> None:
+    fake = bucket("a", *(f"a.{i:03}" for i in range(100)), "a/x", "b", *(f"b.{i:03}" for i in range(100)))
+    store = reader_of(fake)
+    for key, kind in (("a", DIRECTORY), ("b", FILE)):
+        assert (await store.stat(key)).kind is kind
+        assert len(fake.take_log()) <= 2
+    with pytest.raises(NotFoundError):
+        await store.stat("c")
+    assert len(fake.take_log()) <= 2
