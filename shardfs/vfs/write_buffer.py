@@ -183,8 +183,8 @@ class WriteBuffer:
     *base* is the version to be changed, as long as nothing was written; None if the buffer begins empty. *is_new*: the
     file was created, and never published; its first version gets the number *ino*. *is_cut*: it began empty, and is
     published as it was written, never on top of what others wrote. *version* is the number of the version that it was
-    begun with or published last. *mtime_ns* is the time of that version, or the time for the next one, None being the
-    time when it is published.
+    begun with or published last. *is_exclusive*: it was created on condition that nobody else creates the file.
+    *mtime_ns* is the time of that version, or the time for the next one, None being the time when it is published.
     """
 
     buffers: "WriteBuffers"
@@ -197,6 +197,7 @@ class WriteBuffer:
     is_cut: bool
     content: BufferBytes
     ttl: float
+    is_exclusive: bool = False
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
@@ -284,7 +285,7 @@ class WriteBuffer:
             if self.is_unpublished:
                 await self._load()
                 await self.entry.publish(self)
-                self.state, self.is_new = State.CLEAN, False
+                self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
 
     async def catch_up(self) -> None:
         """Continue from the current version, unless something was written on top of an earlier one."""
@@ -474,8 +475,8 @@ class WriteBuffers:
         kept = None if is_cut else base
         buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl())
         others = self._by_path.setdefault(entry.path, [])
-        if others:
-            buffer.lock = others[0].lock
+        for other in others:
+            buffer.lock, other.is_exclusive = other.lock, False  # a program of this mount writes to the same file
         others.append(buffer)
         return buffer
 

@@ -50,6 +50,17 @@ def test_programs_that_have_a_document_open_lose_nothing_of_each_other(mounted: 
         assert document.read_text() == text.replace("mine", "ours") + " \n"
 
 
+def test_who_creates_a_document_exclusively_shares_it_with_programs_of_the_same_mount(mounted: Mount) -> None:
+    (mounted.path / "exclusive").mkdir()
+    document = mounted.path / "exclusive/zarr.json"
+    first, second = (json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"n": n}}) for n in (1, 2))
+    one = os.open(document, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    document.write_text(first)
+    os.write(one, second.encode())
+    os.close(one)
+    assert document.read_text() == second
+
+
 # What is refused
 
 BROKEN = {"empty": b"", "no JSON": b"{", "neither array nor group": b'{"zarr_format": 3}', "no text": b"\xff\xfe"}

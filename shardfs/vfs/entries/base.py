@@ -221,6 +221,7 @@ class PublishedEntry(Entry, Published):
             if status is None:
                 raise StaleError(f"{self.path} was removed")
             buffer = buffers.begin(self, base, status, is_cut=is_cut)
+            buffer.is_exclusive = bool(flags & os.O_EXCL)
         if base is not None and not is_cut:
             self.fs.note_shown(self, base, nchanges)
         handle = buffers.use(buffer, self.ino or buffer.ino, flags)

@@ -192,7 +192,7 @@ class Document(PublishedEntry):
         """Publish what was written."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.publisher.publish(self, text, _rights_of(buffer.status))
+        await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
