@@ -11,7 +11,6 @@ from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,
-    ExistsError,
     NotFoundError,
     NotPermittedError,
     ShardfsError,
@@ -299,16 +298,19 @@ class Changes:
         for buffer in buffers:
             if buffer.state is State.DIRTY or buffer.is_new:
                 await buffer.publish()
-        attributes, content = await old.content()
-        if exclusive and await new.exists():
-            raise ExistsError(f"{new.path} exists")
-        has_one_name = isinstance(old, Passthrough) and attributes.status.nlink == 1
-        await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
-        self.buffers.detach(buffers, moved=True)
-        await old.remove()
-        for handle in self.fs.writers() if has_one_name else ():
-            if handle.ino == attributes.ino:
-                handle.became = new.path
+        row = self.fs.inodes.row_at(old.path) if isinstance(old, Passthrough) else None
+        if row is not None and row.nlink == 1:
+            row.became = new.path  # before it is read: who writes later is told
+        try:
+            attributes, content = await old.content()
+            has_one_name = row is not None and attributes.status.nlink == 1
+            await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
+            self.buffers.detach(buffers, moved=True)
+            await old.remove()
+        except BaseException:
+            if row is not None:
+                row.became = ""
+            raise
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; for a chunk or a document, that is a copy."""

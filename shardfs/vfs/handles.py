@@ -10,6 +10,7 @@ from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Kind, NewAttributes, OpenFile, Stat
 from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
+from shardfs.vfs.inodes import Row as InodeRow
 
 ABSENT: Final = 0
 """The inode number that stands for "no such name"."""
@@ -156,18 +157,13 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open passthrough file.
-
-    *is_direct*: it was created beside chunks, usually to be renamed to one. *became* is the path of the chunk or
-    document that it was renamed to.
-    """
-
-    became = ""
+    """An open passthrough file; *is_direct*: it was created beside chunks, usually to be renamed to one."""
 
     def __init__(
-        self, ino: int, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
+        self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
     ) -> None:
-        self.ino = ino
+        self.ino = row.ino
+        self._row = row
         self.file = file
         self.is_writable = is_writable
         self.is_direct = is_direct
@@ -194,8 +190,8 @@ class PassthroughHandle(FileHandle):
         self._check()
 
     def _check(self) -> None:
-        if self.became:
-            raise StaleError(f"a file was renamed to {self.became} while it was written: open that to write more")
+        if self._row.became:
+            raise StaleError(f"a file was renamed to {self._row.became} while it was written: open that to write more")
 
     async def flush(self) -> None:
         """Store what was written, if the store did not do so at once."""

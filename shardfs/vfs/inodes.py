@@ -40,7 +40,8 @@ class Row:
 
     Either it has an *entry* of its own, or *kind* makes the entry from a path; then *identity* tells whether the path
     still stands for it. *path* is the path under which it was last found, which it may have lost since. *nlink* is the
-    number of its names, of which only this one is known: the kernel looks a name up before it uses it.
+    number of its names, of which only this one is known: the kernel looks a name up before it uses it. *became* is the
+    path of the chunk or document that a passthrough file is renamed to: who writes to it is told.
     """
 
     ino: int
@@ -51,6 +52,7 @@ class Row:
     key: Hashable = None
     lookups: int = 0
     path: str = ""
+    became: str = ""
 
 
 class Inodes:

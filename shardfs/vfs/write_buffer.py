@@ -294,7 +294,6 @@ class WriteBuffer:
 
     async def _prepare(self) -> None:
         """If nothing was written, continue from the version that others have published meanwhile."""
-        self.check()
         current = await self.entry.current() if self.state is State.CLEAN and not self.is_cut else None
         if current is not None and current.attributes.ino != self.version:
             self.base = current
@@ -313,11 +312,11 @@ class WriteBuffer:
         self.status = self.status._replace(mtime_ns=time.time_ns())
 
     async def _load(self) -> None:
-        """Copy the content of the version to be changed."""
-        if self.base is None:
-            return
-        self.content = await self.buffers.copied(self.base.attributes.size, self.base.read)
-        self.base = None
+        """Copy the content of the version to be changed; raises `StaleError` if the file was renamed meanwhile."""
+        if self.base is not None:
+            self.content = await self.buffers.copied(self.base.attributes.size, self.base.read)
+            self.base = None
+        self.check()
 
 
 class WriteHandle(FileHandle):

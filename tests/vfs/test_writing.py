@@ -184,26 +184,56 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
     assert [await read_file(fs, each.ino) for each in found if each.ino] == [b"new"]
 
 
-@in_trio
-async def test_who_writes_a_chunk_while_it_is_renamed_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first")
-    writing, _ = await changes.open((await changes.lookup(directory, b"0")).ino, os.O_RDWR)
-    replace = Chunk.replace
+@pytest.mark.parametrize(
+    ("name", "is_late", "is_published"),
+    [
+        ("c/0", False, False),
+        ("c/0", False, True),
+        ("temporary", False, False),
+        ("temporary", False, True),
+        ("temporary", True, False),
+    ],
+)
+def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_late: bool, is_published: bool
+) -> None:
+    """Also who opens a temporary file (*is_late*) after its content was taken."""
 
-    async def write_meanwhile(chunk: Chunk, *args: Any, **options: Any) -> None:
-        await fs.open_files[writing].write(0, b"FIRST")
-        await replace(chunk, *args, **options)
+    @in_trio
+    async def run() -> None:
+        process = await Process.start(root, Syscalls())
+        fs, changes = process.fs, process.writing.changes
+        path, _, last = f"unchecked/{name}".rpartition("/")
+        directory, chunks = [(await find(fs, each)).ino for each in (path, "unchecked/c")]
+        await write(changes, directory, last.encode(), b"first")
+        ino = (await changes.lookup(directory, last.encode())).ino
+        opened = [] if is_late else [(await changes.open(ino, os.O_RDWR))[0]]
+        replace, told = Chunk.replace, []
 
-    monkeypatch.setattr(Chunk, "replace", write_meanwhile)
-    await changes.rename(directory, b"0", directory, b"1", exclusive=False)
-    with pytest.raises(StaleError):
-        await fs.open_files[writing].flush()
-    await changes.close(writing)
-    assert not changes.buffers
-    assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
+        async def write_meanwhile(chunk: Chunk, *args: Any, **options: Any) -> None:
+            if is_published:
+                await replace(chunk, *args, **options)
+            if is_late:
+                opened.append((await changes.open(ino, os.O_RDWR))[0])
+            try:
+                await fs.open_files[opened[0]].write(0, b"FIRST")
+            except StaleError as error:
+                told.append(error)
+            if not is_published:
+                await replace(chunk, *args, **options)
+
+        monkeypatch.setattr(Chunk, "replace", write_meanwhile)
+        await changes.rename(directory, last.encode(), chunks, b"1", exclusive=False)
+        try:
+            await fs.open_files[opened[0]].flush()
+        except StaleError as error:
+            told.append(error)
+        assert len(told) == 1
+        await changes.close(opened[0])
+        assert not changes.buffers
+        assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
+
+    run()
 
 
 @in_trio

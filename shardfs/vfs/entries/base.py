@@ -107,10 +107,6 @@ class Entry(ABC):
 
     # Changes; only in a filesystem that may be changed.
 
-    async def exists(self) -> bool:
-        """Whether there is anything under the name, published or being written."""
-        return True
-
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Create the file, or open it if it exists and *flags* do not forbid that."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
@@ -179,9 +175,10 @@ class PublishedEntry(Entry, Published):
         self.keep_number(ino)
         return ino
 
-    async def exists(self) -> bool:
-        """Whether there is such a file, published or being written."""
-        return self.fs.buffers.unpublished(self.path) is not None or await self.existing() is not None
+    async def _require_absent(self) -> None:
+        """Raise `ExistsError` if there is such a file, published or being written."""
+        if self.fs.buffers.unpublished(self.path) is not None or await self.existing() is not None:
+            raise ExistsError(f"{self.path} exists")
 
     async def existing(self) -> ChunkHandle | DocumentHandle | None:
         """Open the current version; None if there is none, or a removed one is shown as the fill value."""
@@ -189,10 +186,11 @@ class PublishedEntry(Entry, Published):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        nchanges, is_exclusive = self.fs.store.nchanges, bool(flags & os.O_EXCL)
-        base = await (self.existing() if is_exclusive else self.current(fresh=not flags & os.O_TRUNC))
-        if is_exclusive and (base is not None or self.fs.buffers.unpublished(self.path) is not None):
-            raise ExistsError(f"{self.path} exists")
+        nchanges, base = self.fs.store.nchanges, None
+        if flags & os.O_EXCL:
+            await self._require_absent()
+        else:
+            base = await self.current(fresh=not flags & os.O_TRUNC)
         new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
         return await self._begin(base, new, flags, nchanges)
 
@@ -228,6 +226,36 @@ class PublishedEntry(Entry, Published):
         if not buffer.is_cut:
             await buffer.catch_up()
         return handle
+
+    async def replace(
+        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
+    ) -> None:
+        """Publish *content* under the name; what others write to the file that had the name is dropped."""
+        buffers = self.fs.buffers
+        async with buffers.lock(self):
+            if exclusive:
+                await self._require_absent()
+            await self.put(content, attributes, ino, exclusive=exclusive)
+            buffers.detach(buffers.of(self.path))
+
+    @abstractmethod
+    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
+        """Publish *content*, with its modification time and, if it can, the inode number *ino*."""
+
+    async def remove(self) -> None:
+        """Remove the file, or what is being written to it and was never published."""
+        buffers = self.fs.buffers
+        async with buffers.lock(self):
+            try:
+                await self.erase()
+            except NotFoundError:
+                if buffers.unpublished(self.path) is None:
+                    raise
+            buffers.detach(buffers.of(self.path))
+
+    @abstractmethod
+    async def erase(self) -> None:
+        """Remove what is published; raises `NotFoundError`."""
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the published version."""

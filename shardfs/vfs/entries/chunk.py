@@ -354,30 +354,29 @@ class Chunk(PublishedEntry):
         buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
         buffer.equals(ino)
 
-    async def replace(
-        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
-    ) -> None:
+    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
         """Publish *content* as the chunk, with its modification time and, unless it is None, the inode number *ino*."""
         number = self.fs.inodes.reserve() if ino is None else ino
-        buffers = self.fs.buffers
-        async with buffers.lock(self):
-            await self._put(content, attributes.status, number, attributes.own_mtime_ns)
-            buffers.detach(buffers.of(self.path))
+        await self._put(content, attributes.status, number, attributes.own_mtime_ns)
         self.chunks.keep_version(number, self.coords)
 
-    async def remove(self) -> None:
-        """Remove the chunk.
-
-        Where missing chunks are shown as the fill value, a removed one is shown so again.
-        """
-        buffers = self.fs.buffers
-        async with buffers.lock(self):
-            handle = await self.current()
-            if handle is not None:
-                await self._remove(handle)
-            elif buffers.unpublished(self.path) is None:
-                raise NotFoundError(f"{self.path} does not exist")
-            buffers.detach(buffers.of(self.path))
+    async def erase(self) -> None:
+        """Remove the chunk; where missing chunks are shown as the fill value, it is shown so again."""
+        handle = await self.current()
+        if handle is None:
+            raise NotFoundError(f"{self.path} does not exist")
+        chunks = await self.fs.present(self.chunks)
+        missing = chunks.chunk_view.missing
+        if missing is None or not missing.is_listed:
+            if not isinstance(handle.extent, FillChunk):
+                await self.fs.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
+        elif chunks.refilled.get(self.coords) == handle.ino:
+            chunks.removed_again.add(self.coords)
+        else:
+            number = self.fs.inodes.reserve()
+            await self._put(await (await missing.chunk(removed=True)).content(), handle.attributes.status, number, None)
+            chunks.keep_version(number, self.coords)
+            chunks.refilled[self.coords] = number
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Refuse: a chunk is a file."""
@@ -433,20 +432,6 @@ class Chunk(PublishedEntry):
         array.layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
         Chunk(chunks, coords)._own(OwnVersion(ino, mtime_ns))
         return mtime_ns
-
-    async def _remove(self, handle: ChunkHandle) -> None:
-        chunks = await self.fs.present(self.chunks)
-        missing = chunks.chunk_view.missing
-        if missing is None or not missing.is_listed:
-            if not isinstance(handle.extent, FillChunk):
-                await self.fs.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
-        elif chunks.refilled.get(self.coords) == handle.ino:
-            chunks.removed_again.add(self.coords)
-        else:
-            number = self.fs.inodes.reserve()
-            await self._put(await (await missing.chunk(removed=True)).content(), handle.attributes.status, number, None)
-            chunks.keep_version(number, self.coords)
-            chunks.refilled[self.coords] = number
 
 
 class ChunkDirectory(Entry):

@@ -198,26 +198,15 @@ class Document(PublishedEntry):
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
             buffer.equals((await self._lookup(fresh=False)).ino)
 
-    async def replace(
-        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
-    ) -> None:
+    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
         """Publish *content* as the document, with its modification time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
-        async with self.fs.buffers.lock(self):
-            await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
-            self.fs.buffers.detach(self.fs.buffers.of(self.path))
+        await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
         await self._set_time(attributes.own_mtime_ns)
 
-    async def remove(self) -> None:
+    async def erase(self) -> None:
         """Remove the document."""
-        buffers = self.fs.buffers
-        async with buffers.lock(self):
-            try:
-                await self.fs.publisher.remove(self)
-            except NotFoundError:
-                if buffers.unpublished(self.path) is None:
-                    raise
-            buffers.detach(buffers.of(self.path))
+        await self.fs.publisher.remove(self)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:

@@ -82,15 +82,12 @@ class Passthrough(Entry):
         # If one writer bypasses the page cache, all others must.
         writers = self.fs.writers() if self.fs.is_writable else []
         is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
-        return PassthroughHandle(self.ino, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
+        row = self.fs.inodes.row(self.ino)
+        return PassthroughHandle(row, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
         return await self.fs.store.read_link(self.path)
-
-    async def exists(self) -> bool:
-        """Whether anything is stored under the name."""
-        return await self.fs.is_stored(self.path)
 
     async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
         """Open the stored file, creating it if it does not exist."""
@@ -101,9 +98,9 @@ class Passthrough(Entry):
             if flags & os.O_EXCL:
                 raise
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
-        ino = fs.attributes_of(self.path, file.stat()).ino
+        row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
         is_direct = is_new and self.is_scratch
-        handle = PassthroughHandle(ino, file, fs.ttl, is_writable=True, is_direct=is_direct)
+        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
@@ -130,7 +127,7 @@ class Passthrough(Entry):
             copy = self._copy()
             file = await self.fs.store.create(copy, 0o600, exclusive=True)
             await self.fs.store.unlink(copy)
-            return PassthroughHandle(self.ino, file, self.fs.ttl, is_writable=True)
+            return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=True)
         return await _cut(handle, flags)
 
     def _copy(self) -> str:
@@ -201,8 +198,6 @@ class Passthrough(Entry):
         if isinstance(new, Passthrough):
             await new._make_parents()
             await self.fs.store.link(self.path, new.path)
-        elif await new.exists():
-            raise ExistsError("the name exists")
         else:
             attributes, content = await self.content()
             await new.replace(content, attributes, None, exclusive=True)
