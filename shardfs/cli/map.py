@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
@@ -12,29 +12,24 @@ import click
 import trio
 
 from shardfs.bulk.shards import look_at_shards
+from shardfs.cli import pictures
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, show, terminal_width
-from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe, write_page
+from shardfs.cli.pictures import ArrayMap, draw, for_terminal
 from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.hierarchy import Node, Source
-from shardfs.dataset.maintenance.verify import ShardUse, Use, lay_out, measure
+from shardfs.dataset.maintenance.verify import ShardUse, lay_out, measure
 from shardfs.dataset.maintenance.walk import array_nodes, walk_all_shards, what_else
-from shardfs.errors import ShardfsError, counted, printable
+from shardfs.errors import ShardfsError, printable
 from shardfs.stores.url import StoreOptions
 
 _MAX_ROWS: Final = 16
 _MAX_WIDTH: Final = 100
+_MAX_PAGE_ROWS: Final = 56
+_PAGE_WIDTH: Final = 112
 _MAX_DRAWN: Final = 16
-"""For how many shards of an array the layout is shown, in the terminal and on a page."""
+"""For how many shards of an array the layout is shown."""
 _MAX_DRAWN_IN_ALL: Final = 1000
-_MIN_DEAD: Final = 0.1
-_STYLES: Final[dict[Use, tuple[str, str]]] = {
-    Use.LIVE: ("█", "green"),
-    Use.DEAD: ("x", "red"),
-    Use.INDEX: ("I", "blue"),
-    Use.GAP: ("·", "bright_black"),
-    Use.FOREIGN: ("F", "magenta"),
-}
 
 
 @command(
@@ -76,15 +71,17 @@ def map(
         maps, reasons = trio.run(_look, opened, store_options, array, is_brief, jobs, chosen)
     if page is not None:
         with replacing(page) as file:
-            write_page(file, opened.store.url, maps, reasons)
+            lines = draw(maps, reasons, _MAX_PAGE_ROWS, _PAGE_WIDTH)
+            file.writelines(pictures.page(f"Map of {opened.store.url}", lines))
     if as_json:
         show({"arrays": [_item(each) for each in maps], "not_shown": reasons}, (), as_json=True)
     elif page is not None:
         click.echo(printable(f"{page} written"))
     else:
         color = False if os.environ.get("NO_COLOR") else None
-        for line in _render(maps, reasons):
-            click.echo(line, color=color)
+        width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
+        for line in draw(maps, reasons, _MAX_ROWS, width):
+            click.echo(for_terminal(line), color=color)
         if not maps and not reasons:
             click.echo(f"There are no Zarr v3 arrays here: {printable(trio.run(what_else, opened))}.")
 
@@ -144,47 +141,3 @@ def _item(found: ArrayMap) -> dict[str, Any]:
         "shards": [{**asdict(use), "dead": use.dead} for _, use in found.uses],
         "error": found.error,
     }
-
-
-def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines for a terminal, in colour."""
-    width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
-    for found in maps:
-        yield f"{click.style(printable(found.path), bold=True)}  {printable(found.summary)}"
-        if found.error is not None:
-            yield click.style(f"  damaged: {printable(found.error)}", fg="red")
-        if not found.uses:
-            continue
-        grid = Grid.of(found, _MAX_ROWS, width)
-        yield f"  {printable(grid.caption(found.array.document.get('dimension_names') or ()))}"
-        for row in grid.cells:
-            yield "    " + "".join(_paint(cell) * (2 if 2 * len(row) <= width else 1) for cell in row)
-        damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DRAWN) if use.error is not None]
-        for use, layout in found.layouts or damaged:
-            yield f"  {printable(describe(use))}"
-            if layout is not None:
-                styles = (_STYLES[each] for each in layout.cells(width))
-                yield "    " + "".join(click.style(character, fg=colour) for character, colour in styles)
-        if 0 < len(found.layouts) < len(found.uses):
-            yield f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes"
-    for path, reason in reasons.items():
-        yield f"no map: {printable(path or '(root)')}: {printable(reason)}"
-    if any(found.uses for found in maps):
-        yield _legend()
-
-
-def _paint(cell: Cell) -> str:
-    if cell.damaged:
-        return click.style("!", fg="white", bg="red")
-    if not cell.stored:
-        return click.style("·", fg="bright_black")
-    if cell.dead_share >= _MIN_DEAD:
-        return click.style(str(min(int(10 * cell.dead_share), 9)), fg="red" if cell.dead_share >= 0.5 else "yellow")
-    return click.style("█" if cell.fullness >= 1 else "░▒▓"[min(int(3 * cell.fullness), 2)], fg="green")
-
-
-def _legend() -> str:
-    shards = "· missing  ░▒▓ partly  █ full  1…9 tenths of dead bytes  ! damaged"
-    return f"Shards: {shards}\nIn a shard: " + "  ".join(
-        f"{click.style(character, fg=colour)} {WORDS[use]}" for use, (character, colour) in _STYLES.items()
-    )

@@ -1,14 +1,17 @@
 """The pictures of `map`: the grid of shards of an array as cells, and the layout of its most wasteful shards.
 
-Also as one page for a browser: no script, no other file, no network, in light and in dark.
+They are lines of text in several styles, for a terminal, or in a page for a browser: no script, no other file, no
+network, in light and in dark.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
-from typing import Final, TextIO
+from typing import Any, Final, NamedTuple
+
+import click
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, Use
@@ -16,6 +19,43 @@ from shardfs.errors import counted, printable
 from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
 from shardfs.fuse.progress import size
+
+
+class Part(NamedTuple):
+    """A part of a line: *text* in a *style*; a browser shows *title* when the pointer is over it."""
+
+    text: str
+    style: str = ""
+    title: str = ""
+
+
+Line = Sequence[Part]
+
+_STYLES: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "": ({}, ""),
+    "name": ({"bold": True}, "font-weight: bold"),
+    "error": ({"fg": "red"}, "color: #d3302f"),
+    "damaged": ({"fg": "white", "bg": "red"}, "color: #fff; background: #d3302f"),
+    "missing": ({"fg": "bright_black"}, "color: #8a94a3"),
+    "live": ({"fg": "green"}, "color: #2c8f4b"),
+    "wasteful": ({"fg": "yellow"}, "color: #c07d12"),
+    "dead": ({"fg": "red"}, "color: #d3302f"),
+    "index": ({"fg": "blue"}, "color: #3a7bd0"),
+    "gap": ({"fg": "bright_black"}, "color: #8a94a3"),
+    "foreign": ({"fg": "magenta"}, "color: #a347ba"),
+}
+"""Each style in a terminal, and in a page, where it is a class."""
+
+_LAYOUT: Final = {
+    Use.LIVE: ("█", "live"),
+    Use.DEAD: ("x", "dead"),
+    Use.INDEX: ("I", "index"),
+    Use.GAP: ("·", "gap (zeros)"),
+    Use.FOREIGN: ("F", "foreign prefix"),
+}
+_MIN_DEAD: Final = 0.1
+_MAX_DAMAGED: Final = 16
+"""How many damaged shards of an array are named where no layouts are drawn."""
 
 
 @dataclass(slots=True)
@@ -163,16 +203,13 @@ class Grid:
         return text if is_one else f"{text}, with up to {self.down:,} × {self.across:,} shards in a cell"
 
 
-WORDS: Final = {
-    Use.LIVE: "live",
-    Use.DEAD: "dead",
-    Use.INDEX: "index",
-    Use.GAP: "gap (zeros)",
-    Use.FOREIGN: "foreign prefix",
-}
+def share(part: int, whole: int) -> str:
+    """Return a share in percent; only a share of exactly none is shown as 0 %."""
+    percent = 100 * part / whole if whole else 0.0
+    return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
 
 
-def describe(use: ShardUse) -> str:
+def _describe(use: ShardUse) -> str:
     """Describe a shard in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
@@ -180,143 +217,76 @@ def describe(use: ShardUse) -> str:
     return f"{use.key}: {size(use.size)}, {use.chunks:,} of {counted(use.capacity, 'chunk')}, {waste}"
 
 
-def share(part: int, whole: int) -> str:
-    """Return a share in percent; only a share of exactly none is shown as 0 %."""
-    percent = 100 * part / whole if whole else 0.0
-    return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
-
-
-_MAX_ROWS: Final = 56
-_MAX_COLUMNS: Final = 72
-_NCELLS: Final = 480
-_TILE: Final = 16
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1c2430; --faint: #667080; --line: #dfe3e9;
-  --missing: #e8ebf0; --live: #2b7bba; --dead: #e8743b; --index: #7b57b8; --gap: #c3c9d2; --foreign: #2f9e77;
-  --damaged: #c8102e; }
-@media (prefers-color-scheme: dark) { :root { --page: #12161c; --card: #1b2129; --text: #e4e8ee; --faint: #98a3b3;
-  --line: #313a46; --missing: #2a323d; --live: #4c9fe0; --dead: #f08a54; --index: #a98be0; --gap: #566273;
-  --foreign: #4cc296; --damaged: #ff5468; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 72rem; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1, h2 { font-weight: 600; line-height: 1.25; overflow-wrap: anywhere; margin: 0; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; }
-p { margin: .3rem 0; color: var(--faint); overflow-wrap: anywhere; }
-a { color: inherit; }
-section, table, .legend { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-section { margin-top: 1rem; padding: 1.1rem 1.3rem; }
-table { width: 100%; margin: 1rem 0; border-spacing: 0; font-variant-numeric: tabular-nums; }
-td, th { padding: .35rem .8rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
-th { font-weight: 500; color: var(--faint); border-top: 0; }
-td:first-child, th:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
-.wide { overflow-x: auto; }
-.legend + .legend { margin-top: .4rem; }
-.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.3rem; padding: .7rem 1.2rem; margin-top: 1rem;
-  font-size: .87rem; }
-b { font-weight: 600; min-width: 5.5em; }
-.legend svg { width: 14px; height: 14px; vertical-align: -2px; margin-right: .45em; }
-svg { display: block; max-width: 100%; } .legend svg { display: inline; }
-.grid { height: auto; margin: .8rem 0 .3rem; }
-.bar { width: 100%; height: 16px; border-radius: 4px; background: var(--missing); }
-figure { margin: .7rem 0 0; font-size: .87rem; } figcaption { overflow-wrap: anywhere; margin-bottom: .2rem; }
-details { margin-top: .7rem; } summary { cursor: pointer; color: var(--faint); }
-.missing { fill: var(--missing); } .live { fill: var(--live); } .dead { fill: var(--dead); }
-.index { fill: var(--index); } .gap { fill: var(--gap); } .foreign { fill: var(--foreign); }
-.damaged { fill: var(--damaged); color: var(--damaged); }
-"""
-
-
-def write_page(file: TextIO, url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> None:
-    """Write the page about the source at *url*; *reasons* say, by path, why arrays are not in it."""
-    for part in _page(url, maps, reasons):
-        file.write(part + "\n")
-
-
-def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[str]:
-    yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    # Whatever names contain, the page loads and runs nothing.
-    yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-    yield f"<title>Map of {_text(url)}</title>\n<style>{_STYLE}</style>"
-    yield f"<h1>{_text(url)}</h1>\n<p>Where the chunks of {counted(len(maps), 'sharded array')} are</p>"
-    yield _legend()
-    yield '<div class="wide">\n<table>\n<tr><th>array<th>stored shards<th>all shards<th>full<th>damaged'
-    yield "<th>stored chunks<th>all chunks<th>bytes<th>dead"
-    for number, found in enumerate(maps):
-        total = found.total
-        figures = (total.stored, total.shards, total.full, total.damaged, total.chunks, found.array.grid.nchunks)
-        cells = [*(f"{figure:,}" for figure in figures), size(total.nbytes), share(total.dead, total.nbytes)]
-        yield f'<tr><td><a href="#a{number}">{_text(found.path)}</a><td>{"<td>".join(cells)}'
-    yield "</table>\n</div>"
-    for number, found in enumerate(maps):
-        yield f'<section id="a{number}">\n<h2>{_text(found.path)}</h2>\n<p>{_text(found.summary)}</p>'
+def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, width: int) -> Iterator[Line]:
+    """Yield the lines of all pictures, *width* characters wide; *reasons* say, by path, why arrays have none."""
+    for found in maps:
+        yield [Part(found.path, "name"), Part(f"  {found.summary}")]
         if found.error is not None:
-            yield f'<p class="damaged">damaged: {_text(found.error)}</p>'
-        if found.uses:
-            yield from _grid(found)
-        if found.layouts:
-            yield f"<details open><summary>{counted(len(found.layouts), 'shard')}, with most dead bytes first</summary>"
-            for use, layout in found.layouts:
-                bar = "" if layout is None else _bar(layout)
-                yield f"<figure><figcaption>{_text(describe(use))}</figcaption>{bar}</figure>"
-            yield "</details>"
-        yield "</section>"
-    if reasons:
-        yield "<section>\n<h2>Not shown</h2>"
-        yield from (f"<p>{_text(path or '(root)')}: {_text(reason)}</p>" for path, reason in reasons.items())
-        yield "</section>"
-    yield "</html>"
+            yield [Part(f"  damaged: {found.error}", "error")]
+        if not found.uses:
+            continue
+        grid = Grid.of(found, max_rows, width)
+        yield [Part(f"  {grid.caption(found.array.document.get('dimension_names') or ())}")]
+        for row, cells in enumerate(grid.cells):
+            wide = 2 if 2 * len(cells) <= width else 1
+            yield [Part("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]
+        damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DAMAGED) if use.error is not None]
+        for use, layout in found.layouts or damaged:
+            yield [Part(f"  {_describe(use)}")]
+            if layout is not None:
+                yield [Part("    "), *_bar(layout, width)]
+        if 0 < len(found.layouts) < len(found.uses):
+            yield [Part(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")]
+    for path, reason in reasons.items():
+        yield [Part(f"no map: {path or '(root)'}: {reason}")]
+    if any(found.uses for found in maps):
+        yield [Part("Shards: · missing  ░▒▓ partly  █ full  1…9 tenths of dead bytes  ! damaged")]
+        legend = ((Part(f"  {sign}", use.name.lower()), Part(f" {word}")) for use, (sign, word) in _LAYOUT.items())
+        yield [Part("In a shard:"), *(part for pair in legend for part in pair)]
 
 
-def _grid(found: ArrayMap) -> Iterator[str]:
-    """Yield the grid of shards: blue for how full a cell is, topped with orange for how much is dead."""
-    grid = Grid.of(found, _MAX_ROWS, _MAX_COLUMNS)
-    width, height = _TILE * len(grid.cells[0]), _TILE * len(grid.cells)
-    yield f'<svg class="grid" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
-    for row, cells in enumerate(grid.cells):
-        for column, cell in enumerate(cells):
-            x, y, side = column * _TILE, row * _TILE, _TILE - 2
-            dead = side * cell.dead_share
-            tile = f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="2" fill-opacity="%.2f" class="%s"/>'
-            drawn = tile % (1, "missing")
-            if cell.stored:
-                drawn += tile % ((1, "damaged") if cell.damaged else (0.25 + 0.75 * cell.fullness, "live"))
-                drawn += f'<rect x="{x}" y="{y + side - dead:.1f}" width="{side}" height="{dead:.1f}" class="dead"/>'
-            yield f"<g><title>{_text(_say(grid, row, column, cell))}</title>{drawn}</g>"
-    yield f"</svg>\n<p>{_text(grid.caption(found.array.document.get('dimension_names') or ()))}</p>"
-
-
-def _say(grid: Grid, row: int, column: int, cell: Cell) -> str:
+def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> Part:
     coords = ", ".join(map(str, grid.first(row, column))) or "the only one"
-    text = f"{counted(cell.shards, 'shard')} from {coords} on: {cell.stored:,} stored"
+    title = f"{counted(cell.shards, 'shard')} from {coords} on: {cell.stored:,} stored"
     if cell.stored:
-        text += f", {100 * cell.fullness:.0f} % full, {size(cell.nbytes)}, {share(cell.dead, cell.nbytes)} dead"
-    return text + (f", {cell.damaged:,} damaged" if cell.damaged else "")
+        title += f", {100 * cell.fullness:.0f} % full, {size(cell.nbytes)}, {share(cell.dead, cell.nbytes)} dead"
+    if cell.damaged:
+        return Part("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
+    if not cell.stored:
+        return Part("·" * wide, "missing", title)
+    if cell.dead_share >= _MIN_DEAD:
+        tenths = min(int(10 * cell.dead_share), 9)
+        return Part(str(tenths) * wide, "dead" if tenths >= 5 else "wasteful", title)
+    return Part(("█" if cell.fullness >= 1 else "░▒▓"[min(int(3 * cell.fullness), 2)]) * wide, "live", title)
 
 
-def _bar(layout: Layout) -> str:
-    cells, at, parts = layout.cells(_NCELLS), 0, []
-    for use, run in groupby(cells):
-        length = len(list(run))
-        parts.append(f'<rect x="{at}" width="{length}" height="1" class="{use.name.lower()}"/>')
-        at += length
-    box = f'viewBox="0 0 {_NCELLS} 1" preserveAspectRatio="none" shape-rendering="crispEdges"'
-    return f'<svg class="bar" {box}>{"".join(parts)}</svg>'
+def _bar(layout: Layout, width: int) -> Iterator[Part]:
+    for use, run in groupby(layout.cells(width)):
+        character, word = _LAYOUT[use]
+        yield Part(character * len(list(run)), use.name.lower(), word)
 
 
-def _legend() -> str:
-    cells = {"missing": "missing", "live": "full (paler: partly filled)", "damaged": "damaged"}
-    cells["dead"] = "height of the bar: share of dead bytes"
-    layouts = {use.name.lower(): WORDS[use] for use in (Use.LIVE, Use.DEAD, Use.INDEX, Use.GAP, Use.FOREIGN)}
-    tile = '<span><svg viewBox="0 0 14 14"><rect width="14" height="14" rx="2" class="{}"/></svg>{}</span>'
-    return "\n".join(
-        f'<div class="legend"><b>{title}</b>{"".join(tile.format(name, text) for name, text in tiles.items())}</div>'
-        for title, tiles in (("Shards", cells), ("In a shard", layouts))
-    )
+def for_terminal(line: Line) -> str:
+    """Return a line with its colours."""
+    return "".join(click.style(printable(text), reset=bool(style), **_STYLES[style][0]) for text, style, _ in line)
+
+
+def page(title: str, lines: Iterable[Line]) -> Iterator[str]:
+    """Yield the parts of a page with *lines*."""
+    yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
+    # Whatever names contain, the page loads and runs nothing.
+    yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+    yield f"<title>{_text(title)}</title>\n<style>\n:root {{ color-scheme: light dark; }}\n"
+    yield "body { font: 16px sans-serif; margin: 2em; }\npre { font-size: 13px; line-height: 1.15; }\n"
+    yield from (f".{style} {{ {css}; }}\n" for style, (_, css) in _STYLES.items() if style)
+    yield f"</style>\n<h1>{_text(title)}</h1>\n<pre>\n"
+    for line in lines:
+        for text, style, said in line:
+            yield f'<span class="{style}" title="{_text(said)}">{_text(text)}</span>' if style else _text(text)
+        yield "\n"
+    yield "</pre>\n</html>\n"
 
 
 def _text(text: str) -> str:
-    """Return any name as text for the page."""
+    """Return any name as text for a page."""
     return escape(printable(text))
