@@ -11,17 +11,14 @@ import trio
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import Number, command, json_option
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import executor, open_checked, single_writer_option, source_options, workers_options
+from shardfs.cli.sources import executor, open_source, single_writer_option, source_options, workers_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
 from shardfs.dataset.state import hold, slots_of
 from shardfs.dataset.wal.recovery import opened
 from shardfs.errors import ShardfsError, SourceError, counted
-from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions
-
-_FOREVER = float("inf")
 
 
 @command(
@@ -56,10 +53,10 @@ def compact(
 
     Programs that have a shard open natively keep reading the old one. `shardfs map` shows the dead bytes.
     """
-    store = open_checked(source, store_options)
+    found = open_source(source, store_options)
     with executor(jobs, dask, store_options, source) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
-        report = trio.run(work, store, store_options, threshold, force)
+        report = trio.run(work, found, store_options, threshold, force)
     show(asdict(report), report.lines(), as_json=as_json)
 
 
@@ -83,7 +80,7 @@ class Report:
 
 
 async def compact_source(
-    store: Store,
+    source: Source,
     options: StoreOptions,
     threshold: float,
     force: bool,
@@ -97,8 +94,7 @@ async def compact_source(
     Other processes may look for them, but only this one has a journal to compact them with. *single_writer*: the user
     says that nobody else writes to the source meanwhile.
     """
-    source = Source.of(store, ttl=_FOREVER)
-    report = Report()
+    store, report = source.store, Report()
     with hold(store) as state:
         left = [slot.state for slot in slots_of(store) if slot.holder is None]
         if any(each.has_pending() for each in (state, *left)):

@@ -14,7 +14,6 @@ from shardfs.bulk.cluster import connected
 from shardfs.cli.options import Integer, RemoteOption, source_argument
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import UsageError
-from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions, open_store
 
 _FOREVER: Final = float("inf")  # a command looks at everything only once
@@ -62,16 +61,11 @@ def source_options(function: Callable[..., None]) -> Callable[..., None]:
     return source_argument(store_options(function))
 
 
-def open_checked(source: str, options: StoreOptions) -> Store:
+def open_source(source: str, options: StoreOptions) -> Source:
     """Open SOURCE for a command; raises `SourceError` if it cannot be read."""
     store = open_store(source, options, ttl=_FOREVER)
     trio.run(store.check)
-    return store
-
-
-def open_source(source: str, options: StoreOptions) -> Source:
-    """Open SOURCE with everything needed to read it; raises the errors of `open_checked`."""
-    return Source.of(open_checked(source, options))
+    return Source.of(store)
 
 
 def workers_options(function: Callable[..., None]) -> Callable[..., None]:
