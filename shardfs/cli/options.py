@@ -79,8 +79,7 @@ class Command(click.Command):
         gc.enable()
         try:
             result = super().invoke(ctx)
-            if sys.stdout is not None:  # it was closed before this program began
-                sys.stdout.flush()
+            sys.stdout.flush()
         except ShardfsError as error:
             complain(str(error))
             sys.exit(error.exit_status)
@@ -89,8 +88,7 @@ class Command(click.Command):
                 raise
             raise click.Abort from None
         except OSError as error:
-            if sys.stdout is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whatever is buffered is dropped
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whatever is buffered is dropped
             if not isinstance(error, BrokenPipeError):
                 complain(str(error))
             sys.exit(1)
@@ -128,6 +126,9 @@ class _Complaints(logging.Handler):
 
 def begin() -> None:
     """Set up a process of the command line."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before this program began, and its number would go to a file
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - for the whole process
     # Commands report what is wrong with a source; only a mount logs it, as `fuse.log` sets up.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     logging.getLogger("shardfs.bulk").addHandler(_Complaints())

@@ -81,17 +81,23 @@ def _cut(cell: str, at: int) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Yield a file that replaces *path* at the end; if an error is raised, *path* stays as it was."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Yield a file that replaces *path* at the end; if an error is raised, *path* stays as it was.
+
+    What is no file, such as /dev/stdout or a pipe, is written to instead.
+    """
+    target = Path(os.path.realpath(path)) if path.is_file() or not path.exists() else None
+    partial = target.with_name(f".{target.name}.partial") if target is not None else path
     try:
         with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
             yield file
-        partial.replace(path)
+        if target is not None:
+            partial.replace(target)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        if target is not None:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -155,4 +161,4 @@ def _draw(text: str) -> None:
 
 def terminal_width(stream: TextIO) -> int | None:
     """Return the width of the terminal of *stream*; None if it is no terminal."""
-    return (os.get_terminal_size(stream.fileno()).columns or _WIDTH) if stream is not None and stream.isatty() else None
+    return (os.get_terminal_size(stream.fileno()).columns or _WIDTH) if stream.isatty() else None

@@ -186,7 +186,7 @@ def _stat(mountpoint: str, path: str) -> os.stat_result:
         return os.stat(path)
     except FileNotFoundError:
         above = next(each for each in Path(path).parents if each.exists())
-        way_out = f"create it with: mkdir -p {shlex.quote(mountpoint)}"
+        way_out = f"create it with: mkdir -p {shlex.quote(path)}"
         if not os.access(above, os.W_OK):
             way_out = f"{_ELSEWHERE}, as you may not write in {above}"
         raise MountPointError(f"{mountpoint} does not exist; {way_out}") from None

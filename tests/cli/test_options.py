@@ -16,7 +16,7 @@ from shardfs.cli import cli, mount
 from tests.cli.conftest import Background
 from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.daemons import kill_daemon
-from tests.support.mounting import environment
+from tests.support.mounting import command, environment
 
 URL = "s3://bucket/data"
 
@@ -152,6 +152,18 @@ def test_a_wrong_command_is_told_what_is_wrong_with_it() -> None:
         done = run_here(*words.split())
         assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
         assert text in done.stderr
+
+
+STREAMS = {"2>&-": 0, ">&-": 0, "<&- >&- 2>&-": 0, ">/dev/full": 1}
+
+
+def test_a_stream_that_is_closed_or_full_changes_no_other_status(source: Path) -> None:
+    for redirection, status in STREAMS.items():
+        for arguments, expected in ((["info", source], status), (["info", source / "nowhere"], SOURCE)):
+            line = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command(*arguments)]
+            done = subprocess.run(line, env=environment(), capture_output=True, text=True)
+            assert done.returncode == expected, redirection
+            assert "Traceback" not in done.stderr
 
 
 URLS = [

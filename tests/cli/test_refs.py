@@ -225,6 +225,17 @@ def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise
     assert file.read_bytes() == first
 
 
+def test_an_output_that_is_a_device_or_a_link_stays_one(tmp_path: Path) -> None:
+    store(tmp_path / "array", document())
+    links = {"null": Path("/dev/null"), "link": tmp_path / "references.json"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+        done = run("refs", "-o", tmp_path / name, tmp_path / "array")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / name).readlink() == target
+    assert json.loads((tmp_path / "link").read_text())["refs"]
+
+
 def test_a_chunk_that_is_a_link_is_no_hole(tmp_path: Path) -> None:
     """As in every dataset that git-annex keeps."""
     store(tmp_path / "array", array((4, 6), (2, 3), LITTLE))

@@ -54,11 +54,11 @@ REFUSED = [
     (SOURCE, "SOURCE is the folder that it is in", "source/zarr.json", "place"),
     (SOURCE, "a variable never set", "", "place"),
     (MOUNT_POINT, "MOUNTPOINT is empty", "source", ""),
-    (MOUNT_POINT, "mkdir -p missing", "source", "missing"),
+    (MOUNT_POINT, "mkdir -p {}/missing", "source", "missing"),
     (MOUNT_POINT, "", "source", "missing/deeper"),
     (MOUNT_POINT, "not a directory", "source", "file"),
     (MOUNT_POINT, "", "source", "file/deeper"),
-    (MOUNT_POINT, "", "source", "dangling"),
+    (MOUNT_POINT, "mkdir -p {}/nothing", "source", "dangling"),
     (MOUNT_POINT, "not empty", "source", "full"),
     (WRONG_USAGE, "log", "--log-file", "source/zarr.json/log", "source", "place"),
     (MOUNT_POINT, "give it before", "place", "source"),
@@ -80,7 +80,7 @@ AROUND = [
 def test_a_source_or_mount_point_that_is_not_what_it_should_be(place: Path, way: list[str]) -> None:
     for status, said, *arguments in REFUSED:
         line = refused(status, place, *way, *(argument.format(place) for argument in arguments))
-        assert said in line
+        assert said.format(place) in line
         assert "mkdir" not in line or "source" in arguments  # not where the order is wrong
 
 
