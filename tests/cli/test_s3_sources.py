@@ -2,18 +2,20 @@
 
 import json
 import os
+import ssl
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+import trustme
 
 import shardfs
 from shardfs.errors import ShardfsError, StoreError
 from tests.cli.conftest import Background
 from tests.stores.s3.clients import client_of, run
 from tests.support import commands
-from tests.support.certificates import Authority
 from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.daemons import daemon_of
@@ -132,29 +134,31 @@ def test_a_server_that_does_not_give_ranges_is_refused(
         (mounted.path / "image/c/0/0").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("server", "words"),
-    [
-        ({}, "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name a file"),
-        ({"days": -1}, "its certificate has expired"),
-        ({"address": "127.0.0.2"}, "its certificate is for another name"),
-    ],
-    ids=["authority", "expired", "name"],
-)
+UNTRUSTED = {
+    # whether the client knows the authority; the address in the certificate; how many days it lasts; what is said
+    "authority": (False, "127.0.0.1", 1, "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name"),
+    "expired": (True, "127.0.0.1", -1, "its certificate has expired"),
+    "name": (True, "127.0.0.2", 1, "its certificate is for another name"),
+}
+
+
+@pytest.mark.parametrize("fault", UNTRUSTED)
 def test_why_a_server_is_not_trusted_is_said(
     bucket: Bucket,
     background: Background,
     place: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    server: dict,
-    words: str,
+    fault: str,
 ) -> None:
-    authority = Authority.make(tmp_path, "authority")
-    with S3Proxy(bucket.endpoint_url, tls=authority.server(tmp_path, **server)) as proxy:
+    is_known, address, days, words = UNTRUSTED[fault]
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    authority.issue_cert(address, not_after=datetime.now(UTC) + timedelta(days)).configure_cert(context)
+    with S3Proxy(bucket.endpoint_url, tls=context) as proxy:
         variables = bucket.through(proxy.url).environment
-        if server:
-            variables["AWS_CA_BUNDLE"] = str(authority.path)
+        if is_known:
+            variables["AWS_CA_BUNDLE"] = str(tmp_path / "authority.pem")
         said = one_line_of(background(bucket.url(PREFIX), place, **variables), SOURCE)
         assert f"{proxy.url} is not trusted: " in said
         assert words in said
