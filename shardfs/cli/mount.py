@@ -10,21 +10,13 @@ import click
 
 from shardfs.cli.options import Integer, Number, RemoteOption, command, mountpoint_argument, size, view_options
 from shardfs.cli.sources import single_writer_option, source_options
-from shardfs.errors import ShardfsError, UsageError, printable
+from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, fuse_versions
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions, parse_fuse_options
 from shardfs.stores.url import StoreOptions, open_store, resolve
-
-
-def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    try:
-        return None if value is None else parse_chunks_per_shard(value)
-    except UsageError as error:
-        raise click.BadParameter(str(error)) from None
-
 
 _ID = Integer(0, 2**32 - 2)
 
@@ -93,8 +85,6 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--write", is_flag=True, help="Let programs write chunks, metadata and other files.")
 @click.option(
     "--shards",
-    "chunks_per_shard",
-    callback=_chunks_per_shard,
     metavar="N,N,…",
     help="Store new arrays sharded, with this many inner chunks per shard along each axis (one number for all axes).",
 )
@@ -149,6 +139,7 @@ def mount(
     ready_fd: int | None,
     write: bool,
     allow_other: bool,
+    shards: str | None,
     **chosen: Any,  # noqa: ANN401 - the other fields of `MountOptions`
 ) -> None:
     """Mount SOURCE at the empty directory MOUNTPOINT, read-only unless you give --write.
@@ -166,7 +157,8 @@ def mount(
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
     """
     given = parse_fuse_options(fuse_words, write=write, allow_other=allow_other)
-    options = MountOptions(**chosen, **given)
+    chunks_per_shard = parse_chunks_per_shard(shards) if shards is not None else None
+    options = MountOptions(chunks_per_shard=chunks_per_shard, **chosen, **given)
     how = [*options.to_arguments(), *store_options.to_arguments()]
     is_committed = True
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import click
 from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
 from shardfs.cli.output import show, waiting
 from shardfs.dataset.statistics import Figure, Snapshot
-from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError, UsageError, printable
+from shardfs.errors import MountPointError, StoreError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, Mount, find_daemon, find_mount, list_daemons, list_mounts
 from shardfs.fuse.mountpoint import mounted_path
@@ -173,13 +174,10 @@ def flush(mountpoint: str, timeout: float) -> None:
         with waiting(mountpoint) as say:
             control.flush(path, timeout, say)
     except OSError as error:
-        why, more = control.explain(mountpoint, error), ""
+        why = control.explain(mountpoint, error)
         if error.errno not in _NOT_LOGGED and (mount is None or why != mount.privacy):
-            more = "; its log says more"
-            with suppress(OSError, ValueError, ShardfsError):
-                log = control.ask(path, timeout).log
-                more += f": {log}" if log is not None else ""
-        raise StoreError(f"{mountpoint} could not be flushed: {why}{more}") from None
+            why += f"; its log says more: `shardfs stats {shlex.quote(mountpoint)}` names it"
+        raise StoreError(f"{mountpoint} could not be flushed: {why}") from None
 
 
 @command(

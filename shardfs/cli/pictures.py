@@ -58,44 +58,32 @@ _MAX_DAMAGED: Final = 16
 """How many damaged shards of an array are named where no layouts are drawn."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """Some neighbouring *shards*, and the sums over those that are *stored*.
-
-    *filled* is the sum of the shares of their chunks that are stored.
-    """
+    """Some neighbouring *shards*, and the *uses* of those that are stored."""
 
     shards: int
-    stored: int = 0
-    full: int = 0
-    damaged: int = 0
-    wasteful: int = 0
-    filled: float = 0.0
-    chunks: int = 0
-    nbytes: int = 0
-    dead: int = 0
+    uses: list[ShardUse] = field(default_factory=list)
 
-    def add(self, use: ShardUse) -> None:
-        """Add a shard."""
-        is_damaged = use.error is not None
-        self.stored += 1
-        self.damaged += is_damaged
-        self.full += not is_damaged and use.chunks >= use.capacity
-        self.wasteful += bool(use.dead)
-        self.filled += min(use.chunks / use.capacity, 1.0) if use.capacity else 0.0
-        self.chunks += use.chunks
-        self.nbytes += use.size
-        self.dead += use.dead or 0
+    @property
+    def damaged(self) -> int:
+        """How many are damaged."""
+        return sum(use.error is not None for use in self.uses)
+
+    @property
+    def nbytes(self) -> int:
+        """Their size."""
+        return sum(use.size for use in self.uses)
+
+    @property
+    def dead(self) -> int:
+        """Bytes of them that nothing refers to."""
+        return sum(use.dead or 0 for use in self.uses)
 
     @property
     def fullness(self) -> float:
         """The share of chunks that are stored."""
-        return self.filled / self.shards
-
-    @property
-    def dead_share(self) -> float:
-        """The share of bytes that are dead."""
-        return self.dead / self.nbytes if self.nbytes else 0.0
+        return sum(min(use.chunks / use.capacity, 1.0) for use in self.uses if use.capacity) / self.shards
 
 
 @dataclass(slots=True)
@@ -121,24 +109,18 @@ class ArrayMap:
         return tuple(dimension.nchunks for dimension in self.array.grid.shards.dimensions)
 
     @property
-    def total(self) -> Cell:
-        """The sums over all shards."""
-        found = Cell(math.prod(self.shape))
-        for _, use in self.uses:
-            found.add(use)
-        return found
-
-    @property
     def summary(self) -> str:
         """How much of the array is stored."""
-        total = self.total
+        total = Cell(math.prod(self.shape), [use for _, use in self.uses])
+        full = sum(use.error is None and use.chunks >= use.capacity for use in total.uses)
+        wasteful = sum(bool(use.dead) for use in total.uses)
         damaged = f", {total.damaged:,} damaged" if total.damaged else ""
-        wasteful = f", {total.wasteful:,} with dead bytes" if total.wasteful else ""
-        is_known = not self.uses or any(use.dead is not None for _, use in self.uses)
+        damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
+        is_known = not self.uses or any(use.dead is not None for use in total.uses)
         return (
-            f"{total.stored:,} of {counted(total.shards, 'shard')} stored, {total.full:,} full{damaged}{wasteful}; "
-            f"{total.chunks:,} of {counted(self.array.grid.nchunks, 'chunk')}; "
-            f"{size(total.nbytes)}, {share(total.dead, total.nbytes) if is_known else '?'} dead"
+            f"{len(self.uses):,} of {counted(total.shards, 'shard')} stored, {full:,} full{damaged}; "
+            f"{sum(use.chunks for use in total.uses):,} of {counted(self.array.grid.nchunks, 'chunk')}; "
+            f"{size(total.nbytes)}, {_share(total.dead, total.nbytes) if is_known else '?'} dead"
         )
 
     def most_wasteful(self, count: int) -> list[tuple[Coords, ShardUse]]:
@@ -182,7 +164,7 @@ class Grid:
         ]
         for coords, use in array.uses:
             row, column = divmod(index_in_c_order(coords, shape), width)
-            cells[row // down][column // across].add(use)
+            cells[row // down][column // across].uses.append(use)
         return cls(shape, split, width, down, across, cells)
 
     def first(self, row: int, column: int) -> Coords:
@@ -203,7 +185,7 @@ class Grid:
         return text if is_one else f"{text}, with up to {self.down:,} × {self.across:,} shards in a cell"
 
 
-def share(part: int, whole: int) -> str:
+def _share(part: int, whole: int) -> str:
     """Return a share in percent; only a share of exactly none is shown as 0 %."""
     percent = 100 * part / whole if whole else 0.0
     return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
@@ -213,7 +195,7 @@ def _describe(use: ShardUse) -> str:
     """Describe a shard in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
-    waste = "encoded as a whole" if use.dead is None else f"{size(use.dead)} ({share(use.dead, use.size)}) dead"
+    waste = "encoded as a whole" if use.dead is None else f"{size(use.dead)} ({_share(use.dead, use.size)}) dead"
     return f"{use.key}: {size(use.size)}, {use.chunks:,} of {counted(use.capacity, 'chunk')}, {waste}"
 
 
@@ -247,17 +229,16 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
 
 def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> Part:
     coords = ", ".join(map(str, grid.first(row, column))) or "the only one"
-    title = f"{counted(cell.shards, 'shard')} from {coords} on: {cell.stored:,} stored"
-    if cell.stored:
-        title += f", {100 * cell.fullness:.0f} % full, {size(cell.nbytes)}, {share(cell.dead, cell.nbytes)} dead"
+    title = f"{counted(cell.shards, 'shard')} from {coords} on: {len(cell.uses):,} stored"
+    if not cell.uses:
+        return Part("·" * wide, "missing", title)
+    fullness, dead = cell.fullness, cell.dead / (cell.nbytes or 1)
+    title += f", {100 * fullness:.0f} % full, {size(cell.nbytes)}, {_share(cell.dead, cell.nbytes)} dead"
     if cell.damaged:
         return Part("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
-    if not cell.stored:
-        return Part("·" * wide, "missing", title)
-    if cell.dead_share >= _MIN_DEAD:
-        tenths = min(int(10 * cell.dead_share), 9)
-        return Part(str(tenths) * wide, "dead" if tenths >= 5 else "wasteful", title)
-    return Part(("█" if cell.fullness >= 1 else "░▒▓"[min(int(3 * cell.fullness), 2)]) * wide, "live", title)
+    if dead >= _MIN_DEAD:
+        return Part(str(min(int(10 * dead), 9)) * wide, "dead" if dead >= 0.5 else "wasteful", title)
+    return Part(("█" if fullness >= 1 else "░▒▓"[min(int(3 * fullness), 2)]) * wide, "live", title)
 
 
 def _bar(layout: Layout, width: int) -> Iterator[Part]:
