@@ -39,7 +39,7 @@ def test_every_inner_chunk_of_the_corpus_is_read(tmp_path: Path) -> None:
         assert {coords: data for coords, data in read.items() if data is not None} == encoded[case.name].inner
 
 
-def test_what_is_no_node_is_not_found_and_no_path_leads_out_of_the_source(dataset: Path) -> None:
+def test_missing_nodes_are_not_found_and_no_path_leads_out_of_the_source(dataset: Path) -> None:
     opened = shardfs.open(dataset)
     for path in ("nowhere", "image/c", "image/zarr.json", "group/plain/c/0", "a\0b", "x" * 300):
         with pytest.raises(errors.NotFoundError):
@@ -109,7 +109,7 @@ def test_a_mount_ends_with_the_exception_that_leaves_its_block(dataset: Path) ->
 
 
 @pytest.mark.usefixtures("no_mount_left")
-def test_what_cannot_be_mounted_is_an_error_of_shardfs(dataset: Path, tmp_path: Path) -> None:
+def test_failures_to_mount_are_errors_of_shardfs(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.SourceError, match="does not exist"), shardfs.mount(tmp_path / "nowhere"):
         pass
     with pytest.raises(errors.MountPointError, match="mkdir -p"), shardfs.mount(dataset, tmp_path / "nowhere"):
@@ -126,7 +126,7 @@ def test_what_cannot_be_mounted_is_an_error_of_shardfs(dataset: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("no_mount_left")
-def test_a_block_that_leaves_a_file_open_is_told_so_and_nothing_is_deleted_through_the_mount(dataset: Path) -> None:
+def test_a_block_that_leaves_a_file_open_raises_and_deletes_nothing(dataset: Path) -> None:
     before = files_below(dataset)
     with pytest.raises(errors.MountPointError, match="busy"), shardfs.mount(dataset) as path:
         file = open(path / "image/c/0/0", "rb")  # noqa: SIM115

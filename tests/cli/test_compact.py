@@ -60,7 +60,7 @@ CASES = [
 ]
 
 
-def test_only_dead_bytes_go_whatever_the_layout_and_the_values_stay(tmp_path: Path) -> None:
+def test_only_dead_bytes_are_removed(tmp_path: Path) -> None:
     values = {
         case.name: write_case(case, tmp_path / case.name).values for case in CASES_OF_CORPUS if case.name in CASES
     }
@@ -126,7 +126,7 @@ def test_shards_that_are_encoded_as_a_whole_are_left_alone(tmp_path: Path, after
     assert files_below(tmp_path) == before
 
 
-def test_files_of_the_old_shard_that_are_open_keep_reading(tmp_path: Path, mount: Mounter) -> None:
+def test_open_files_keep_reading_the_old_shard(tmp_path: Path, mount: Mounter) -> None:
     changing = ChangingArray(tmp_path / "source")
     changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
     expected = (tmp_path / "source" / SHARD).read_bytes()
@@ -140,7 +140,7 @@ def test_files_of_the_old_shard_that_are_open_keep_reading(tmp_path: Path, mount
     assert (mounted.path / "c/1/1").read_bytes() == changing.chunks(1)["c/1/1"]
 
 
-def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
+def test_a_source_that_is_written_or_has_a_journal_is_not_compacted(
     background: Background, source: Path, place: Path
 ) -> None:
     assert background("--write", source, place).returncode == 0

@@ -57,9 +57,7 @@ SMALL_DEV = ("mount -t tmpfs none /dev", "mknod /dev/fuse c 10 229", "mknod /dev
     ],
     ids=["no-device", "no-fusermount3", "no-capability", "no-access", "no-new-privileges"],
 )
-def test_what_keeps_a_machine_from_mounting_has_its_way_out_and_mount_says_the_same(
-    steps: list[str], way_out: str
-) -> None:
+def test_doctor_and_mount_say_what_a_machine_lacks_to_mount(steps: list[str], way_out: str) -> None:
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
         (directory / "place").mkdir()
@@ -70,9 +68,7 @@ def test_what_keeps_a_machine_from_mounting_has_its_way_out_and_mount_says_the_s
         assert way_out in line
 
 
-def test_what_is_wrong_with_a_source_has_the_way_out(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
+def test_problems_of_a_source_have_a_way_out(background: Background, source: Path, place: Path, tmp_path: Path) -> None:
     missing = findings(tmp_path / "missing", status=FAILED)[-1]
     assert missing["what"] == f"{tmp_path}/missing does not exist"
     assert missing["way_out"] == "check how SOURCE is written, and who may read it"

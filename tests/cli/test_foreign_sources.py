@@ -152,7 +152,7 @@ FORGED = [
 ]
 
 
-def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(tmp_path: Path) -> None:
+def test_names_in_a_dataset_cannot_control_the_terminal(tmp_path: Path) -> None:
     root = tmp_path / "source"
     for number, name in enumerate(FORGED):
         document = array((4, 6), (4, 6), sharding((2, 3)), data_type={"name": name} if number else "int32")

@@ -119,7 +119,7 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
         assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
 
 
-def test_the_table_in_the_docs_is_what_info_knows() -> None:
+def test_the_table_in_the_docs_is_that_of_info() -> None:
     text = (TOP / "docs/views.md").read_text(encoding="utf-8")
     table = re.search(r"^\| your program \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
@@ -155,7 +155,7 @@ def test_one_array_is_described_on_demand(several: Path) -> None:
     assert said == f"there is no array group/plan in {several}; did you mean group/plain?"
 
 
-def test_sizes_that_only_a_document_claims_are_no_sizes(tmp_path: Path) -> None:
+def test_absurd_shapes_have_no_decoded_size(tmp_path: Path) -> None:
     shape = (2**60,) * 20
     (tmp_path / "huge").mkdir()
     (tmp_path / "huge/zarr.json").write_text(json.dumps(array(shape, shape, sharding(shape))))

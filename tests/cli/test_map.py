@@ -127,7 +127,7 @@ def test_each_byte_of_a_shard_is_what_the_map_says(tmp_path: Path, name: str) ->
         assert Kind.FOREIGN not in shown[prefix:]
 
 
-def test_what_was_replaced_is_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
+def test_replaced_bytes_are_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
     changing = ChangingArray(tmp_path)
     path = tmp_path / "c/0/0"
     before = path.read_bytes()
@@ -155,7 +155,7 @@ def browse(page: Path, directory: Path, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said")
-def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_escapes_names(tmp_path: Path) -> None:
     source = tmp_path / "source"
     store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
     for name in ("foreign-prefix", "everything-at-once"):

@@ -94,7 +94,9 @@ def test_clients_that_stay_silent_hold_no_descriptors_of_the_daemon(mount: Mount
         assert len(list(descriptors.iterdir())) <= before + 1  # the silent ones came first, and were given up
 
 
-def test_a_taken_port_is_said_and_does_not_stop_the_mount(background: Background, source: Path, place: Path) -> None:
+def test_a_taken_port_is_reported_and_does_not_stop_the_mount(
+    background: Background, source: Path, place: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = background(f"--metrics={port}", source, place)

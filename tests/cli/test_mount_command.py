@@ -23,7 +23,7 @@ from tests.support.prepared import TOP
 CHUNK = "c/0/0"
 
 
-def test_it_returns_when_the_mount_answers_and_umount_when_the_daemon_is_gone(
+def test_mount_returns_when_it_answers_and_umount_when_the_daemon_is_gone(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
     """Whatever lies in the directory that it is started in, which may be a dataset of others, on a disk to be taken."""
@@ -44,9 +44,7 @@ def test_it_returns_when_the_mount_answers_and_umount_when_the_daemon_is_gone(
     assert os.listdir(place) == []
 
 
-def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
+def test_the_daemon_outlives_its_terminal(background: Background, source: Path, place: Path, tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     login = "import fcntl, os, subprocess, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     login += "subprocess.run(sys.argv[1:], check=True); os.write(1, b'mounted.'); sys.stdin.read()"
@@ -69,7 +67,7 @@ def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
     assert run("umount", place).returncode == 0
 
 
-def test_a_log_that_was_moved_goes_on_under_its_name_and_sighup_ends_nothing(
+def test_a_rotated_log_goes_on_under_its_name_and_sighup_ends_nothing(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -88,7 +86,7 @@ def test_a_log_that_was_moved_goes_on_under_its_name_and_sighup_ends_nothing(
     assert stored(source) == NEW
 
 
-def test_in_the_foreground_sighup_ends_it_only_when_its_terminal_is_closed(source: Path, place: Path) -> None:
+def test_sighup_ends_a_foreground_mount_whose_terminal_is_closed(source: Path, place: Path) -> None:
     master, terminal = pty.openpty()
     process = subprocess.Popen(
         command("mount", "-f", source, place), env=environment(), stdout=terminal, stderr=terminal
@@ -103,7 +101,7 @@ def test_in_the_foreground_sighup_ends_it_only_when_its_terminal_is_closed(sourc
     assert os.listdir(place) == []
 
 
-def test_a_name_of_a_dataset_cannot_begin_another_line() -> None:
+def test_names_in_a_dataset_cannot_forge_lines_of_the_log() -> None:
     record = logging.LogRecord("shardfs", logging.ERROR, __file__, 1, "%s", ("a\nERROR b\x1b[2J",), None)
     assert OneLine("%(levelname)s %(message)s").format(record) == "ERROR a\\nERROR b\\x1b[2J"
 
@@ -118,7 +116,7 @@ def heard(manager: socket.socket, *wanted: str) -> list[str]:
     return said
 
 
-def test_it_says_when_it_answers_what_is_pending_and_that_it_ends(mount: Mounter, source: Path) -> None:
+def test_systemd_is_told_of_start_pending_chunks_and_end(mount: Mounter, source: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0shardfs-test-{os.getpid()}")
         watched = {"NOTIFY_SOCKET": f"@shardfs-test-{os.getpid()}", "WATCHDOG_USEC": "200000"}

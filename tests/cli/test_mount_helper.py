@@ -85,9 +85,7 @@ def host(source: Path, tmp_path: Path) -> Iterator[Host]:
     made.end()
 
 
-def test_a_line_of_fstab_is_mounted_once_and_umount_returns_when_all_is_committed(
-    host: Host, s3_bucket: Bucket
-) -> None:
+def test_a_line_of_fstab_is_mounted_once_and_umount_waits_for_commits(host: Host, s3_bucket: Bucket) -> None:
     s3_bucket.upload(Path(host.source), "path/data, é.zarr")
     host.source = s3_bucket.url("path/data, é.zarr")
     host.env |= s3_bucket.environment
@@ -134,7 +132,7 @@ NONSENSE = {
 }
 
 
-def test_a_word_that_is_not_understood_is_told(source: Path, place: Path) -> None:
+def test_unknown_words_are_refused(source: Path, place: Path) -> None:
     for words, said in NONSENSE.items():
         done = CliRunner().invoke(mount_main, [str(source), str(place), "-o", words])
         assert (done.exit_code, said in done.stderr) == (2, True), words
@@ -143,7 +141,7 @@ def test_a_word_that_is_not_understood_is_told(source: Path, place: Path) -> Non
     assert not os.path.ismount(place)
 
 
-def test_owner_and_mode_may_be_shown_as_told(mount: Mounter, source: Path) -> None:
+def test_uid_gid_and_umask_change_what_is_shown(mount: Mounter, source: Path) -> None:
     (source / "program").write_text("#!/bin/sh")
     (source / "program").chmod(0o700)
     source.chmod(0o700)

@@ -29,9 +29,7 @@ def rows_below(directory: Path, *, prefix: tuple[str, ...] = ()) -> dict[str, di
     return rows
 
 
-def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
-    background: Background, source: Path, tmp_path: Path
-) -> None:
+def test_serving_dead_silent_and_ending_mounts_are_listed(background: Background, source: Path, tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("serving", "dead", "silent", "ending")}
     for name, place in places.items():
         place.mkdir()
@@ -73,7 +71,7 @@ NONSENSE = [
 ]
 
 
-def test_figures_of_others_that_say_nonsense_are_passed_over() -> None:
+def test_invalid_figures_of_other_processes_are_ignored() -> None:
     with ExitStack() as stack:
         for figures in NONSENSE:
             file = os.memfd_create("shardfs-figures")
@@ -84,7 +82,7 @@ def test_figures_of_others_that_say_nonsense_are_passed_over() -> None:
     assert os.getpid() not in [row["pid"] for row in json.loads(done.stdout)]
 
 
-def test_root_can_do_everything_with_the_mount_of_another_user() -> None:
+def test_root_can_use_mounts_of_other_users() -> None:
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
         os.chown(directory / "source", NOBODY, NOBODY)

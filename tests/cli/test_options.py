@@ -63,7 +63,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("store", "options"), CHOSEN)
-def test_the_daemon_gets_the_options_that_the_command_was_given(
+def test_the_daemon_gets_all_options_of_the_command(
     monkeypatch: pytest.MonkeyPatch, store: StoreOptions, options: MountOptions
 ) -> None:
     as_they_are = [
@@ -100,7 +100,7 @@ NO_CHOICE = {
 }
 
 
-def test_options_that_contradict_each_other_or_are_none_name_the_way_out(place: Path) -> None:
+def test_wrong_and_contradicting_options_name_the_way_out(place: Path) -> None:
     for options, way_out in CONTRADICTIONS.items():
         assert way_out in one_line_of(run_here("mount", *shlex.split(options), URL, place), WRONG_USAGE)
     for options, choices in NO_CHOICE.items():
@@ -119,7 +119,7 @@ def test_a_single_writer_of_a_directory_is_refused(tmp_path: Path, words: str) -
     assert one_line_of(done, WRONG_USAGE).endswith(expected)
 
 
-def test_an_endpoint_that_is_no_server_or_has_a_password_is_refused_and_not_repeated() -> None:
+def test_a_wrong_endpoint_is_refused_without_showing_its_password() -> None:
     for endpoint in ("localhost:9000", "http://", "http://host:port", "s3://bucket", "http://host/?a=b"):
         said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
         assert "--endpoint-url" in said
@@ -147,7 +147,7 @@ COMMANDS = {
 }
 
 
-def test_a_wrong_command_is_told_what_is_wrong_with_it() -> None:
+def test_wrong_commands_say_what_is_wrong() -> None:
     for words, text in COMMANDS.items():
         done = run_here(*words.split())
         assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
@@ -182,7 +182,7 @@ URLS = [
 ]
 
 
-def test_a_url_that_is_not_supported(source: Path, place: Path) -> None:
+def test_unsupported_urls_are_refused(source: Path, place: Path) -> None:
     for url, parts in URLS:
         said = one_line_of(run("mount", url.replace("PLACE", str(place)), place, cwd=place), SOURCE)
         assert all(part in said for part in parts), url
@@ -197,7 +197,7 @@ WRONG = {
 }
 
 
-def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(source: Path, place: Path) -> None:
+def test_fuse_options_that_cannot_be_honoured_are_refused(source: Path, place: Path) -> None:
     for options, words in WRONG.items():
         assert words in one_line_of(run("mount", *options.split(), source, place), WRONG_USAGE)
     said = one_line_of(run("mount", source, place, XDG_STATE_HOME="/dev/null"), WRONG_USAGE)
@@ -205,7 +205,7 @@ def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(source: Path, pla
     assert "--log-file" in said
 
 
-def test_what_is_no_mount_point_is_told_where_the_mount_is(background: Background, source: Path, place: Path) -> None:
+def test_umount_of_another_path_names_the_mount(background: Background, source: Path, place: Path) -> None:
     assert background(source, place).returncode == 0
     for point, hint in (
         (place / "c/0", f"lies in the mount at {place}: give that"),

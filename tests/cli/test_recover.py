@@ -71,7 +71,7 @@ def write_torn(directory: Path) -> dict[str, bytes]:
     return tails | {"other": PAYLOADS}
 
 
-def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Path) -> None:
+def test_a_torn_append_is_cut_off_and_its_tail_is_kept(tmp_path: Path) -> None:
     tails = write_torn(tmp_path)
     before = files_below(tmp_path)
     shown = run_json("recover", "--json", tmp_path, status=FAILED)
@@ -94,7 +94,7 @@ def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Pat
     assert {key: data for key, data in files_below(tmp_path).items() if not key.startswith(".shardfs")} == expected
 
 
-def test_a_repaired_shard_keeps_its_mode_each_tail_is_kept_and_other_files_are_not_touched(tmp_path: Path) -> None:
+def test_a_repair_keeps_the_mode_each_tail_and_other_files(tmp_path: Path) -> None:
     store(tmp_path, document(), absent=[ABSENT])
     os.chmod(tmp_path / SHARD, 0o640)
     os.link(tmp_path / "c/0/1", tmp_path / "notes")
@@ -129,7 +129,7 @@ UNREPAIRABLE = {
 }
 
 
-def test_what_cannot_be_repaired_is_reported_with_the_reason_and_left_as_it_is(tmp_path: Path) -> None:
+def test_unrepairable_shards_are_reported_with_the_reason_and_left_alone(tmp_path: Path) -> None:
     for name, (each, change, _) in UNREPAIRABLE.items():
         store(tmp_path / name, each)
         path = tmp_path / name / SHARD
@@ -187,7 +187,7 @@ def stored_chunk(source: Path, *coords: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("where", ["behind it", "in its place"])
-def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_applies(
+def test_an_outdated_change_is_a_conflict_until_it_is_applied(
     background: Background, source: Path, place: Path, mount: Mounter, where: str
 ) -> None:
     """Another program wrote the chunk since, *where* it had been, as native writers do, or *behind it*."""
@@ -236,7 +236,7 @@ def killed_below(background: Background, source: Path, place: Path) -> Path:
     return group
 
 
-def test_what_was_published_is_kept_while_its_array_is_away(background: Background, source: Path, place: Path) -> None:
+def test_changes_are_kept_while_their_array_is_missing(background: Background, source: Path, place: Path) -> None:
     """New bytes, removals, and the removal of all chunks outside a smaller shape."""
     group = killed_below(background, source, place)
     with left_journal(group) as journal:
@@ -283,7 +283,7 @@ BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
 }
 
 
-def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
+def test_a_record_that_cannot_be_handled_blocks_no_other(
     background: Background, source: Path, place: Path, mount: Mounter
 ) -> None:
     group = killed_below(background, source, place)
@@ -344,9 +344,7 @@ def test_damage_in_a_journal_is_named_until_its_file_is_removed(
     assert not (source / ".shardfs").exists()
 
 
-def test_a_mount_says_on_the_terminal_what_recover_has_to_say(
-    background: Background, source: Path, place: Path
-) -> None:
+def test_mount_warns_of_journals_and_conflicts(background: Background, source: Path, place: Path) -> None:
     """One that does not write leaves the journal alone."""
     killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24, "c/3/3": b"d" * 24})
     before = all_but_the_lock(source)
@@ -367,7 +365,7 @@ def test_a_mount_says_on_the_terminal_what_recover_has_to_say(
 
 
 @pytest.mark.parametrize("what", ["record of a later version", "journal of an earlier one"])
-def test_what_another_version_wrote_is_refused_with_the_way_out_and_left_alone(
+def test_a_journal_of_another_version_is_refused_and_left_alone(
     background: Background, source: Path, place: Path, what: str
 ) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24})

@@ -17,7 +17,7 @@ def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
     return make_host(s3_bucket, tmp_path, mount)
 
 
-def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_home(host: Host) -> None:
+def test_journals_of_this_machine_are_listed_with_the_command_that_recovers_them(host: Host) -> None:
     host.leave(_0=NEW, _1=OTHER)
     (found,) = host.recover(status=FAILED)
     said = host.run("recover")
@@ -37,7 +37,7 @@ def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_h
         assert f"in use by process {mounted.process.pid} on {socket.gethostname()}" in found["message"]
 
 
-def test_what_a_running_mount_put_aside_or_was_refused_is_named_and_has_to_wait(host: Host) -> None:
+def test_conflicts_and_refused_files_of_a_running_mount_have_to_wait(host: Host) -> None:
     host.leave(_0=NEW)
     host.elsewhere().commit("c/0/0", OTHER)
     host.bucket.put(f"{PREFIX}/notes.txt", b"first")
@@ -60,7 +60,7 @@ def test_what_a_running_mount_put_aside_or_was_refused_is_named_and_has_to_wait(
     assert (host.chunk(0, 0), host.bucket.get(f"{PREFIX}/notes.txt")) == (NEW, b"ours")
 
 
-def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host) -> None:
+def test_a_source_is_repaired_only_with_apply(host: Host) -> None:
     shard = f"{PREFIX}/c/1/1"
     whole = host.bucket.get(shard)
     host.bucket.put(shard, whole + b"torn")
@@ -80,7 +80,7 @@ def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host
     assert host.recover(host.url) == []
 
 
-def test_what_another_host_changed_meanwhile_is_a_conflict_until_it_is_applied(host: Host) -> None:
+def test_a_change_of_another_host_makes_a_conflict_until_it_is_applied(host: Host) -> None:
     host.leave(_0=NEW, _1=NEW)
     host.elsewhere().commit("c/0/0", OTHER)
     mounted = host.mount(expect=("another program has changed the chunk since",))

@@ -70,7 +70,7 @@ def is_encoded_as_a_whole(codecs: list[Any]) -> bool:
     return at + 1 < len(known) or is_encoded_as_a_whole(known[at][1]["codecs"])
 
 
-def test_the_references_of_the_corpus_are_its_inner_chunks_and_nothing_else(tmp_path: Path) -> None:
+def test_references_are_exactly_the_inner_chunks(tmp_path: Path) -> None:
     encoded = {case.name: write_case(case, tmp_path / case.name) for case in CASES}
     refs = references("--skip-encoded", tmp_path)
     expected = {}
@@ -112,9 +112,7 @@ def consolidated(copies: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("view", ["v3", "v2"])
-def test_a_damaged_array_is_named_and_left_out_with_its_copies_and_all_others_are_there(
-    tmp_path: Path, view: str
-) -> None:
+def test_a_damaged_array_is_named_and_left_out_and_others_are_referenced(tmp_path: Path, view: str) -> None:
     """A reader that opened it by its consolidated copy would find fill values."""
     write_group(tmp_path, image=document(), whole=document(after=(GZIP,)), plain=array((4, 6), (2, 3), LITTLE))
     edit(tmp_path / "inner/damaged" / SHARD, ENTRY_FAULTS["beyond-the-end"])
@@ -174,9 +172,7 @@ numpy.savez(found, t=read["t"].values, x=read["x"].values)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_array_whose_missing_chunks_would_be_read_as_another_value_is_left_out(
-    mount: Mounter, tmp_path: Path
-) -> None:
+def test_an_array_with_missing_chunks_that_read_as_another_value_is_left_out(mount: Mounter, tmp_path: Path) -> None:
     """All else are the bytes that a mount shows, also documents that depend on the group above."""
     source = tmp_path / "data.zarr"
     write_dataset(source)
@@ -208,7 +204,7 @@ def test_an_array_whose_missing_chunks_would_be_read_as_another_value_is_left_ou
     assert "image/point/.zattrs" not in refs
 
 
-def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise(tmp_path: Path) -> None:
+def test_the_output_file_is_replaced_as_a_whole_or_untouched(tmp_path: Path) -> None:
     store(tmp_path / "array", document())
     file = tmp_path / "out/references.json"
     file.parent.mkdir()

@@ -49,7 +49,7 @@ def bucket(s3_bucket: Bucket, local: Path, tmp_path: Path, monkeypatch: pytest.M
     return s3_bucket
 
 
-def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
+def test_a_bucket_is_mounted_in_the_background_and_shown_like_a_directory(
     background: Background, bucket: Bucket, local: Path, place: Path, mount: Mounter
 ) -> None:
     url = bucket.url(PREFIX)
@@ -68,9 +68,7 @@ def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
     assert commands.run("umount", place).returncode == 0
 
 
-def test_what_is_written_is_in_the_bucket_when_umount_returns(
-    background: Background, bucket: Bucket, place: Path
-) -> None:
+def test_writes_are_in_the_bucket_when_umount_returns(background: Background, bucket: Bucket, place: Path) -> None:
     assert background("--write", bucket.url(PREFIX), place).returncode == 0
     (place / "image/c/0/0").write_bytes(b"something else, and longer")
     (place / "notes.txt").write_bytes(b"a plain file")
@@ -97,7 +95,7 @@ def failed(background: Background, place: Path, words: list[str], source: str, *
     return said
 
 
-def test_a_server_that_cannot_keep_writers_apart_is_written_only_by_a_single_writer(
+def test_a_server_without_conditions_is_written_only_with_single_writer(
     background: Background, bucket: Bucket, local: Path, unconditional_bucket: Bucket, place: Path
 ) -> None:
     unconditional_bucket.upload(local, PREFIX)
@@ -114,7 +112,7 @@ def test_a_server_that_cannot_keep_writers_apart_is_written_only_by_a_single_wri
     assert commands.run_json("verify", "--json", url, **server)["sound"]
 
 
-def test_a_server_that_does_not_give_ranges_is_refused(
+def test_a_server_without_ranges_is_refused(
     bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path, mount: Mounter
 ) -> None:
     """Every index and every chunk would be the whole shard, or an error at each read."""
@@ -143,7 +141,7 @@ UNTRUSTED = {
 
 
 @pytest.mark.parametrize("fault", UNTRUSTED)
-def test_why_a_server_is_not_trusted_is_said(
+def test_the_reason_for_not_trusting_a_server_is_told(
     bucket: Bucket,
     background: Background,
     place: Path,
@@ -175,7 +173,7 @@ def test_why_a_server_is_not_trusted_is_said(
         ("auto", "s3.example.test:9000", ["bucket", "bucket/key", "bucket/key"]),
     ],
 )
-def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
+def test_both_libraries_use_the_addressing_style_of_the_profile(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     aws_environment: None,
@@ -198,7 +196,7 @@ def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
     assert asked == [(host, path) for path in paths]
 
 
-def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
+def test_a_source_that_cannot_be_listed_is_mounted_by_its_documents(
     bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, local: Path
 ) -> None:
     """S3 says then of everything that is not there that it may not be read: that is no hole."""
@@ -231,7 +229,7 @@ def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
         (translated.path / "plain/1.1").read_bytes()
 
 
-def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: Mounter, local: Path) -> None:
+def test_the_documented_permissions_are_enough(aws_environment: None, mount: Mounter, local: Path) -> None:
     """By the rules of AWS, as moto has them."""
     with guarded() as server:
         bucket = server.make_bucket()
@@ -264,7 +262,7 @@ def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: 
             mounted.unmount()
 
 
-def test_what_cannot_be_told_without_listing_is_refused_and_never_said_to_be_absent(
+def test_without_permission_to_list_nothing_is_reported_as_missing(
     aws_environment: None, mount: Mounter, local: Path
 ) -> None:
     """Also where the server says of an object that it is not there: others may lie below that name."""

@@ -62,7 +62,7 @@ CODECS = {
 }
 
 
-def test_after_it_the_chunks_are_in_the_shards_natively(mount: Mounter, tmp_path: Path) -> None:
+def test_flush_brings_chunks_into_the_shards(mount: Mounter, tmp_path: Path) -> None:
     values = {}
     for name, codecs in CODECS.items():
         store(tmp_path / "source" / name, array((8, 12), (4, 6), *codecs), absent=[(3, 3)])
@@ -96,7 +96,7 @@ def test_new_shards_have_the_mode_of_their_chunks(mount: Mounter, tmp_path: Path
     assert stat.S_IMODE((tmp_path / "source/c/0/0").stat().st_mode) == 0o640
 
 
-def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
+def test_commands_wait_for_a_stopped_daemon_until_the_timeout_and_name_it(
     source: Path, place: Path, tmp_path: Path, written: int
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -118,7 +118,7 @@ def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
 
 
-def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, place: Path, written: int) -> None:
+def test_umount_gives_up_without_progress_and_the_daemon_goes_on(source: Path, place: Path, written: int) -> None:
     daemon = os.pidfd_open(written)
     with kept_busy(source / "c/0/0"):
         done = run("umount", "--timeout", "2", place)
@@ -133,7 +133,7 @@ def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, pla
     assert stored(source) == NEW
 
 
-def test_a_daemon_that_is_killed_at_its_end_is_told_by_what_it_left(source: Path, place: Path, written: int) -> None:
+def test_umount_reports_what_a_killed_daemon_left(source: Path, place: Path, written: int) -> None:
     with kept_busy(source / "c/0/0"):
         line = command("umount", "--timeout", "2", place)
         process = subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE, text=True)
@@ -147,7 +147,7 @@ def test_a_daemon_that_is_killed_at_its_end_is_told_by_what_it_left(source: Path
     assert stored(source) == NEW
 
 
-def test_it_says_so_where_it_cannot_see_the_daemon(source: Path, place: Path, written: int) -> None:
+def test_umount_says_if_it_cannot_see_the_daemon(source: Path, place: Path, written: int) -> None:
     """As in another container."""
     prefix = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
@@ -161,7 +161,7 @@ def test_it_says_so_where_it_cannot_see_the_daemon(source: Path, place: Path, wr
     assert stored(source) == NEW
 
 
-def test_mounts_that_lie_one_over_the_other_all_go(
+def test_umount_removes_all_stacked_mounts(
     background: Background, source: Path, place: Path, tmp_path: Path, written: int
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -192,7 +192,7 @@ def test_a_busy_mount_stays_and_the_message_says_what_to_do(source: Path, place:
 
 
 @pytest.mark.parametrize("first", ["signal", "fusermount"])
-def test_a_signal_does_not_end_a_daemon_that_ends_already(
+def test_a_second_signal_does_not_interrupt_the_last_commit(
     source: Path, place: Path, written: int, background: Background, first: str
 ) -> None:
     daemon = os.pidfd_open(written)
@@ -219,7 +219,7 @@ def test_a_signal_does_not_end_a_daemon_that_ends_already(
 
 
 @pytest.mark.parametrize("name", ["flush", "umount"])
-def test_a_terminal_has_one_line_that_is_gone_at_the_end(source: Path, place: Path, written: int, name: str) -> None:
+def test_progress_on_a_terminal_is_one_line_that_disappears(source: Path, place: Path, written: int, name: str) -> None:
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 300, 0, 0))
     with kept_busy(source / "c/0/0"):
@@ -255,7 +255,7 @@ def hasty(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(source: Path, place: Path) -> None:
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(source: Path, place: Path) -> None:
     with hasty("mount", "--foreground", "--write", source, place) as daemon:
         try:
             assert daemon.stdout is not None

@@ -54,7 +54,7 @@ def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -
     assert lines[-1] == f"{len(expected)} arrays, {2 * len(expected)} shards: {len(expected)} problems"
 
 
-def test_a_damaged_enclosed_shard_is_named_and_its_neighbours_are_looked_into(tmp_path: Path) -> None:
+def test_a_damaged_nested_shard_is_named_and_its_neighbours_are_checked(tmp_path: Path) -> None:
     nested = array((16, 12), (16, 12), sharding((8, 6), sharding((4, 3))))
     store(tmp_path, nested)
     data = (tmp_path / SHARD).read_bytes()
@@ -95,7 +95,7 @@ def second_chunk(names: list[str]) -> list[tuple[str, str | None]]:
     return sorted((f"{name}/{SHARD}", "c/0/1") for name in names)
 
 
-def test_a_damaged_payload_is_found_that_the_index_knows_nothing_of(tmp_path: Path) -> None:
+def test_damaged_payloads_are_found_by_decoding(tmp_path: Path) -> None:
     chains = {"gzip": [LITTLE, GZIP], "zstd": [LITTLE, ZSTD], "blosc": [LITTLE, BLOSC], "crc32c": [LITTLE, CRC32C]}
     chains |= {"two": [LITTLE, CRC32C, GZIP], "transposed": [transpose(1, 0), LITTLE, CRC32C], "bytes": [LITTLE]}
     for name, chain in chains.items():
@@ -133,7 +133,7 @@ def test_a_payload_that_decodes_to_another_size_is_found(tmp_path: Path) -> None
 ZEROS = zstd.compress(bytes(64 * 2**20))
 
 
-def test_a_chunk_of_more_bytes_than_are_decoded_is_named_and_no_damage(tmp_path: Path) -> None:
+def test_a_chunk_too_large_to_decode_is_named_and_not_called_damaged(tmp_path: Path) -> None:
     """The first is 12 GiB as its document declares, the second 576 MiB, of elements that vary in size."""
     long = 2**28
     store(tmp_path / "declared", document(LITTLE, ZSTD))

@@ -64,7 +64,7 @@ SAMPLES = Path(__file__).parents[2].parent / "shared" / "samples"
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason=f"the samples are not at {SAMPLES}")
-def test_sharded_arrays_that_other_peoples_software_wrote_read_as_natively(mount: Mounter) -> None:
+def test_arrays_of_other_software_read_as_natively(mount: Mounter) -> None:
     sharded = [path for path in SAMPLES.rglob("zarr.json") if "sharding" in path.read_text()]
     assert len(sharded) == 17
     shown = mount(SAMPLES).path

@@ -206,7 +206,7 @@ def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:
     assert edited.document == expected, directory.name
 
 
-def test_what_zarr_python_2_writes_over_a_document_is_taken_as_what_it_changed(
+def test_a_document_that_zarr_python_2_rewrites_is_taken_as_an_edit(
     converted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     root, values = converted

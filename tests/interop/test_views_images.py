@@ -139,7 +139,7 @@ zarr.open_group(sys.argv[1] + "/plain", mode="r+").attrs["multiscales"] = [{"ver
 """
 
 
-def test_what_is_edited_is_of_version_0_5_again_only_where_that_is_stored(
+def test_edits_are_stored_as_version_0_5_only_where_that_was_stored(
     mount: Mounter, source: Path, tmp_path: Path, values: np.ndarray
 ) -> None:
     zarr.create_group(str(source / "plain"))

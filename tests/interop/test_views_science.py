@@ -68,7 +68,7 @@ def test_netcdf_reads_the_values_that_are_stored(mount: Mounter, tmp_path: Path,
         assert "counts:" not in head
 
 
-def test_a_group_of_nothing_but_arrays_without_axes_reads_as_it_does_natively(mount: Mounter, tmp_path: Path) -> None:
+def test_a_group_of_arrays_without_axes_reads_as_natively(mount: Mounter, tmp_path: Path) -> None:
     """Old and new xarray; what one of them writes back leaves the array without names, as it was."""
     source = tmp_path / "data.zarr"
     crs = xarray.Dataset({"crs": ((), 0, {"grid": "latitude"}), "height": ((), 0.0)})
@@ -132,7 +132,7 @@ def appended_natively(name: str) -> tuple[Values, Values]:
         ("as-before", "old", "encoded"),
     ],
 )
-def test_what_xarray_appends_and_writes_in_a_region_is_what_it_reads_natively_then(
+def test_what_xarray_appends_and_writes_in_regions_it_reads_natively(
     mount: Mounter, tmp_path: Path, name: str, library: str, view: str
 ) -> None:
     source = tmp_path / "data.zarr"

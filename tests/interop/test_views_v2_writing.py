@@ -205,7 +205,7 @@ def content_of(root: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(mount: Mounter, tmp_path: Path) -> None:
+def test_a_consolidated_dataset_becomes_v3_in_any_order_of_its_files(mount: Mounter, tmp_path: Path) -> None:
     plain, source = tmp_path / "plain", tmp_path / "source"
     ZARR2.run(MAKE, plain)
     values = np.arange(240).reshape(12, 20)

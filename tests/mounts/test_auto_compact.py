@@ -71,7 +71,7 @@ def test_nobody_notices(mount: Mounter, tmp_path: Path) -> None:
     assert size(mounted) == SIZE
 
 
-def test_only_what_is_written_to_is_compacted_and_only_from_the_ratio_on(mount: Mounter, tmp_path: Path) -> None:
+def test_auto_compact_rewrites_only_written_shards_from_the_ratio_on(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "source"
     store(source, document())
     data = (source / OTHER).read_bytes()  # more than half of it is dead, by other programs

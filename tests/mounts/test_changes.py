@@ -227,7 +227,7 @@ def test_another_inner_chunk_shape_is_another_tree(stored: ChangingArray, root: 
     ],
     ids=["removed", "broken", "not-sharded"],
 )
-def test_without_the_document_of_a_sharded_array_a_directory_is_shown_as_stored(
+def test_without_its_document_an_array_is_shown_as_stored(
     stored: ChangingArray, root: Path, change: Callable[[Path], None]
 ) -> None:
     assert chunks_below(root) == stored.chunks(1)

@@ -74,9 +74,7 @@ def written(directories: list[Path]) -> Iterator[dict[str, bytes]]:
 
 
 @pytest.mark.parametrize("change", ["moved", "resized"])
-def test_what_is_written_while_an_array_is_moved_or_resized_is_not_lost(
-    mount: Mounter, source: Path, change: str
-) -> None:
+def test_writes_during_a_move_or_resize_are_not_lost(mount: Mounter, source: Path, change: str) -> None:
     root = mount(source, write=True).path
     directories = [root / "0"]
     document = json.loads((root / "0/zarr.json").read_text())
@@ -98,9 +96,7 @@ def store_natively(source: Path) -> None:
     zarr.open_array(source / "0")[0:2, 0:6] = np.frombuffer(b"new." * 12, "<i4").reshape(2, 6)
 
 
-def test_chunks_of_one_shard_that_were_written_before_and_after_a_native_resize_are_both_committed(
-    source: Path, root: Path
-) -> None:
+def test_chunks_written_before_and_after_a_native_resize_are_both_committed(source: Path, root: Path) -> None:
     (root / "0/c/0/0").write_bytes(b"1" * NBYTES)
     document = json.loads((source / "0/zarr.json").read_text())
     (source / "new").write_text(json.dumps({**document, "shape": [8, 24]}))
@@ -111,7 +107,7 @@ def test_chunks_of_one_shard_that_were_written_before_and_after_a_native_resize_
 
 
 @pytest.mark.parametrize("is_native", [False, True])
-def test_a_program_that_opens_a_chunk_has_the_current_version_though_others_have_an_older_one_open(
+def test_opening_a_chunk_gives_its_current_version_despite_older_handles(
     source: Path, root: Path, is_native: bool
 ) -> None:
     path = root / "0/c/0/1"
@@ -127,9 +123,7 @@ def test_a_program_that_opens_a_chunk_has_the_current_version_though_others_have
     assert path.read_bytes() == b"1111new.2222" + b"new." * 3
 
 
-def test_what_is_written_from_the_first_byte_on_is_never_mixed_with_what_others_store_meanwhile(
-    source: Path, root: Path
-) -> None:
+def test_a_whole_write_is_never_mixed_with_what_others_store_meanwhile(source: Path, root: Path) -> None:
     path = root / "0/c/0/1"
     with path.open("wb", buffering=0) as one:
         one.write(b"1" * 12)

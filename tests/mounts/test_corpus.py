@@ -18,7 +18,7 @@ from tests.support.writers import tool
 
 
 @every_case
-def test_the_files_are_the_inner_chunks_and_the_document_and_nothing_else(corpus: Corpus, case: Case) -> None:
+def test_the_files_are_exactly_the_inner_chunks_and_the_document(corpus: Corpus, case: Case) -> None:
     found = files_below(corpus.path(case))
     found.pop("zarr.json")
     assert found == by_key(case.document, corpus.encoded[case.name])

@@ -68,7 +68,7 @@ def decoded_chunk(case: Case, coords: Coordinates, chunk_shape: list[int]) -> by
 
 
 @pytest.mark.parametrize("view", ["v3", "v2"])
-def test_every_array_of_the_corpus_is_bytes_in_c_order_of_the_size_that_is_told(
+def test_decoded_chunks_are_bytes_in_c_order_of_the_size_that_stat_shows(
     corpus: Corpus, mount: Mounter, view: str
 ) -> None:
     root = mount(corpus.mount.source, arguments=[f"--view={view}", "--decode"]).path
@@ -85,7 +85,7 @@ def test_every_array_of_the_corpus_is_bytes_in_c_order_of_the_size_that_is_told(
             assert size == len(data)
 
 
-def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mount: Mounter, tmp_path: Path) -> None:
+def test_damaged_chunks_are_eio_and_others_are_right(mount: Mounter, tmp_path: Path) -> None:
     detects = {"none": False, "zstd": False, "gzip": True, "crc32c": True, "blosc": False}
     """Whether the codecs find out that a bit is another."""
     after = {"none": [], "zstd": [ZSTD], "gzip": [GZIP, CRC32C], "crc32c": [CRC32C], "blosc": [BLOSC]}
@@ -105,7 +105,7 @@ def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mo
         assert [read_error(mounted.path / name / key) for key in ("c/0/2", "c/1/3")] == [None, None]
 
 
-def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(mount: Mounter, tmp_path: Path) -> None:
+def test_decompression_bombs_and_large_chunks_take_bounded_memory(mount: Mounter, tmp_path: Path) -> None:
     nbytes, some = 4 * MIB, ("gzip-below-the-limit", "zstd-gzip", "blosc", "crc32c-gzip")
     for name in some:
         codecs, bomb = BOMBS[name]
@@ -136,7 +136,7 @@ DOCUMENTS = {
 }
 
 
-def test_a_chunk_is_written_in_any_way_that_leaves_it_its_size(mount: Mounter, tmp_path: Path) -> None:
+def test_decoded_chunks_are_written_in_any_way_that_keeps_their_size(mount: Mounter, tmp_path: Path) -> None:
     values = np.arange(96, dtype="<i4").reshape(SHAPE)
     for name, document in DOCUMENTS.items():
         store(tmp_path / "s" / name, document, values)

@@ -129,9 +129,7 @@ def test_nested_directories_list_rows_and_columns(mounted: Mount, encoding: str)
     assert encoding == "default" or {"zarr.json", *PLAIN} <= set(os.listdir(root))
 
 
-def test_the_directories_of_chunks_that_no_shard_covers_are_found_but_not_listed(
-    mount: Mounter, tmp_path: Path
-) -> None:
+def test_directories_that_no_shard_covers_exist_but_are_not_listed(mount: Mounter, tmp_path: Path) -> None:
     absent = [(row, column) for row in (0, 1) for column in range(4)]
     store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))), absent=absent)
     root = mount(tmp_path / "source").path

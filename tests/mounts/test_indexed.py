@@ -56,7 +56,7 @@ def read(directory: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"]], ids=" ".join)
-def test_what_is_written_and_resized_is_stored_in_such_shards(
+def test_writes_and_resizes_are_stored_in_such_shards(
     mount: Mounter, source: Path, values: np.ndarray, options: list[str]
 ) -> None:
     mounted = mount(source, write=True, arguments=options)

@@ -72,7 +72,7 @@ def test_removing_an_array_removes_the_locks_in_it(mount: Mounter, tmp_path: Pat
     assert os.listdir(tmp_path / "source") == ["zarr.json"]
 
 
-def test_a_lock_that_was_left_beside_a_shard_is_told_and_the_changes_stay(mount: Mounter, tmp_path: Path) -> None:
+def test_a_leftover_lock_is_reported_and_changes_stay_pending(mount: Mounter, tmp_path: Path) -> None:
     lock = make(tmp_path / "source", "/")
     mounted = mount(tmp_path / "source", write=True, expect=(r"0\.__lock was left beside it",))
     (mounted.path / "a/c/0/0").write_bytes(np.full(4, 7, "i4").tobytes())
@@ -83,9 +83,7 @@ def test_a_lock_that_was_left_beside_a_shard_is_told_and_the_changes_stay(mount:
     assert READERS["zarr"](tmp_path / "source/a")[0, 0] == 7
 
 
-def test_what_programs_call_a_chunk_while_they_write_it_is_stored_in_a_directory(
-    mount: Mounter, tmp_path: Path
-) -> None:
+def test_temporary_names_of_chunks_are_stored_in_a_directory(mount: Mounter, tmp_path: Path) -> None:
     """Nothing but locks is taken out of a directory of this machine: there such a name costs no request."""
     make(tmp_path / "source", ".")
     path = mount(tmp_path / "source", write=True).path / "a"

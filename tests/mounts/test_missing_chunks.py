@@ -65,7 +65,7 @@ def values_of(source: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--decode"]])
-def test_they_are_files_where_readers_would_take_them_for_another_value(
+def test_missing_chunks_that_read_as_another_value_are_files(
     mount: Mounter, source: Path, tmp_path: Path, arguments: list[str]
 ) -> None:
     root = mount(source, arguments=[V2, *arguments]).path

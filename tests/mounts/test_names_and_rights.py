@@ -96,7 +96,7 @@ def test_new_shards_and_documents_have_the_mode_that_programs_give(mount: Mounte
             mounted.unmount()
 
 
-def test_what_another_user_creates_has_the_owner_and_group_that_it_has_anywhere(public: Path) -> None:
+def test_files_of_another_user_have_the_owner_and_group_as_elsewhere(public: Path) -> None:
     source, elsewhere = public / "source", public / "elsewhere"
     for root in (source, elsewhere):
         (root / "group").mkdir(parents=True)

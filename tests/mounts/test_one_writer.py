@@ -72,9 +72,7 @@ def test_a_second_writing_mount_is_refused_and_the_first_is_named(mount: Mounter
     assert stored(source) == NEW
 
 
-def test_of_a_source_that_is_written_commands_show_what_is_pending_and_change_nothing(
-    mount: Mounter, source: Path
-) -> None:
+def test_commands_on_a_source_that_is_written_change_nothing(mount: Mounter, source: Path) -> None:
     first = mount(source, write=True)
     (first.path / "image/c/0/0").write_bytes(NEW)
     for command in (("recover", "--apply"), ("compact",)):
@@ -144,7 +142,7 @@ def test_a_signal_commits_what_was_published_while_files_are_open(mount: Mounter
     assert stored(source) == NEW
 
 
-def test_a_mount_whose_source_was_renamed_leaves_alone_what_has_the_path_now(
+def test_a_mount_of_a_renamed_source_leaves_the_new_owner_of_the_path_alone(
     mount: Mounter, source: Path, place: Path
 ) -> None:
     first = mount(source, write=True)

@@ -143,7 +143,7 @@ def test_files_may_come_in_any_order(
     assert_group_is_packed(source)
 
 
-def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter, plain: Path, source: Path) -> None:
+def test_a_new_document_hides_no_temporary_file(mount: Mounter, plain: Path, source: Path) -> None:
     """What programs do to one by its name until they rename it: the file is moved below them as its array begins."""
     document, data = (plain / "image/zarr.json").read_bytes(), (plain / "image/c/0/0/0").read_bytes()
     mounted = mount(source, write=True, shards="2,2,2")
@@ -209,7 +209,7 @@ def test_links_among_the_chunks_of_a_new_array_cost_no_chunk(mount: Mounter, pla
     assert os.readlink(again.path / "image/c/0/0/nothing") == "nowhere"
 
 
-def test_what_others_store_in_a_new_array_is_shown(mount: Mounter, source: Path) -> None:
+def test_chunks_that_others_store_in_a_new_array_are_shown(mount: Mounter, source: Path) -> None:
     """Only directories of chunks that were made exist in a new array, and those that others have stored chunks in."""
     mounted = mount(source, write=True, shards="2", metadata_ttl=0.0)
     made = zarr.create_array(str(mounted.path / "a"), shape=SHAPE, dtype="u2", **PLAIN)

@@ -77,7 +77,7 @@ AROUND = [
 
 
 @pytest.mark.parametrize("way", [[], ["--foreground"]], ids=["background", "foreground"])
-def test_a_source_or_mount_point_that_is_not_what_it_should_be(place: Path, way: list[str]) -> None:
+def test_wrong_sources_and_mount_points_are_refused(place: Path, way: list[str]) -> None:
     for status, said, *arguments in REFUSED:
         line = refused(status, place, *way, *(argument.format(place) for argument in arguments))
         assert said.format(place) in line
@@ -85,7 +85,7 @@ def test_a_source_or_mount_point_that_is_not_what_it_should_be(place: Path, way:
 
 
 @pytest.mark.parametrize(("source", "point", "said"), AROUND)
-def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str, said: str) -> None:
+def test_a_mount_point_inside_or_around_the_source_is_refused(place: Path, source: str, point: str, said: str) -> None:
     line = refused(MOUNT_POINT, place, source, point)
     assert line.startswith(said.format(place))
     assert "mkdir" not in line
@@ -119,7 +119,7 @@ def test_a_machine_without_fusermount3_or_dev_fuse(place: Path) -> None:
     assert "modprobe fuse" in refused(MACHINE, place, "source", "place", prefix=hide)
 
 
-def test_what_is_no_mount_of_ours_is_told(place: Path) -> None:
+def test_commands_refuse_what_is_no_mount(place: Path) -> None:
     for name, point in product(("umount", "stats", "flush"), ("place", "missing", "source/zarr.json", "/", "/proc")):
         said = one_line_of(run(name, point, cwd=place), MOUNT_POINT)
         assert said.startswith(f"{point} {'does not exist' if point == 'missing' else 'is not a mount of shardfs'}; ")

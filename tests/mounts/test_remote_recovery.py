@@ -22,7 +22,7 @@ def commit(mounted: Mount) -> None:
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
-def test_the_next_mount_takes_what_one_of_several_left_and_tells_of_the_rest(host: Host) -> None:
+def test_the_next_mount_takes_over_one_journal_and_names_the_others(host: Host) -> None:
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)
     publish(second, _1=OTHER)
@@ -38,7 +38,7 @@ def test_the_next_mount_takes_what_one_of_several_left_and_tells_of_the_rest(hos
     assert host.recover() == []
 
 
-def test_what_another_host_changed_of_the_same_shard_is_kept(host: Host) -> None:
+def test_changes_of_another_host_to_the_same_shard_are_kept(host: Host) -> None:
     host.leave(_0=NEW)
     host.elsewhere().commit("c/0/1", OTHER)
     host.mount().unmount()
@@ -70,7 +70,7 @@ def test_a_commit_that_was_made_before_its_mount_was_killed_is_not_made_again(ho
     assert host.recover() == []
 
 
-def test_a_commit_that_was_made_is_known_also_with_that_of_another_host_on_top(host: Host, s3_proxy: S3Proxy) -> None:
+def test_a_finished_commit_is_recognized_under_that_of_another_host(host: Host, s3_proxy: S3Proxy) -> None:
     direct, host = host.elsewhere(), host.behind(s3_proxy.url)
     mounted = host.mount()
     publish(mounted, _0=NEW, _1=NEW)
@@ -92,9 +92,7 @@ def test_a_commit_that_was_made_is_known_also_with_that_of_another_host_on_top(h
     assert host.recover() == []
 
 
-def test_a_shard_that_another_host_replaces_while_a_mount_recovers_is_looked_at_again(
-    host: Host, s3_proxy: S3Proxy
-) -> None:
+def test_a_shard_that_is_replaced_during_recovery_is_looked_at_again(host: Host, s3_proxy: S3Proxy) -> None:
     direct, host = host.elsewhere(), host.behind(s3_proxy.url)
     mounted = host.mount()
     publish(mounted, _0=NEW, _1=NEW)

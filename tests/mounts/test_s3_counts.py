@@ -120,7 +120,7 @@ def test_a_leaf_takes_the_index_of_each_of_its_shards_once(remote: Remote) -> No
     assert requests == Counter([*indexes, *listings, *documents])
 
 
-def test_what_was_seen_takes_no_request_within_the_metadata_ttl(remote: Remote, tmp_path: Path) -> None:
+def test_within_the_metadata_ttl_known_names_take_no_request(remote: Remote, tmp_path: Path) -> None:
     fill(remote, "image", bytes_of(16, nshards=3))
     remote.put("notes.txt", b"notes")
     root = remote.mount(metadata_ttl=3600)
@@ -134,7 +134,7 @@ def test_what_was_seen_takes_no_request_within_the_metadata_ttl(remote: Remote, 
     assert remote.asked() == []
 
 
-def test_what_is_older_is_asked_for_again_but_an_index_that_did_not_change_is_not_fetched(remote: Remote) -> None:
+def test_after_the_ttl_only_changed_indexes_are_fetched_again(remote: Remote) -> None:
     chunks = fill(remote, "", bytes_of(64))
     root = remote.mount(metadata_ttl=0)
     assert (root / "c/9").read_bytes() == chunks["c/9"]

@@ -117,7 +117,7 @@ def test_programs_that_have_a_file_open_see_what_one_of_them_writes(shared: Host
     assert shared.bucket.get(key("open.txt")) == b"abc34567XYZ"
 
 
-def test_what_is_written_through_a_mapping_is_stored_when_that_goes(shared: Host, mounted: Mount) -> None:
+def test_writes_through_a_mapping_are_stored_when_it_ends(shared: Host, mounted: Mount) -> None:
     with (mounted.path / "mapped.txt").open("r+b") as file:
         mapping = mmap.mmap(file.fileno(), 0)
     mapping[2:4] = b"ab"
@@ -155,7 +155,7 @@ def test_a_file_that_is_renamed_while_it_is_open_is_stored_under_its_new_name(sh
 
 
 @pytest.mark.parametrize("nbytes", [10, 5 * MIB])
-def test_a_file_that_is_moved_keeps_what_it_has_besides_its_bytes(host: Host, nbytes: int) -> None:
+def test_a_moved_file_keeps_its_metadata(host: Host, nbytes: int) -> None:
     data = os.urandom(nbytes)
     host.bucket.put(key("one.bin"), data, ContentType="text/x-notes", Metadata={"owner": "me"})
     host.bucket.put(key("two.bin"), b"in its way")
@@ -179,9 +179,7 @@ def probe_with_sqlite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda path: path.open("ab").close(), probe_with_sqlite], ids=["append", "sqlite"])
-def test_a_file_that_nobody_wrote_to_is_not_kept_where_another_host_has_made_it(
-    host: Host, make: Callable[[Path], None]
-) -> None:
+def test_an_unwritten_file_is_not_kept_if_another_host_made_it(host: Host, make: Callable[[Path], None]) -> None:
     mounted = host.mount(expect=(CHANGED, "journal.txt"))
     path, theirs = mounted.path / "journal.txt", b"of another host"
     assert not path.exists()
@@ -198,7 +196,7 @@ def test_a_file_that_nobody_wrote_to_is_not_kept_where_another_host_has_made_it(
 
 
 @pytest.mark.parametrize(("name", "write"), [("notes.txt", in_place), ("zarr.json", by_rename)])
-def test_what_was_refused_stays_but_never_replaces_a_later_version_of_its_own_host(
+def test_a_refused_file_is_kept_but_never_replaces_a_later_version(
     host: Host, name: str, write: Callable[[Path, bytes], None]
 ) -> None:
     stored = json.loads(host.bucket.get(key("zarr.json")))
@@ -238,7 +236,7 @@ def test_of_two_hosts_that_edit_a_document_the_second_is_refused(host: Host) -> 
     assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1, "other": 1}
 
 
-def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(host: Host) -> None:
+def test_an_edit_is_compared_with_what_its_program_read(host: Host) -> None:
     other = host.elsewhere()
     mounted = host.mounter(
         host.url, write=True, state=other.state, env=host.bucket.environment, expect=(CHANGED, KEPT), metadata_ttl=0
@@ -259,7 +257,7 @@ def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(host: Ho
 
 
 @pytest.mark.parametrize(("name", "write"), [("notes.txt", by_rename), ("new/zarr.json", in_place)])
-def test_what_was_said_not_to_be_there_is_made_and_never_replaced(
+def test_a_file_created_after_enoent_never_replaces_another(
     host: Host, write: Callable[[Path, bytes], None], name: str
 ) -> None:
     mounted = host.mount(expect=(CHANGED, KEPT))
@@ -293,7 +291,7 @@ def test_in_the_v2_view_an_edit_of_a_document_that_another_host_changed_is_refus
     assert attributes(host.bucket.get(key("zarr.json"))) == {"a": 1, "theirs": 1}
 
 
-def test_own_changes_follow_each_other_without_a_look(host: Host) -> None:
+def test_own_changes_need_no_look_at_the_store(host: Host) -> None:
     mounted = host.mount()
     path = mounted.path / "zarr.json"
     document = json.loads(path.read_bytes())
@@ -310,7 +308,7 @@ def test_own_changes_follow_each_other_without_a_look(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
-def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host, s3_proxy: S3Proxy, name: str) -> None:
+def test_refused_files_are_kept_named_and_stored_with_apply(host: Host, s3_proxy: S3Proxy, name: str) -> None:
     host = host.behind(s3_proxy.url)
     first = json.loads(host.bucket.get(key("zarr.json")))
     host.bucket.put(key(name), json.dumps(first).encode())
@@ -359,9 +357,7 @@ def test_what_is_kept_is_stored_however_much_it_is_and_the_last_version_stays(ho
     assert host.bucket.get(key("notes.txt")) == b"ours"
 
 
-def test_a_file_that_was_closed_survives_a_killed_mount_and_another_replaces_nothing(
-    host: Host, s3_proxy: S3Proxy
-) -> None:
+def test_closed_files_survive_a_killed_mount_and_replace_nothing(host: Host, s3_proxy: S3Proxy) -> None:
     host.bucket.put(key("stored.txt"), b"first")
     behind = host.behind(s3_proxy.url)
     mounted = behind.mount()
@@ -398,7 +394,7 @@ def test_a_file_that_was_closed_survives_a_killed_mount_and_another_replaces_not
     assert key("open.txt") not in host.bucket.keys(PREFIX)
 
 
-def test_of_hosts_that_make_one_file_only_if_it_is_absent_one_succeeds(host: Host) -> None:
+def test_of_several_exclusive_creations_one_succeeds(host: Host) -> None:
     mounts = [host.mount(expect=(CHANGED, KEPT)), host.elsewhere().mount(expect=(CHANGED, KEPT))]
     files = [os.open(mounted.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL) for mounted in mounts]
     for number, file in enumerate(files):

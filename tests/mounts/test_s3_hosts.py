@@ -189,9 +189,7 @@ def test_of_many_that_create_a_document_exactly_one_succeeds(
     assert [host.recover() for host in hosts[:3]] == [[]] * 3  # of those who lost, nothing is kept
 
 
-def test_a_host_that_has_not_seen_an_array_grow_does_not_remove_its_new_chunks(
-    hosts: list[Host], tmp_path: Path
-) -> None:
+def test_a_host_that_missed_the_growth_of_an_array_removes_no_chunks(hosts: list[Host], tmp_path: Path) -> None:
     one, other = hosts[0].mount(), hosts[1].mount(expect=("another program has changed the shape",))
     seen = json.loads((other.path / "zarr.json").read_text())
     (one.path / "zarr.json").write_text(json.dumps(seen | {"shape": [2 * SIDE * INNER, SIDE * INNER]}))

@@ -24,7 +24,7 @@ MIB = 2**20
 source = local_source
 
 
-def test_what_was_closed_survives_a_daemon_killed_at_any_moment(
+def test_closed_files_survive_a_daemon_killed_at_any_moment(
     s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, source: Path, tmp_path: Path
 ) -> None:
     s3_bucket.upload(source, PREFIX)
@@ -70,9 +70,7 @@ def store_large(host: Host) -> str:
 
 
 @pytest.mark.parametrize("operation", ["UploadPart", "CompleteMultipartUpload"])
-def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_object_is_not(
-    host: Host, s3_proxy: S3Proxy, operation: str
-) -> None:
+def test_uploads_of_a_killed_mount_are_aborted_and_no_others(host: Host, s3_proxy: S3Proxy, operation: str) -> None:
     key = store_large(host)
     other = host.bucket.client.create_multipart_upload(Bucket=host.bucket.name, Key=key + "0")["UploadId"]
     behind = host.behind(s3_proxy.url)

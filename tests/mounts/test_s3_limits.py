@@ -51,7 +51,7 @@ def test_a_directory_of_objects_is_moved_by_copying(host: Host) -> None:
     assert not host.bucket.keys(f"{PREFIX}/old")
 
 
-def test_what_another_host_makes_is_not_seen_before_the_metadata_ttl_is_over(host: Host) -> None:
+def test_files_of_another_host_are_seen_after_the_metadata_ttl(host: Host) -> None:
     believing = host.mount(write=False)
     asking = host.mounter(host.url, state=host.state, env=host.bucket.environment, metadata_ttl=0.0)
     names = [sorted(os.listdir(mounted.path)) for mounted in (believing, asking)]

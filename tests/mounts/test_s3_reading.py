@@ -132,7 +132,7 @@ def test_the_whole_bucket_is_a_source_too(remote: Remote) -> None:
     assert files_below(mounted.path / PREFIX) == files_below(remote.mount())
 
 
-def test_what_is_known_is_read_while_120_reads_wait_for_the_store(remote: Remote, tmp_path: Path) -> None:
+def test_cached_data_is_read_while_120_reads_wait_for_the_store(remote: Remote, tmp_path: Path) -> None:
     chunks = fill(remote, "image", bytes_of(1, nshards=121))
     root = remote.mount(arguments=[f"--cache={tmp_path}/cache"])
     first, *others = (root / "image" / key for key in chunks)

@@ -47,9 +47,7 @@ def test_a_shard_without_chunks_is_deleted(host: Host, mounted: Mount, s3_proxy:
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (None, NEW)
 
 
-def test_where_a_condition_on_delete_is_ignored_an_emptied_shard_stays_as_its_index(
-    host: Host, s3_proxy: S3Proxy
-) -> None:
+def test_without_conditional_delete_an_emptied_shard_stays_as_its_index(host: Host, s3_proxy: S3Proxy) -> None:
     s3_proxy.fail("DeleteObject", Ignore("if-match"), times=None)
     mounted = host.mount()
     s3_proxy.log.clear()
@@ -64,7 +62,7 @@ def test_where_a_condition_on_delete_is_ignored_an_emptied_shard_stays_as_its_in
     mounted.unmount()
 
 
-def test_what_an_object_has_besides_its_bytes_survives_every_commit(host: Host, s3_proxy: S3Proxy) -> None:
+def test_metadata_of_objects_survives_every_commit(host: Host, s3_proxy: S3Proxy) -> None:
     kept = {"ContentType": "application/x-zarr", "CacheControl": "max-age=7", "StorageClass": "STANDARD_IA"}
     big = sharding((1, 2**20), {"name": "bytes"})
     host.bucket.put(
@@ -95,7 +93,7 @@ def test_what_an_object_has_besides_its_bytes_survives_every_commit(host: Host, 
     mounted.unmount()
 
 
-def test_a_shrink_empties_what_is_outside_and_growing_again_shows_nothing_of_it(host: Host, mounted: Mount) -> None:
+def test_growth_after_a_shrink_shows_nothing_of_what_was_outside(host: Host, mounted: Mount) -> None:
     def resize(*shape: int) -> None:
         document = json.loads((mounted.path / "zarr.json").read_bytes()) | {"shape": shape}
         (mounted.path / "zarr.json").write_text(json.dumps(document))
@@ -111,9 +109,7 @@ def test_a_shrink_empties_what_is_outside_and_growing_again_shows_nothing_of_it(
     assert [host.chunk(0, 0), host.chunk(1, 0), host.chunk(2, 0)] == [kept, None, None]
 
 
-def test_a_large_file_whose_name_a_server_could_take_for_another_one_is_not_copied_unconditionally(
-    host: Host, s3_proxy: S3Proxy
-) -> None:
+def test_a_large_file_with_an_ambiguous_name_is_not_copied_unconditionally(host: Host, s3_proxy: S3Proxy) -> None:
     s3_proxy.fail("UploadPartCopy", Ignore("x-amz-copy-source-if-match"), times=None)
     mounted = host.mounter(
         host.url, write=True, state=host.state, env=host.bucket.environment, arguments=["--single-writer"]

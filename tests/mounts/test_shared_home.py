@@ -75,7 +75,7 @@ def stored(bucket: Bucket) -> list[bytes | None]:
     return [opened[""].read_chunk((0, j)) for j in range(2)]
 
 
-def test_what_a_running_mount_of_another_host_has_is_left_alone(hosts: tuple[Host, Host], s3_bucket: Bucket) -> None:
+def test_files_of_a_running_mount_of_another_host_are_left_alone(hosts: tuple[Host, Host], s3_bucket: Bucket) -> None:
     alpha, beta = hosts
     url = s3_bucket.url(PREFIX)
     first = alpha.mount(url)
@@ -93,9 +93,7 @@ def test_what_a_running_mount_of_another_host_has_is_left_alone(hosts: tuple[Hos
     assert alpha.run("recover").stdout == beta.run("recover").stdout == "nothing to recover\n"
 
 
-def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked_for(
-    hosts: tuple[Host, Host], s3_bucket: Bucket
-) -> None:
+def test_a_journal_of_another_host_is_replayed_when_asked_for(hosts: tuple[Host, Host], s3_bucket: Bucket) -> None:
     alpha, beta = hosts
     url = s3_bucket.url(PREFIX)
     first = alpha.mount(url)

@@ -208,7 +208,7 @@ def read_natively(source: Path, book: Book) -> None:
             assert_same(READERS["zarr"](source / name), book.values(name))
 
 
-def test_what_was_closed_survives_a_daemon_killed_at_any_moment(mount: Mounter, source: Path) -> None:
+def test_closed_files_survive_a_daemon_killed_at_any_moment(mount: Mounter, source: Path) -> None:
     chance = random.Random(1)
     book = Book.new()
     mounted = mount(source, write=True)

@@ -128,7 +128,7 @@ def test_documents_of_v2_are_written_by_their_own_rules(mount: Mounter, source: 
     assert (document["attributes"], document["dimension_names"]) == (ATTRIBUTES, ["a", "b", "c"])
 
 
-def test_a_node_is_removed_with_its_document_and_what_was_beside_it_can_be(mount: Mounter, source: Path) -> None:
+def test_a_node_is_removed_with_its_document_and_files_beside_it(mount: Mounter, source: Path) -> None:
     (source / "group").mkdir()
     consolidated = {"kind": "inline", "must_understand": False, "metadata": {}}
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}, "consolidated_metadata": consolidated}
@@ -144,7 +144,7 @@ def test_a_node_is_removed_with_its_document_and_what_was_beside_it_can_be(mount
         assert not (source / name).exists()
 
 
-def test_documents_that_another_one_hid_do_not_come_back_when_that_goes(mount: Mounter, source: Path) -> None:
+def test_hidden_documents_do_not_come_back(mount: Mounter, source: Path) -> None:
     for name in (".zarray", ".zattrs"):
         write(source / "image" / name, {"hidden": 1})
     image = mount(source, write=True, arguments=V2).path / "image"
@@ -154,7 +154,7 @@ def test_documents_that_another_one_hid_do_not_come_back_when_that_goes(mount: M
     assert not list((source / "image").glob(".z*"))
 
 
-def test_an_array_becomes_no_group_and_a_group_no_array_unless_it_is_removed(mount: Mounter, source: Path) -> None:
+def test_arrays_and_groups_become_each_other_only_when_removed(mount: Mounter, source: Path) -> None:
     """Whether it is stored as v2, or has chunks; and no directory takes the name of a document."""
     (source / "group").mkdir()
     write(source / "group/.zgroup", GROUP)
@@ -213,7 +213,7 @@ VIEWS = {"v2": V2, "v2 decoded": [*V2, "--decode"], "v3": []}
 
 
 @pytest.mark.parametrize(("killed", "next_view"), [("v2", "v2 decoded"), ("v2 decoded", "v3")])
-def test_what_a_killed_mount_published_in_one_view_is_committed_in_another(
+def test_a_journal_of_one_view_is_committed_in_another(
     mount: Mounter, tmp_path: Path, killed: str, next_view: str
 ) -> None:
     source = tmp_path / "data.zarr"

@@ -328,7 +328,7 @@ def test_a_writer_of_a_file_that_was_renamed_onto_a_chunk_gets_estale(root: Path
 
 
 @pytest.mark.parametrize("name", [KEY, "zarr.json"])
-def test_what_is_written_after_another_file_took_the_name_is_not_seen(root: Path, name: str) -> None:
+def test_writes_to_a_replaced_file_are_not_seen(root: Path, name: str) -> None:
     old, beside = (root / name).read_bytes(), root / "beside"
     with beside.open("wb", buffering=0) as plain:
         os.rename(root / name, beside)
@@ -343,7 +343,7 @@ def test_what_is_written_after_another_file_took_the_name_is_not_seen(root: Path
     assert (root / name).read_bytes() == old
 
 
-def test_mode_and_time_are_set_on_the_file_that_is_open_whatever_has_its_name(root: Path) -> None:
+def test_mode_and_time_are_set_on_the_open_file_not_its_name(root: Path) -> None:
     for name in ("old", "new"):
         (root / name).write_bytes(b"")
         (root / name).chmod(0o644)

@@ -301,9 +301,7 @@ def test_a_sharded_array_that_is_created_through_the_mount_is_shown_as_stored(
     assert len(files_below(again / "z/c")) == 4
 
 
-def test_a_directory_that_becomes_one_of_chunks_goes_on_for_programs_that_have_it_open(
-    mount: Mounter, tmp_path: Path
-) -> None:
+def test_a_directory_that_becomes_one_of_chunks_stays_usable_while_open(mount: Mounter, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     root = mount(tmp_path / "source", write=True, shards="2").path / "array"
     (root / "c/0").mkdir(parents=True)
@@ -385,7 +383,7 @@ def test_a_copier_finds_what_it_has_copied(
         assert np.array_equal(np.asarray(copied[...]), VALUES)
 
 
-def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: Mounter, tmp_path: Path) -> None:
+def test_misleading_texts_of_documents_are_not_shown(mount: Mounter, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     mounted = mount(tmp_path / "source", write=True, shards="2", arguments=["--view=v2", "--dimension-separator=/"])
     (mounted.path / "array").mkdir()
@@ -402,7 +400,7 @@ def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: M
 
 
 @pytest.mark.parametrize(("view", "name"), [("v3", "zarr.json"), ("v2", ".zattrs")])
-def test_a_program_that_opens_a_document_has_the_current_one_though_others_have_an_older_one_open(
+def test_opening_a_document_gives_its_current_version_despite_older_handles(
     mount: Mounter, tmp_path: Path, view: str, name: str
 ) -> None:
     store(tmp_path / "source", DOCUMENT | {"attributes": {"before": 1}})
