@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from threading import Lock
@@ -158,9 +158,10 @@ class DiskCache:
         self._disk = disk
         self._clock = clock
         self._known: dict[str, Spans] = {}
-        """The entries of each version, as far as they were seen: other processes may have added and evicted some."""
+        """The entries of each version, as far as they were seen since the last count: other processes may have added
+        and evicted some."""
         self._listed: dict[str, float] = {}
-        """When a drawer was listed."""
+        """When a drawer was listed, since the last count."""
         self._failed = _NEVER
         self._room = 0
         """How many bytes may be added before everything is counted again."""
@@ -205,7 +206,7 @@ class DiskCache:
         if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES):
             return
         with self._lock:
-            around = self._spans(entry.version).at(offset)
+            around = self._known.get(entry.version, Spans()).at(offset)
         if abs(now - self._failed) < _PAUSE_SECONDS or (around is not None and around.stop >= entry.span.stop):
             return
         try:
@@ -233,7 +234,7 @@ class DiskCache:
             self._unlink(temporary)
             raise
         with self._lock:
-            within = self._spans(entry.version).add(entry.span)
+            within = self._known.setdefault(entry.version, Spans()).add(entry.span)
             self._room -= nbytes
         for span in within:
             self._unlink(entry._replace(span=span).path)
@@ -241,36 +242,31 @@ class DiskCache:
             if self._room < 0:
                 self._count()
 
-    def _spans(self, version: str) -> Spans:
-        return self._known.setdefault(version, Spans())
-
     def _look_up(self, version: str, offset: int) -> Entry | None:
         """Return the entry that extends furthest from *offset*, including those of other processes."""
         entry, now = Entry(version, Span(offset, offset)), self._clock()
         with self._lock:
-            found = self._spans(version).at(offset)
+            found = self._known.get(version, Spans()).at(offset)
             if found is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
-                self._list(entry.drawer)
-                found = self._spans(version).at(offset)
+                listed = self._list(entry.drawer)
+                self._listed[entry.drawer] = self._clock()
+                self._known |= {other.version: Spans() for other in listed}
+                for other in listed:
+                    self._known[other.version].add(other.span)
+                found = self._known.get(version, Spans()).at(offset)
         return None if found is None else entry._replace(span=found)
 
     def _list(self, drawer: str) -> list[Entry]:
-        """Look at the names in a drawer, and return its entries; the caller holds the lock."""
-        entries: list[Entry] = []
+        """Return the entries in a drawer."""
         with suppress(OSError):
             directory = Descriptor(os.open(drawer, DIRECTORY, dir_fd=self._folder.fd))
-            entries = [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
-        self._listed[drawer] = self._clock()
-        for entry in entries:
-            self._known[entry.version] = Spans()
-        for entry in entries:
-            self._known[entry.version].add(entry.span)
-        return entries
+            return [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
+        return []
 
     def _drop(self, entry: Entry) -> None:
         """Forget an entry and remove it; shorter ones that it hid are found by listing its drawer again."""
         with self._lock:
-            self._spans(entry.version).discard(entry.span)
+            self._known.get(entry.version, Spans()).discard(entry.span)
             if self._unlink(entry.path):
                 self._listed.pop(entry.drawer, None)
 
@@ -283,33 +279,32 @@ class DiskCache:
         return True
 
     def _count(self) -> None:
-        """Look at everything in the cache, whoever added it, and evict the least recently used entries."""
+        """Count everything in the cache, whoever added it, and evict the least recently used entries."""
         with self._lock:
             self._room = 0  # what is added meanwhile is subtracted again
             self._known.clear()
-        rows: list[tuple[float, int, Entry]] = []
-        for name in os.listdir(self._folder.fd):
-            if _DRAWER.fullmatch(name):
-                with self._lock:
-                    entries = self._list(name)
-                for entry in entries:
-                    with suppress(OSError):
-                        used, nbytes = self._used(entry.path)
-                        rows.append((used, nbytes, entry))
-            elif name.startswith(_NEW):
-                with suppress(OSError):
-                    if time.time() - self._used(name)[0] > _ABANDONED_SECONDS:
-                        self._unlink(name)
-        total = sum(nbytes for _, nbytes, _ in rows)
-        least = total if total <= self._max_nbytes else self._max_nbytes * _KEPT_SHARE
-        for _, nbytes, entry in sorted(rows):
-            if total <= least:
-                break
-            self._drop(entry)
-            total -= nbytes
+            self._listed.clear()
+        total = sum(nbytes for _, nbytes, _ in self._entries())
+        if total > self._max_nbytes:
+            for _, nbytes, entry in sorted(self._entries()):
+                if total <= self._max_nbytes * _KEPT_SHARE:
+                    break
+                self._drop(entry)
+                total -= nbytes
         with self._lock:
             # What others add is unknown until the next count, so count before all the room is used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)
+
+    def _entries(self) -> Iterator[tuple[float, int, Entry]]:
+        """Yield when each entry was last used, and its size on disk. Remove what was never completed."""
+        for name in os.listdir(self._folder.fd):
+            for entry in self._list(name) if _DRAWER.fullmatch(name) else ():
+                with suppress(OSError):
+                    used, nbytes = self._used(entry.path)
+                    yield used, nbytes, entry
+            with suppress(OSError):
+                if name.startswith(_NEW) and time.time() - self._used(name)[0] > _ABANDONED_SECONDS:
+                    self._unlink(name)
 
     def _used(self, path: str) -> tuple[float, int]:
         """Return when a file was last used, and its size on disk."""

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shardfs.errors import UsageError
 from shardfs.stores.disk_cache import BLOCK_NBYTES, DiskCache, Entry
 from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.ranges import Span
 from shardfs.stores.s3.requests import Counts
 
 MIB = 2**20
@@ -238,6 +240,21 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 
 
 # The directory
+
+
+def test_however_many_entries_there_are_no_memory_is_taken_before_they_are_wanted(make: Make, directory: Path) -> None:
+    make()
+    for i in range(4000):
+        version = f"{i:064x}"[::-1]
+        (folder(directory) / version[:3]).mkdir(exist_ok=True)
+        (folder(directory) / Entry(version, Span(0, 4096)).path).touch()
+    tracemalloc.start()
+    kept = make()
+    nbytes, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept.find(NAME, ETAG, 0, 1) is None
+    assert nbytes < 100_000
+    assert peak < 500_000
 
 
 def test_what_else_is_in_its_directory_is_left_alone(make: Make, directory: Path) -> None:
