@@ -13,8 +13,8 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import trio
 
@@ -96,16 +96,6 @@ class Writing:
         return self.conditions.copy or "%" not in self.objects.client.location.full(key)
 
 
-class _New(NamedTuple):
-    """A new version: its *parts*, and how many old bytes it begins with (*kept_nbytes*)."""
-
-    parts: Sequence[Part]
-    nbytes: int
-    kept_nbytes: int
-    properties: Properties
-
-
-@dataclass(slots=True, eq=False)
 class S3Edit:
     """A change of the object *key*, found as *snapshot*; nobody is kept from changing it meanwhile.
 
@@ -113,17 +103,22 @@ class S3Edit:
     change fails for a reason other than a conflict, its *commit_id* tells later whether it was made.
     """
 
-    writing: Writing
-    key: str
-    snapshot: S3Snapshot | None
-    source: S3Snapshot | None = None
-    temporary: str = field(init=False, default="")
-    append_alignment: int = field(init=False, default=1)
-    commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
+    temporary = ""
+    append_alignment = 1
 
-    def __post_init__(self) -> None:
-        if self.source is None:
-            self.source = self.snapshot
+    def __init__(
+        self, writing: Writing, key: str, snapshot: S3Snapshot | None, source: S3Snapshot | None = None
+    ) -> None:
+        self.key = key
+        self.snapshot = snapshot
+        self.commit_id = secrets.token_hex(8)
+        self._source = source or snapshot
+        self._writing = writing
+        self._conditions = writing.conditions
+        self._objects = writing.objects
+        self._client = writing.objects.client
+        self._etag = snapshot.object.etag if snapshot is not None else None
+        self._url = self._client.location.url_of(key)
 
     async def splice(self, splice: Splice) -> Stat:
         """Store the new version: as a whole if nothing can be copied, else in parts.
@@ -131,134 +126,118 @@ class S3Edit:
         If another host has changed the object again meanwhile, the returned state is not the present one.
         """
         with self._begun():
-            source = self.source
-            limits = S3_LIMITS if source is None or self.writing.may_copy(source.key) else _SENDING_ALL
-            parts = plan_parts(splice, source.size if source is not None else 0, limits)
-            kept_nbytes = kept_prefix(splice) if source is self.snapshot else 0
-            properties = with_commit_id(await self._properties(), self.commit_id)
-            new = _New(parts, splice.nbytes, kept_nbytes, properties)
+            if self._source is None:
+                parts, properties = plan_parts(splice, 0), Properties.of_new(self.key)
+            else:
+                limits = S3_LIMITS if self._writing.may_copy(self._source.key) else _SENDING_ALL
+                parts = plan_parts(splice, self._source.size, limits)
+                properties = await self._objects.heads.properties(self._source.key, self._source.object.etag)
+            properties = with_commit_id(properties, self.commit_id)
             match parts:
                 case (Sent() as whole,):
-                    return await self._put(whole, new)
+                    async with self._body(whole) as body:
+
+                        async def put(condition: Condition | None) -> str:
+                            return await self._client.put(self.key, body, properties, condition=condition)
+
+                        return await self._make(splice, properties, self._conditions.put, put)
                 case _:
-                    return await self._upload(new)
+                    return await self._upload(splice, properties, parts)
 
     @property
     def can_delete(self) -> bool:
         """Whether deleting it cannot lose a change by another host."""
-        return self.writing.conditions.delete or self.writing.single_writer
+        return self._conditions.delete or self._writing.single_writer
 
     async def delete(self) -> None:
         """Remove the object, checked as well as possible to be this version (`can_delete`)."""
-        with self._begun():
-            if self.snapshot is None:
-                raise NotFoundError(f"{self._url} does not exist")
+        if self.snapshot is None:
+            raise NotFoundError(f"{self._url} does not exist")
 
-            async def attempt() -> None:
-                condition = await self._condition(self.writing.conditions.delete)
-                await self._client.delete(self.key, condition=condition)
+        async def delete(condition: Condition | None) -> None:
+            await self._client.delete(self.key, condition=condition)
 
-            with self._objects.changing(self.key):
-                await self._once(attempt, lambda found: found is None)
-                self._objects.heads.changed(self.key, None)
-
-    @property
-    def _objects(self) -> Objects:
-        return self.writing.objects
-
-    @property
-    def _client(self) -> S3Client:
-        return self.writing.objects.client
-
-    @property
-    def _url(self) -> str:
-        return self._client.location.url_of(self.key)
-
-    @property
-    def _etag(self) -> str | None:
-        return self.snapshot.object.etag if self.snapshot is not None else None
+        with self._begun(), self._objects.changing(self.key):
+            await self._once(self._conditions.delete, delete, lambda found: found is None)
+            self._objects.heads.changed(self.key, None)
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
         """Make the change; if it fails, forget what is known about the key."""
         try:
             yield
+        except NotFoundError:  # what was to be kept
+            self._objects.heads.forget(self.key)
+            raise self._changed() from None
         except ShardfsError:
             self._objects.heads.forget(self.key)
             raise
 
-    async def _properties(self) -> Properties:
-        """Return what the new version has besides its bytes."""
-        if self.source is None:
-            return Properties.of_new(self.key)
-        try:
-            return await self._objects.heads.properties(self.source.key, self.source.object.etag)
-        except NotFoundError:
-            raise self._changed() from None
-
-    async def _put(self, whole: Sent, new: _New) -> Stat:
-        async with self._body(whole) as body:
-
-            async def attempt() -> str:
-                condition = await self._condition(self.writing.conditions.put)
-                return await self._client.put(self.key, body, new.properties, condition=condition)
-
-            return await self._make(new, attempt)
-
-    async def _upload(self, new: _New) -> Stat:
+    async def _upload(self, splice: Splice, properties: Properties, parts: Sequence[Part]) -> Stat:
         """Make the new version from parts."""
-        upload_id = await self._client.create_upload(self.key, new.properties)
+        upload_id = await self._client.create_upload(self.key, properties)
+
+        async def complete(condition: Condition | None) -> str:
+            etag = await self._client.complete_upload(self.key, upload_id, etags, condition=condition)
+            if etag is None:  # this is like a lost reply: others may have changed the object
+                raise UnknownOutcomeError(f"the server does not tell the ETag of {self._url}")
+            return etag
+
         try:
-            etags = await self._make_parts(upload_id, new.parts)
-
-            async def attempt() -> str:
-                condition = await self._condition(self.writing.conditions.complete)
-                etag = await self._client.complete_upload(self.key, upload_id, etags, condition=condition)
-                return self._known(etag)
-
-            return await self._make(new, attempt)
+            etags = await self._make_parts(upload_id, parts)
+            return await self._make(splice, properties, self._conditions.complete, complete)
         except BaseException:
             await self._client.give_up(self.key, upload_id)
             raise
 
-    def _known(self, etag: str | None) -> str:
-        """Return the ETag of a reply; a missing one is like a lost reply: others may have changed the object."""
-        if etag is None:
-            raise UnknownOutcomeError(f"the server does not tell the ETag of {self._url}")
-        return etag
-
-    async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
+    async def _make(
+        self,
+        splice: Splice,
+        properties: Properties,
+        honoured: bool,
+        attempt: Callable[[Condition | None], Awaitable[str]],
+    ) -> Stat:
         """Make the new version by *attempt*, which returns its ETag, and inform the readers."""
         with self._objects.changing(self.key):
             reply = await self._once(
-                attempt, lambda found: found is not None and self.commit_id in commit_ids(found.properties)
+                honoured, attempt, lambda found: found is not None and self.commit_id in commit_ids(found.properties)
             )
             if isinstance(reply, str):
-                made = ObjectStat(new.nbytes, reply, time.time_ns())
+                made = ObjectStat(splice.nbytes, reply, time.time_ns())
             elif reply is not None and commit_ids(reply.properties)[-1] == self.commit_id:
                 made = reply.stat
             else:  # another change has already followed
                 self._objects.heads.forget(self.key)
-                return file_stat(self.key, ObjectStat(new.nbytes, self.commit_id, time.time_ns()))
+                return file_stat(self.key, ObjectStat(splice.nbytes, self.commit_id, time.time_ns()))
             old = self.snapshot.object if self.snapshot is not None else None
-            self._objects.changed(self.key, old, made, new.properties, new.kept_nbytes)
+            kept_nbytes = kept_prefix(splice) if self._source is self.snapshot else 0
+            self._objects.changed(self.key, old, made, properties, kept_nbytes)
             return file_stat(self.key, made)
 
     async def _once(
-        self, attempt: Callable[[], Awaitable[T]], is_made: Callable[[Fetched | None], bool]
+        self,
+        honoured: bool,
+        attempt: Callable[[Condition | None], Awaitable[T]],
+        is_made: Callable[[Fetched | None], bool],
     ) -> T | Fetched | None:
-        """Make a conditional change, once, by *attempt*; returns its result.
+        """Make a change, once, by *attempt*, on the condition that the object is the expected one; return its result.
 
-        If there is no reply, *is_made* decides by what is found then. If it was made, the result of *is_made* is
-        returned; if not, the request is sent again. Raises `ConflictError` if another change was first, and
-        `StoreError` if it is unknown whether the change was made.
+        If the condition would not be *honoured*, it is checked here, as well as possible. If there is no reply,
+        *is_made* decides by what is found then. If it was made, what was found is returned; if not, the request is sent
+        again. Raises `ConflictError` if another change was first, and `StoreError` if it is unknown whether the change
+        was made.
         """
         for count in range(_BACKOFF.attempts):
             if count:
                 await trio.sleep(_BACKOFF.delay(count))
             refusal: ConflictError | None = None
             try:
-                return await attempt()
+                if honoured:
+                    return await attempt(Condition(self._etag))
+                found = await self._find()
+                if (None if found is None else found.stat.etag) != self._etag:
+                    raise self._changed()
+                return await attempt(None)
             except UnknownOutcomeError as error:
                 reason: ShardfsError = error
             except ConflictError as error:
@@ -266,9 +245,7 @@ class S3Edit:
                     raise
                 reason = refusal = error  # perhaps because of an earlier attempt
             try:
-                found: Fetched | None = await self._client.head(self.key)
-            except NotFoundError:
-                found = None
+                found = await self._find()
             except ShardfsError as error:
                 kind = UnreachableError if isinstance(error, UnreachableError) else StoreError
                 raise kind(f"cannot tell whether {self._url} was changed: {reason}; then {error}") from None
@@ -279,6 +256,13 @@ class S3Edit:
         attempts = _BACKOFF.attempts
         raise StoreError(f"a change of {self._url} was not made, in {attempts} attempts without a reply: {reason}")
 
+    async def _find(self) -> Fetched | None:
+        """Return what the object is now; None if there is none."""
+        try:
+            return await self._client.head(self.key)
+        except NotFoundError:
+            return None
+
     async def _make_parts(self, upload_id: str, parts: Sequence[Part]) -> Sequence[str]:
         """Make the parts, several at a time; return their ETags. The first failure ends all."""
         etags = [""] * len(parts)
@@ -288,22 +272,20 @@ class S3Edit:
             if isinstance(part, Sent):
                 async with self._body(part) as body:
                     etags[place] = await self._client.upload_part(self.key, upload_id, number, body)
-            else:
-                etags[place] = await self._copy(upload_id, number, Range(part.offset, part.nbytes))
+                return
+            assert self._source is not None
+            condition = Condition(self._source.object.etag) if self._conditions.copy else None
+            etags[place] = await self._client.copy_part(
+                self.key,
+                upload_id,
+                number,
+                Range(part.offset, part.nbytes),
+                condition=condition,
+                source=self._source.key,
+            )
 
         await for_each(range(len(parts)), make, _MAX_PARALLEL)
         return etags
-
-    async def _copy(self, upload_id: str, number: int, wanted: Range) -> str:
-        """Let S3 make a part from old bytes; return its ETag."""
-        assert self.source is not None
-        condition = Condition(self.source.object.etag) if self.writing.conditions.copy else None
-        try:
-            return await self._client.copy_part(
-                self.key, upload_id, number, wanted, condition=condition, source=self.source.key
-            )
-        except NotFoundError:
-            raise self._changed() from None
 
     @asynccontextmanager
     async def _body(self, part: Sent) -> AsyncIterator[Content]:
@@ -312,7 +294,7 @@ class S3Edit:
         These are fetched before the request begins: so it is known early if the version is gone, and sending a body
         again costs no more. If they are many, they are held in a nameless file.
         """
-        scratch = self.writing.scratch
+        scratch = self._writing.scratch
         # What could not be written is written again when the file is closed.
         with changing(scratch), tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=scratch) as file:
 
@@ -330,27 +312,15 @@ class S3Edit:
                 else:
                     contents.append(piece)
             for group in plan_fetches(part.pieces):
-                assert self.source is not None
+                assert self._source is not None
                 first, last = group[0].offset, group[-1]
                 wanted = Range(first, last.offset + last.nbytes - first)
-                data = (await self._client.get(self.source.key, wanted, etag=self.source.object.etag)).data
-                require_all(self.source.key, wanted.nbytes, data)
+                data = (await self._client.get(self._source.key, wanted, etag=self._source.object.etag)).data
+                require_all(self._source.key, wanted.nbytes, data)
                 for kept in group:
                     start = kept.offset - first
                     await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])
             yield JoinedContent(contents)
-
-    async def _condition(self, honoured: bool) -> Condition | None:
-        """Return the condition to send; if it would be ignored, check it as well as possible."""
-        if honoured:
-            return Condition(self._etag)
-        try:
-            etag: str | None = (await self._client.head(self.key)).stat.etag
-        except NotFoundError:
-            etag = None
-        if etag != self._etag:
-            raise self._changed()
-        return None
 
     def _changed(self) -> ConflictError:
         return ConflictError(f"{self._url} was changed by another program")
