@@ -17,7 +17,7 @@ from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
-from shardfs.dataset.wal.records import Erase, Put, reversed_checksum
+from shardfs.dataset.wal.records import Change, Erase, Put, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -199,13 +199,20 @@ class Array:
         *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. Raises the error
         that prevents reading the shard, and `CorruptionError` if only this chunk is damaged.
         """
-        change = self.layout.change(coords)
+        change = self.change(coords)
         if change is not None:
             state = await self.shard(self.layout.locate(coords).shard)
-            change = self.layout.change(coords)  # it may have been committed meanwhile
+            change = self.change(coords)  # it may have been committed meanwhile
         if change is not None:
             return state, None if isinstance(change, Erase) else Extent(change, 0, change.payload.nbytes)
         return await self.find_stored(coords, fresh=fresh)
+
+    def change(self, coords: Coords) -> Change | None:
+        """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
+        if not self.layout.pending:
+            return None
+        change = self.layout.pending.changes(self.layout.locate(coords).shard).get(coords)
+        return change if change is not None and change.fingerprint == self.fingerprint else None
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` would if nothing were pending."""
@@ -423,8 +430,9 @@ class Array:
         )
         for number in range(run.first, run.first + run.length):
             change = changes.get((*prefix, number))
-            if change is not None:
-                found.pop(number, None)
+            if change is None or change.fingerprint != self.fingerprint:
+                continue
+            found.pop(number, None)
             if isinstance(change, Put):
                 found[number] = change.payload.nbytes, False
         numbers = sorted(found)

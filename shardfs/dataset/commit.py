@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
@@ -58,6 +59,7 @@ class _Commit:
     """The next version of one shard, from *records*, with new content of *nchunks* chunks."""
 
     queue: ShardQueue
+    layout: ArrayLayout
     records: Sequence[Change]
     nchunks: int
     edit: ShardWriter
@@ -86,9 +88,7 @@ class GroupCommit:
         self.wanted = trio.Event()  # wakes `run`
         self.progress = trio.Event()  # set and replaced after each batch, and each change of a shard
         self._source = source
-        # The layout of the latest change, by path.
-        self.layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
-        self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
+        self._queues: WeakValueDictionary[str, ShardQueue] = WeakValueDictionary()  # by the key of the shard
         self._committing = trio.Lock()  # one batch, or change of a shard, at a time
         self._next = math.inf  # when `run` wakes up by itself
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
@@ -102,14 +102,14 @@ class GroupCommit:
 
     def queue(self, layout: ArrayLayout, shard: Coords) -> ShardQueue:
         """Return the queue of a shard: one object for as long as anything is pending in it, or somebody uses it."""
-        queue = self._queues.get((layout, shard))
+        key = layout.shard_key(shard)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[layout, shard] = ShardQueue(layout, shard)
+            queue = self._queues[key] = ShardQueue(layout, shard, key)
         return queue
 
     def add(self, queue: ShardQueue, change: Change) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
-        self.layouts[queue.layout.path] = queue.layout
         before = queue.add(change)
         if before is None:
             self.npending += 1
@@ -130,18 +130,14 @@ class GroupCommit:
             with trio.CancelScope(shield=True):  # else half a commit would be left in the log
                 await self._commit(self._due())
 
-    async def flush(self, layout: ArrayLayout | None = None, *, below: str | None = None) -> None:
-        """Commit what is pending now: of *layout*, of arrays at and below the path *below*, or of the source.
+    async def flush(self, *, below: str = "") -> None:
+        """Commit what is pending now in arrays at and below the path *below*.
 
         Changes published meanwhile need not be included. Raises the error that prevents a commit; what is pending stays
         pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log.
         """
         nconflicts, attempts = self.nconflicts, _ATTEMPTS
-        asked = {
-            queue: [*queue.changes.values()]
-            for queue in self.pending
-            if (layout is None or queue.layout is layout) and (below is None or is_below(queue.layout.path, below))
-        }
+        asked = {queue: [*queue.changes.values()] for queue in self.pending if is_below(queue.layout.path, below)}
         for queue in asked:
             queue.locked_since = None  # an explicit flush starts the patience again
         while attempts:
@@ -175,11 +171,11 @@ class GroupCommit:
         queue.locked_since, attempts = None, _ATTEMPTS
         while attempts:
             try:
-                async with self._turn(), queue.lock, self._edit(queue) as edit:
+                async with self._turn(), queue.lock, self._edit(queue, layout) as edit:
                     if compact and queue.changes:
                         return  # they refer to entries that would move
                     if edit.snapshot is not None:
-                        commit = await self._plan(queue, contents, (), edit, compact=compact)
+                        commit = await self._plan(queue, layout, contents, (), edit, compact=compact)
                         await self._announce([commit])
                         await self._store(commit)
                         await self.log.release_soon(self._settled(queue))
@@ -214,14 +210,12 @@ class GroupCommit:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
         async with AsyncExitStack() as stack:
             commits: list[_Commit] = []
-            locked: set[str] = set()
             for queue in queues:
                 if not queue.changes:
                     self.pending.pop(queue, None)
                 elif unreachable:  # it would take just as long to fail
                     self._fail(queue, unreachable[0])
-                elif queue.key not in locked:  # else it belongs to the array before a resize, and comes next
-                    locked.add(queue.key)
+                else:
                     await stack.enter_async_context(queue.lock)
                     with self._failing(queue, unreachable):
                         commit = await self._prepare(queue, stack)
@@ -236,48 +230,44 @@ class GroupCommit:
             # A remote store, or a disk that syncs many small files, takes long for each.
             async with trio.open_nursery() as nursery:
                 for commit in commits:
-                    if self._source.store.rewrites or commit.queue.layout.grid.is_unsharded:
+                    if self._source.store.rewrites or commit.layout.grid.is_unsharded:
                         nursery.start_soon(self._execute, commit, unreachable)
                     else:
                         await self._execute(commit, unreachable)
 
     async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack) -> _Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
-        records = await self._fitting(queue)
-        if not records:
+        array = await self._source.hierarchy.array(queue.layout.path, fresh=True)
+        records = await self._fitting(queue, array)
+        if array is None or not records:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
         # A journal may come with a dataset, so its contents must not decide whose files we create.
         owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
         async with AsyncExitStack() as own:
-            edit = await own.enter_async_context(self._edit(queue, **owner))
+            edit = await own.enter_async_context(self._edit(queue, array.layout, **owner))
             queue.locked_since = None
             if edit.snapshot is not None or first is not None:
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
-                commit = await self._plan(queue, contents, records, edit)
+                commit = await self._plan(queue, array.layout, contents, records, edit)
                 await edits.enter_async_context(own.pop_all())
                 return commit
         await self._forget(queue, records)  # without the lock: no record would tell who left it
         return None
 
-    async def _fitting(self, queue: ShardQueue) -> Sequence[Change]:
-        """Return the changes of a shard that still fit their array; the others go into the conflict log."""
-        layout = queue.layout
-        array = await self._source.hierarchy.array(layout.path, fresh=True)
+    async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[Change]:
+        """Return the changes of a shard that still fit their *array*; the others go into the conflict log."""
         fitting: list[Change] = []
         conflicts: list[Change] = []
         for change in queue.changes.values():
-            fits = array is not None and change.fingerprint == array.fingerprint
-            if fits and array is not None and array.layout is not layout:
-                coords = change.coords
-                fits = array.grid.contains(coords) and array.grid.locate(coords) == layout.grid.locate(coords)
+            fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(change.coords)
             (fitting if fits else conflicts).append(change)
         if conflicts:
             log.error(
                 "kept %s of %s, published for metadata that another program has changed or removed; `shardfs recover` "
                 "shows them: %s%s",
                 counted(len(conflicts), "chunk"),
-                layout.path or "the array",
+                queue.layout.path or "the array",
                 ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
                 ", …" if len(conflicts) > _MAX_TOLD else "",
             )
@@ -301,12 +291,12 @@ class GroupCommit:
         await self.log.release_soon(changes)
 
     @asynccontextmanager
-    async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:
+    async def _edit(self, queue: ShardQueue, layout: ArrayLayout, **owner: int) -> AsyncIterator[ShardWriter]:
         waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
         undo = self.undos.get(queue.key)
         if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
             await take_back(self._source, undo, waited=waited)
-        grid = queue.layout.grid
+        grid = layout.grid
         place = index_place(grid.levels[0], grid.index_shape(queue.shard))
         async with self._source.store.edit(queue.key, **place, **owner, waited=waited) as edit:
             yield edit
@@ -314,6 +304,7 @@ class GroupCommit:
     async def _plan(
         self,
         queue: ShardQueue,
+        layout: ArrayLayout,
         contents: Mapping[Coords, Content | None] | None,
         records: Sequence[Change],
         edit: ShardWriter,
@@ -324,7 +315,7 @@ class GroupCommit:
 
         Without *contents*, the shard is removed, unread.
         """
-        grid, old = queue.layout.grid, None
+        grid, old = layout.grid, None
         if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
             old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
         plan = partial(
@@ -338,23 +329,22 @@ class GroupCommit:
             alignment=edit.append_alignment,
         )
         new = await plan(compact=compact)
-        if old is not None and self._is_wasteful(queue, old, new):
+        if old is not None and self._is_wasteful(layout, queue.shard, old, new):
             with suppress(CorruptionError):  # what is damaged cannot be moved
                 new = await plan(compact=True)
-        return _Commit(queue, records, len(contents or {}), edit, old, new)
+        return _Commit(queue, layout, records, len(contents or {}), edit, old, new)
 
-    def _is_wasteful(self, queue: ShardQueue, old: OpenShard, new: NewShard) -> bool:
+    def _is_wasteful(self, layout: ArrayLayout, shard: Coords, old: OpenShard, new: NewShard) -> bool:
         """Whether a shard is to be compacted instead of appended to.
 
         If no chunk was ever seen at its beginning, the bytes there may belong to another format, and stay.
         """
         if self._auto_compact is None or not new.is_append or new.splice is None:
             return False
-        grid = queue.layout.grid
-        level = grid.levels[0]
-        version = self._source.shards.generations.of(queue.layout, queue.shard, old.snapshot.stat)
+        level = layout.grid.levels[0]
+        version = self._source.shards.generations.of(layout, shard, old.snapshot.stat)
         version.begins_with_chunk |= level.index_at_start or old.index.first_live_byte == 0
-        index = level.index_codecs.decode(new.index, grid.index_shape(queue.shard), new.splice.nbytes)
+        index = level.index_codecs.decode(new.index, layout.grid.index_shape(shard), new.splice.nbytes)
         ndead = index.shard_nbytes - index.live_nbytes
         return version.begins_with_chunk and ndead >= self._auto_compact * index.shard_nbytes
 
@@ -384,7 +374,7 @@ class GroupCommit:
     def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new
         # An index at the start is replaced, so the store writes such a shard anew.
-        is_rewritten = self._source.store.rewrites or queue.layout.grid.levels[0].index_at_start
+        is_rewritten = self._source.store.rewrites or commit.layout.grid.levels[0].index_at_start
         index = new.index if new.is_append and not is_rewritten else None
         return undo_record(queue.layout.path, queue.shard, commit.edit, queue.key, commit.old, new.splice, index)
 
@@ -396,7 +386,7 @@ class GroupCommit:
     async def _store(self, commit: _Commit) -> None:
         """Store the next version of a shard."""
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
-        layout, shard = commit.queue.layout, commit.queue.shard
+        layout, shard = commit.layout, commit.queue.shard
         with shards.generations.changing(layout, shard, edit.snapshot.stat if edit.snapshot is not None else None):
             try:
                 stat = None

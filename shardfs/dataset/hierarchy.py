@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.layout import ArrayLayout, PendingShards
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
@@ -29,6 +29,7 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import NO_CONTEXT, Context, Lens, Shown
 from shardfs.format.lens.show import read_document, read_large_document
 from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
@@ -111,6 +112,7 @@ class Hierarchy:
         self._told: set[tuple[str, str]] = set()
         # Inode numbers depend on layouts, so a layout is kept as long as it is in use or has history.
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
+        self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
         self._made: dict[str, ArrayLayout] = {}
         self._shown: dict[str, int] = {}  # paths of arrays that were shown, with the identities of their documents
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
@@ -296,9 +298,10 @@ class Hierarchy:
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
-        layout = self._layouts.get(path)
-        if layout is None or (layout.grid, layout.key_encoding) != (unsharded.grid, unsharded.key_encoding):
-            layout = self._layouts[path] = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
+        layout, grid, encoding = self._layouts.get(path), unsharded.grid, unsharded.key_encoding
+        if layout is None or (layout.grid, layout.key_encoding) != (grid, encoding):
+            pending = self._pending.setdefault((path, encoding, grid.ndim), PendingShards())
+            layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
         return Array(layout, unsharded, self._shards, fingerprint)
 
 

@@ -29,7 +29,8 @@ _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
 class PendingShards:
     """The shards of one array with published changes that are not committed yet, by their coordinates.
 
-    Each change is a record of the write-ahead log, and its bytes are read from there.
+    Each change is a record of the write-ahead log, and its bytes are read from there. All layouts of an array share
+    them: another program may change its shape while they are pending.
     """
 
     def __init__(self) -> None:
@@ -131,10 +132,6 @@ class ArrayLayout:
                 del self._runs[next(iter(self._runs))]
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
-
-    def change(self, coords: Coords) -> Change | None:
-        """Return the pending change of the inner chunk at *coords*."""
-        return self.pending.changes(self.locate(coords).shard).get(coords) if self.pending else None
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
@@ -292,17 +289,17 @@ class Pending(NamedTuple):
 class ShardQueue:
     """The pending changes of one shard, oldest first.
 
-    *lock* is held while publishing in the shard, committing or rewriting it: a record names the index entry that it
-    supersedes, which a commit changes. *since* is the time of the first change and *touched* that of the last one, in
-    seconds of the event loop's clock. *error* prevents the shard from being committed. *retry_at* is when it is tried
-    again, after an error or after others changed it first. *locked_since* is when another program was first found to
-    hold its lock.
+    *layout* is one of its array, not always the current one. *lock* is held while publishing in the shard, committing
+    or rewriting it: a record names the index entry that it supersedes, which a commit changes. *since* is the time of
+    the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
+    shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
+    *locked_since* is when another program was first found to hold its lock.
     """
 
-    def __init__(self, layout: ArrayLayout, shard: Coords) -> None:
+    def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
         self.layout = layout
         self.shard = shard
-        self.key = layout.shard_key(shard)
+        self.key = key
         self.lock = QuickLock()
         self.changes: dict[Coords, Change] = {}
         self.payload_nbytes = 0

@@ -4,7 +4,6 @@
 """
 
 import logging
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -12,11 +11,11 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.layout import ArrayLayout, ShardQueue
+from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
-from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
+from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -89,34 +88,19 @@ class Writer:
         while not self.has_room(nbytes):
             await self._make_room(queue, nbytes)
             self.check()
-        while True:
-            while (former := self._former(layout)) is not None:
-                with suppress(ConflictError):  # it is in the conflict log, and was reported
-                    await self.commits.flush(former)
-            # A record names the index entry that it supersedes, and a commit would change that.
-            async with queue.lock:
-                if not queue.changes:
-                    await self.source.store.check_writable(queue.key)
-                change.superseded = await array.stored_entry(change.coords)
-                async with self.log.appending:
-                    if self._former(layout) is not None:
-                        continue
-                    self.check()
-                    if nbytes > _IN_LOOP_NBYTES:
-                        await trio.to_thread.run_sync(self.log.append, change, content)
-                    else:
-                        self.log.append(change, content)
-                    self.commits.add(queue, change)
-                    self.source.statistics.published += 1
-                    return
-
-    def _former(self, layout: ArrayLayout) -> ArrayLayout | None:
-        """Return the layout from before another program changed the array's shape, if it has pending changes.
-
-        They are older, and must not get into a shard after changes that are published now.
-        """
-        former = self.commits.layouts.get(layout.path, layout)
-        return former if former is not layout and former.pending else None
+        # A record names the index entry that it supersedes, and a commit would change that.
+        async with queue.lock:
+            if not queue.changes:
+                await self.source.store.check_writable(queue.key)
+            change.superseded = await array.stored_entry(change.coords)
+            async with self.log.appending:
+                self.check()
+                if nbytes > _IN_LOOP_NBYTES:
+                    await trio.to_thread.run_sync(self.log.append, change, content)
+                else:
+                    self.log.append(change, content)
+                self.commits.add(queue, change)
+                self.source.statistics.published += 1
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
         """Raise the error that prevents the commit of a shard, if *nbytes* more of it would leave others too little.

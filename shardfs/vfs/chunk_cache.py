@@ -18,7 +18,7 @@ from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Put
-from shardfs.errors import ConflictError, CorruptionError, RefusedError, StoreError
+from shardfs.errors import CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.v2_attributes import FillValues
@@ -132,26 +132,16 @@ class ChunkCache:
 
 
 class DecodedChunk:
-    """One version of an inner chunk as array bytes: the decoded counterpart of `Extent`.
-
-    *fingerprint* is that of the metadata *codec* was made from, if chunks may be pending.
-    """
+    """One version of an inner chunk as array bytes: the decoded counterpart of `Extent`."""
 
     def __init__(
-        self,
-        chunks: ChunkCache,
-        array: ArrayLayout,
-        coords: Coords,
-        extent: Extent,
-        codec: ChunkCodec,
-        fingerprint: bytes | None = None,
+        self, chunks: ChunkCache, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec
     ) -> None:
         self._chunks = chunks
         self._array = array
         self._coords = coords
         self.extent = extent
         self._codec = codec
-        self._fingerprint = fingerprint
 
     @property
     def nbytes(self) -> int:
@@ -171,15 +161,7 @@ class DecodedChunk:
         return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 
     def _check(self) -> None:
-        """Raise `ConflictError` for a pending chunk that was published under another codec.
-
-        Raises `CorruptionError` for a chunk that is stored without a codec and has the wrong size.
-        """
-        shard = self.extent.shard
-        wanted = self._fingerprint
-        if wanted is not None and isinstance(shard, Put) and shard.fingerprint != wanted:
-            name = _name(self._array, self._coords)
-            raise ConflictError(f"{name} was published for metadata that another program has changed")
+        """Raise `CorruptionError` for a chunk that is stored without a codec and has the wrong size."""
         if self._codec.is_identity and self.extent.nbytes != self._codec.nbytes:
             name = _name(self._array, self._coords)
             raise CorruptionError(f"{name} has {self.extent.nbytes} bytes, not {self._codec.nbytes}")

@@ -29,7 +29,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.session import Session
 from tests.crash.harness import Process, make_state, stored
-from tests.crash.histories import INNER, PER_SHARD, make_source, payload_of
+from tests.crash.histories import INNER, NCHUNKS, PER_SHARD, make_source, payload_of
 from tests.support.locking import kept_busy
 from tests.support.lossy_disk import Machine, QuickDisk, oldest
 from tests.support.opened import in_trio
@@ -146,9 +146,14 @@ async def test_a_flush_commits_what_is_carried_forward_meanwhile(arrays: Path) -
     assert commits.npending == 0
 
 
+def edit_behind(document: Path, **changes: Any) -> None:
+    """Change a stored document as another program does."""
+    document.write_text(json.dumps(json.loads(document.read_text()) | changes))
+
+
 @pytest.mark.parametrize("is_replayed", [False, True])
 @in_leaps
-async def test_what_was_published_before_another_program_resized_the_array_comes_before_what_is_published_then(
+async def test_what_is_published_stays_in_its_order_while_another_program_resizes_the_array(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, is_replayed: bool
 ) -> None:
     process = await Process.start(arrays, QuickDisk())
@@ -159,14 +164,31 @@ async def test_what_was_published_before_another_program_resized_the_array_comes
         monkeypatch.setattr(Session, "commit", AsyncMock())  # as if its shard could not be committed yet
         process = await Process.start(arrays, QuickDisk())
         assert process.writing.writer.commits.npending == 1
-    document = json.loads((arrays / "end/zarr.json").read_text())
-    document["shape"] = [document["shape"][0] + INNER]
-    (arrays / "end/zarr.json").write_text(json.dumps(document))
+    await process.write("end", PER_SHARD, b"of a shard that is not stored")
+    edit_behind(arrays / "end/zarr.json", shape=[INNER * (NCHUNKS + 1)])
+    array = await process.array("end")
+    listed = [run.numbers async for run in array.list_row((), 0)]
+    assert [number for numbers in listed for number in numbers] == [0, PER_SHARD]
+    assert await process.read("end", 0) == b"new"
     await process.write("end", 0, b"newer")
     await process.write("end", 1, b"other")
-    await process.writing.writer.commits.flush((await process.array("end")).layout)
     await process.commit()
-    assert await process.read("end", 0) == b"newer"
+    assert await stored(arrays, "end", range(2)) == [b"newer", b"other"]
+
+
+@in_trio
+async def test_what_was_published_for_other_codecs_is_not_shown(arrays: Path) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    for number in range(2):
+        await process.write("end", number, b"stored")
+    await process.commit()
+    await process.write("end", 0, b"pending")
+    await process.remove("end", 1)
+    await process.write("end", 2, b"pending")
+    edit_behind(arrays / "end/zarr.json", data_type="int8")
+    array = await process.array("end")
+    assert [await process.read("end", n) for n in range(3)] == [b"stored", b"stored", None]
+    assert [(list(run.numbers), list(run.sizes)) async for run in array.list_row((), 0)] == [([0, 1], [6, 6])]
 
 
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
@@ -356,8 +378,7 @@ async def test_a_complete_commit_is_known_though_its_records_were_not_released(
         patched.setattr(WriteAheadLog, "release_soon", AsyncMock())
         await process.commit()
     shard = (arrays / path / "c/0").read_bytes()
-    document = arrays / path / "zarr.json"
-    document.write_text(json.dumps(json.loads(document.read_text()) | {"data_type": "int8"}))
+    edit_behind(arrays / path / "zarr.json", data_type="int8")
     (await Process.start(arrays, QuickDisk())).check_done()
     assert (arrays / path / "c/0").read_bytes() == shard
 

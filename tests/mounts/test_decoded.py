@@ -195,13 +195,10 @@ def test_open_chunks_stay_while_their_shards_are_appended_to_and_replaced(mount:
         store(source, array((4, N), (4, N), sharding((1, N), BIG, ZSTD)), values + 1)
         assert start + begun.read() == values[0].tobytes()
         assert unread.read() == values[1].tobytes()
-    for row in (0, 1, 3):
+    for row in range(4):  # what is pending was encoded in the other byte order
         assert chunks[row].read_bytes() == (values[row] + 1).tobytes()
-    for use in (lambda: chunks[2].read_bytes(), lambda: flush(mounted.path)):
-        with refuses(errno.EIO):  # it was encoded in the other byte order
-            use()
-    assert "c/2/0 of the array was published for metadata that another program has changed" in mounted.log
-    assert chunks[2].read_bytes() == (values[2] + 1).tobytes()
+    with refuses(errno.EIO):
+        flush(mounted.path)
 
 
 @pytest.mark.parametrize(

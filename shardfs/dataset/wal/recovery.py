@@ -127,11 +127,11 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.put_aside([conflict.change for conflict in recovery.conflicts])
     await commits.log.release_soon(recovery.released)
-    for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
+    for path in {change.path for array, change in recovery.pending if array.grid.is_unsharded}:
         try:  # at once, because where chunk files pass through, pending changes are not shown
-            await commits.flush(layout)
+            await commits.flush(below=path)
         except ShardfsError as error:
-            log.error("%s is not committed yet: %s", layout.path or "the array", error)  # noqa: TRY400
+            log.error("%s is not committed yet: %s", path or "the array", error)  # noqa: TRY400
     contents.records.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
@@ -229,7 +229,7 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     former = parse_node({**metadata.document, "shape": list(shrink.shape)})
     assert isinstance(former, ArrayMetadata)
     unsharded = describe_array(former)
-    layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding)
+    layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding, now.layout.pending)
     array = Array(layout, unsharded, source.shards, now.fingerprint)
     await source.store.sync_directory(shrink.path)  # chunks are removed only once the new document is durable
     await empty_outside(commits, array, metadata.shape)

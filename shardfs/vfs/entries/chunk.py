@@ -208,7 +208,7 @@ class ChunkTree:
             ino = self.numbers.ino(MISSING, self.numbering.of_chunk(coords))
             return Attributes(ino, chunk.nbytes, ttl, status or UNKNOWN_FILE), chunk
         if status is None:
-            change = self.array.layout.change(coords)
+            change = self.array.change(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
         own = self.array.version(coords).own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
@@ -316,8 +316,7 @@ class Chunk(PublishedEntry):
         reopen = self.current if self.fs.store.rewrites else None
         if chunks.codec is None:
             return ChunkHandle(attributes, extent, reopen)
-        layout, fingerprint = chunks.array.layout, chunks.array.fingerprint
-        decoded = DecodedChunk(self.fs.chunk_cache, layout, self.coords, extent, chunks.codec, fingerprint)
+        decoded = DecodedChunk(self.fs.chunk_cache, chunks.array.layout, self.coords, extent, chunks.codec)
         return ChunkHandle(attributes, decoded, reopen)
 
     async def attribute(self, name: bytes) -> bytes:
@@ -398,7 +397,7 @@ class Chunk(PublishedEntry):
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
         await Chunk(chunk.chunks, chunk.coords, ino).open()
-        pending = chunk.chunks.array.layout.change(chunk.coords)
+        pending = chunk.chunks.array.change(chunk.coords)
         if isinstance(pending, Put):
             status = changed(new_file(pending.mode, pending.uid, pending.gid), changes)
             pending.mode, pending.uid, pending.gid = S_IMODE(status.mode), status.uid, status.gid
