@@ -1,5 +1,6 @@
 """README and docs: their links lead somewhere, the options they name exist, and what they tell you to type works."""
 
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ import click
 import pytest
 
 from shardfs.cli import every_command
-from tests.support.mounting import environment
+from tests.support.mounting import Mounter, environment
 from tests.support.prepared import for_shells
 from tests.support.s3_server import Bucket
 
@@ -129,6 +130,28 @@ def test_what_is_typed_in_a_console_works(page: Path, dataset: Path) -> None:
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
     run(_BEGIN + "\n".join(line.removeprefix("$ ") for line in lines if line != "$ mkdir mnt"), dataset)
+
+
+def keys_in(value: object) -> set[str]:
+    """The keys of all objects in a JSON value."""
+    if isinstance(value, list):
+        return set().union(*map(keys_in, value))
+    return set(value).union(*map(keys_in, value.values())) if isinstance(value, dict) else set()
+
+
+def test_the_keys_of_json_that_are_written_down_are_printed(dataset: Path, mount: Mounter) -> None:
+    mounted = mount(dataset / "chunks.zarr").path
+    (dataset / "data.zarr/image/c/0/0/0").write_bytes(bytes(1000))
+    arguments = {name: ["data.zarr"] for name in ("info", "info --tools", "map", "compact", "recover")}
+    arguments |= {"verify": ["."], "pack": ["chunks.zarr", "shards.zarr"], "stats": [str(mounted)]}
+    rows = re.findall(r"^\| `([^|]*)` \| (.*) \|$", text_of(TOP / "docs/operate.md"), re.MULTILINE)
+    assert len(rows) > 9
+    for command, keys in rows:
+        name = command.partition("`")[0]
+        line = [sys.executable, "-m", "shardfs", *name.split(), "--json", *arguments.get(name, [])]
+        done = subprocess.run(line, cwd=dataset, env=environment(), capture_output=True, text=True)
+        found = keys_in(json.loads(done.stdout))
+        assert set(re.findall(r"`(\w+)`", keys)) - {"null"} <= found, name
 
 
 def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
