@@ -1,5 +1,7 @@
 """README and docs: their links lead somewhere, the options they name exist, and what they tell you to type works."""
 
+import ast
+import errno
 import json
 import os
 import re
@@ -130,6 +132,24 @@ def test_what_is_typed_in_a_console_works(page: Path, dataset: Path) -> None:
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
     run(_BEGIN + "\n".join(line.removeprefix("$ ") for line in lines if line != "$ mkdir mnt"), dataset)
+
+
+def messages() -> Iterator[str]:
+    """All texts in the code, with … for values."""
+    for path in (TOP / "shardfs").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+
+
+def test_messages_that_are_explained_are_those_of_shardfs_or_the_system() -> None:
+    texts = [*messages(), *map(os.strerror, errno.errorcode)]
+    rows = re.findall(r"^\| (.*?) \|", text_of(TOP / "docs/troubleshoot.md"), re.MULTILINE)
+    quoted = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row) if " " in quote]
+    assert len(quoted) > 30
+    for quote in quoted:
+        parts = [part for part in quote.split("…") if part.strip()]
+        assert any(all(part.strip() in text for part in parts) for text in texts), quote
 
 
 def keys_in(value: object) -> set[str]:

@@ -81,44 +81,33 @@ def find_rows() -> list[Row]:
     for daemon in list_daemons():
         figures = daemon.latest()
         if daemon.pid not in known and figures is not None:
-            rows.append(_row_of(figures, "ending" if daemon.is_near() else "elsewhere", daemon, pending(figures)))
+            state = "ending" if daemon.is_near() else "elsewhere"
+            rows.append(_told(Row(figures.mountpoint or "", state, note=pending(figures)), figures, daemon))
     return rows
 
 
 def _row(mount: Mount) -> Row:
+    access = "read-write" if mount.is_writable else "read-only"
+    row = Row(mount.path, "serving", mount.owner, access=access, source=mount.source)
     try:
         figures = control.ask(mount.path, _PATIENCE)
-    except UnfinishedError as error:
-        state, note = "silent", str(error)
-    except OSError as error:
+    except (OSError, UnfinishedError) as error:
         state = {errno.EACCES: "private", errno.ENOTCONN: "dead"}.get(error.errno or 0, "silent")
-        note = control.explain(mount.path, error)
-    else:
-        row = _row_of(figures, "serving", find_daemon(mount.path, figures))
-        return replace(row, mountpoint=mount.path, user=mount.owner, source=row.source or mount.source)
-    daemon = find_daemon(mount.path, None) if state == "silent" else None
-    access = "read-write" if mount.is_writable else "read-only"
-    return Row(
-        mount.path,
-        state,
-        mount.owner,
-        daemon.pid if daemon is not None else None,
-        access,
-        source=mount.source,
-        note=note,
-    )
+        daemon = find_daemon(mount.path, None) if state == "silent" else None
+        note = control.explain(mount.path, error) if isinstance(error, OSError) else str(error)
+        return replace(row, state=state, pid=daemon.pid if daemon is not None else None, note=note)
+    return _told(row, figures, find_daemon(mount.path, figures))
 
 
-def _row_of(figures: Snapshot, state: str, daemon: Daemon | None, note: str = "") -> Row:
-    return Row(
-        mountpoint=figures.mountpoint or "",
-        state=state,
+def _told(row: Row, figures: Snapshot, daemon: Daemon | None) -> Row:
+    """Return a row with what a daemon tells of itself."""
+    return replace(
+        row,
         pid=daemon.pid if daemon is not None else None,
         access=figures.access or "",
         view=figures.view or "",
         pending_chunks=figures.pending_chunks,
-        source=figures.source or "",
-        note=note,
+        source=figures.source or row.source,
     )
 
 
