@@ -457,11 +457,13 @@ class Store(Protocol):
         *,
         exclusive: bool = False,
         expected: Expected | None = None,
+        mtime_ns: int | None = None,
         **rights: Unpack[NewRights],
     ) -> Stat:
         """Store *content* under *key*, durably and at once, replacing what is there.
 
-        A replaced file passes on its mode and owner; *rights* are for a new one. If *exclusive*, raises `ExistsError`
+        A replaced file passes on its mode and owner; *rights* are for a new one. *mtime_ns* is its modification time,
+        if the store keeps any but its own. If *exclusive*, raises `ExistsError`
         if the key stands for anything. If several hosts can change the store, raises `StaleError` unless what is there
         is *expected*. If that is None, it must be what was shown last, and refused content is kept on this machine, as
         the log says.

@@ -50,7 +50,8 @@ class _Publication:
     entry: DocumentEntry
     written: bytes
     rights: NewRights
-    exclusive: bool
+    mtime_ns: int | None = None
+    exclusive: bool = False
 
 
 class Documents:
@@ -75,9 +76,9 @@ class Documents:
         self._chunks_per_shard = chunks_per_shard
 
     async def publish(
-        self, entry: DocumentEntry, written: bytes, rights: NewRights, *, exclusive: bool = False
+        self, entry: DocumentEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
     ) -> None:
-        """Make *written* the content of the document *entry*.
+        """Make *written* the content of the document *entry*, with the modification time *mtime_ns*, or now.
 
         Raises `RefusedError` if it is invalid or cannot be stored; the old document stays then. With *exclusive*,
         raises `ExistsError` if there is a document.
@@ -86,7 +87,7 @@ class Documents:
         node = await self._fs.hierarchy.look_again(entry.node_path)
         if exclusive and await entry.is_there():
             raise ExistsError(f"{entry.path} exists")
-        publication = _Publication(entry, written, rights, exclusive)
+        publication = _Publication(entry, written, rights, mtime_ns, exclusive)
         try:
             node = await self._without_emptied(node, entry, written)
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
@@ -113,7 +114,7 @@ class Documents:
         documents = fs.documents(node)
         edited = await self._view.edit(Edit(fs, node, entry.name, None))
         if edited is not None and entry.name in documents:
-            await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}, exclusive=False))
+            await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}))
         elif entry.name not in documents:
             await fs.store.unlink(entry.path)
             if entry.name == DOCUMENT:
@@ -272,20 +273,20 @@ class Documents:
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
-        exclusive = publication.exclusive and node.document is None
+        exclusive, mtime_ns = publication.exclusive and node.document is None, publication.mtime_ns
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
         fs.store.note_shown(key, node.document_stat)
         try:
-            stored = await fs.store.replace(key, content, exclusive=exclusive, **publication.rights)
+            stored = await fs.store.replace(key, content, exclusive=exclusive, mtime_ns=mtime_ns, **publication.rights)
             for name, text in beside.items():
                 path = join_key(node.path, name)
                 texts[name] = DocumentText(text, (await fs.store.stat(path)).mtime_ns)
                 await fs.store.unlink(path)
         finally:
             await fs.refresh(node.path)
-        texts[entry.name] = DocumentText(publication.written, stored.mtime_ns)
+        texts[entry.name] = DocumentText(publication.written, mtime_ns or stored.mtime_ns)
         await self._keep_texts(node.path, texts)
 
     async def _keep_texts(self, path: str, written: Mapping[str, DocumentText]) -> None:
@@ -302,12 +303,14 @@ class Documents:
             fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
-        entry, written, exclusive = publication.entry, publication.written, publication.exclusive
+        entry, written, mtime_ns = publication.entry, publication.written, publication.mtime_ns
         try:
-            stored = await self._fs.store.replace(entry.path, written, exclusive=exclusive, **publication.rights)
+            stored = await self._fs.store.replace(
+                entry.path, written, exclusive=publication.exclusive, mtime_ns=mtime_ns, **publication.rights
+            )
         finally:
             await self._fs.refresh(node.path)
-        await self._keep_texts(node.path, {entry.name: DocumentText(written, stored.mtime_ns)})
+        await self._keep_texts(node.path, {entry.name: DocumentText(written, mtime_ns or stored.mtime_ns)})
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
         chunks = self._fs.chunk_tree(node)

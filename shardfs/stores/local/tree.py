@@ -160,6 +160,7 @@ class LocalStore(LocalReader):
         *,
         exclusive: bool = False,
         expected: Expected | None = None,
+        mtime_ns: int | None = None,
         **new: Unpack[NewRights],
     ) -> Stat:
         """Store *content* under *key*, durably and at once, replacing what is there."""
@@ -175,7 +176,8 @@ class LocalStore(LocalReader):
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None
-            return write_aside(self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check)[1]
+            made, _ = write_aside(self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check)
+            return _change_attributes(self.syscalls, made.fd, made.fd, {"mtime_ns": mtime_ns})
 
         _require_name(key)
         with changing(key):

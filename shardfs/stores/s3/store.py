@@ -334,6 +334,7 @@ class S3Store:
         *,
         exclusive: bool = False,
         expected: Expected | None = None,
+        mtime_ns: int | None = None,
         **rights: Unpack[NewRights],
     ) -> Stat:
         """Store an object at once, with the properties of the one it replaces; refused content is kept."""

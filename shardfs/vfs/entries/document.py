@@ -93,7 +93,9 @@ class TextCache:
 class Publisher(Protocol):
     """Stores the documents that programs write; implemented by `vfs.documents`, which imports this module."""
 
-    async def publish(self, entry: "Document", written: bytes, rights: NewRights, *, exclusive: bool = False) -> None:
+    async def publish(
+        self, entry: "Document", written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
+    ) -> None:
         """Make *written* the content of the document *entry*, which with *exclusive* must not exist."""
 
     async def remove(self, entry: "Document") -> None:
@@ -191,18 +193,16 @@ class Document(PublishedEntry):
     async def publish(self, buffer: WriteBuffer) -> None:
         """Publish what was written."""
         content = buffer.content
-        text = bytes(content.read(0, content.nbytes))
-        await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
-        if buffer.mtime_ns is not None:
-            await self._set_time(buffer.mtime_ns)
+        text, rights = bytes(content.read(0, content.nbytes)), _rights_of(buffer.status)
+        await self.fs.publisher.publish(self, text, rights, buffer.mtime_ns, exclusive=buffer.is_exclusive)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
             buffer.equals((await self._lookup(fresh=False)).ino)
 
     async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
         """Publish *content* as the document, with its modification time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
-        await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
-        await self._set_time(attributes.own_mtime_ns)
+        rights, mtime_ns = _rights_of(attributes.status), attributes.own_mtime_ns
+        await self.fs.publisher.publish(self, text, rights, mtime_ns, exclusive=exclusive)
 
     async def erase(self) -> None:
         """Remove the document."""
@@ -248,19 +248,6 @@ class Document(PublishedEntry):
     async def _attributes_changed(self) -> None:
         """Load the node again: it holds the attributes of the stored document."""
         await self.fs.hierarchy.node(self.node_path, fresh=True)
-
-    async def _set_time(self, mtime_ns: int) -> None:
-        """Give the document another modification time.
-
-        One that is not stored, because it says nothing, needs none.
-        """
-        fs = self.fs
-        node = await fs.hierarchy.node(self.node_path)
-        stored = join_key(self.node_path, DOCUMENT if self.name in fs.documents(node) else self.name)
-        with suppress(NotFoundError):
-            await fs.store.set_attributes(stored, mtime_ns=mtime_ns)
-        fs.texts.set_time(self.path, mtime_ns)
-        await fs.refresh(self.node_path)
 
 
 class StoredDocument(Document):
