@@ -140,12 +140,6 @@ class Inodes:
             if row.nlink <= 0:
                 self._retire(row)
 
-    def retire(self, key: Hashable) -> None:
-        """Never again use the number of the file that *key* identifies, which is gone."""
-        row = self._keys.get(key)
-        if row is not None:
-            self._retire(row)
-
     def moved(self, old: str, new: str) -> None:
         """Follow a file that was moved in the store, replacing what had the path *new*."""
         row = self.row_at(old)

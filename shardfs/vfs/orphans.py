@@ -6,6 +6,7 @@ aside together, so that none is taken for a shard, and then published one by one
 
 import logging
 import stat
+from collections.abc import Sequence
 from typing import Final
 
 from shardfs.dataset.array import Array
@@ -28,12 +29,13 @@ from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
-from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
 _CHUNKS: Final = ".chunks"
+_AT_ONCE: Final = 256
+"""How many chunks are made durable together, before their files are removed."""
 _VERDICTS: Final = (CorruptionError, OutsideSourceError, IsADirectoryHereError, AccessDeniedError, ExistsError)
 """Errors about one file, such as a dangling link: it stays where it is, and the others are published."""
 _V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/"))
@@ -108,15 +110,18 @@ class OrphanChunks:
         except (NotFoundError, NotADirectoryHereError):
             return
         array = (await self._hierarchy.node(path)).any_array
-        for key in keys:
-            name = key[len(place) + 1 :]
-            try:
-                if array is not None and _coords_of(array, name) is None:
-                    await self._keep_beside(path, key, name)
-                elif self.has(key):
-                    await self.absorb_file(key, again=again)
-            except _VERDICTS as error:
-                log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
+        for start in range(0, len(keys), _AT_ONCE):
+            published = []
+            for key in keys[start : start + _AT_ONCE]:
+                name = key[len(place) + 1 :]
+                try:
+                    if array is not None and _coords_of(array, name) is None:
+                        await self._keep_beside(path, key, name)
+                    elif self.has(key) and await self._publish(key, again=again):
+                        published.append(key)
+                except _VERDICTS as error:
+                    log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
+            await self._remove(published)
         await prune(self._store, place)
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
@@ -143,26 +148,36 @@ class OrphanChunks:
                     chunks.array.layout.make_directory(found.coords)
                     self._fs.became_chunks(found, join_key(place, path))
 
-    async def absorb_file(self, key: str, *, again: bool = False) -> None:
-        """Publish one orphan chunk; a file that is no chunk of its array is kept beside the chunks."""
+    async def absorb_file(self, key: str) -> None:
+        """Publish one orphan chunk."""
+        if await self._publish(key):
+            await self._remove([key])
+
+    async def _remove(self, published: Sequence[str]) -> None:
+        """Remove files that are durable as chunks, once they are."""
+        await self._writer.log.sync_soon()
+        for key in published:
+            await self._fs.passthrough(key).remove()
+
+    async def _publish(self, key: str, *, again: bool = False) -> bool:
+        """Publish an orphan chunk; return whether it is a chunk of its array, and the file is not needed any more."""
         path, name = self.array_path(key), key.rpartition(f"{_CHUNKS}/")[2]
         node = await self._hierarchy.node(path)
         array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         try:
             snapshot = await self._store.open(key)
         except NotFoundError:
-            return  # the document arrived while the file was being closed, and the file was moved
+            return False  # the document arrived while the file was being closed, and the file was moved
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is not a chunk of the array it was put into, and stays in %s", join_key(path, name), key)
-            return
+            return False
         if chunk_view is not None and chunk_view.codec is not None and snapshot.size != chunk_view.codec.nbytes:
             told = join_key(path, name)
             log.error("%s has %d bytes, not %d, and stays in %s", told, snapshot.size, chunk_view.codec.nbytes, key)
-            return
+            return False
         if again and (await array.find(coords))[1] is not None:
-            await self._store.unlink(key)
-            return
+            return True
         if again and not self._writer.has_room(snapshot.size):
             await self._writer.commits.flush()  # nothing else runs before the mount answers requests
         status = snapshot.stat
@@ -178,9 +193,7 @@ class OrphanChunks:
         )
         own = OwnVersion(self._fs.inodes.reserve(), status.mtime_ns)
         self._writer.source.shards.generations.own(array.layout, coords, own)
-        await self._store.unlink(key)
-        if status.nlink == 1:
-            self._fs.inodes.retire((Passthrough, status.identity))
+        return True
 
     async def resume(self, path: str = "") -> None:
         """Publish the orphan chunks that a killed mount left, for the arrays at *path* and below."""

@@ -48,6 +48,27 @@ async def test_where_something_was_stored_meanwhile_only_what_is_in_its_place_st
     assert [path.name for path in aside.iterdir()] == ["1"]
 
 
+@pytest.mark.parametrize("now", ["nothing", "a file", "a link", "half a document"])
+@in_trio
+async def test_whatever_became_of_the_directory_meanwhile_a_mount_begins_and_keeps_the_files(
+    root: Path, now: str
+) -> None:
+    aside = root / StateDirectory(str(root)).staged_key / "new/.chunks/c"
+    aside.mkdir(parents=True)
+    (aside / "0").write_bytes(b"a chunk")
+    match now:
+        case "a file":
+            (root / "new").write_bytes(b"x")
+        case "a link":
+            (root / "new").symlink_to("/nowhere")
+        case "half a document":
+            (root / "new").mkdir()
+            (root / "new/zarr.json").write_bytes(b"{")
+    await Process.start(root, Syscalls())
+    kept = [path for path in (aside / "0", root / "new/c/0") if path.exists()]
+    assert [path.read_bytes() for path in kept] == [b"a chunk"]
+
+
 async def structure() -> None:
     """What is locked: all."""
 

@@ -147,7 +147,7 @@ class Passthrough(Entry):
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
-        """Store *content* in a new file, and rename it to the name."""
+        """Store *content* durably in a new file, and rename it to the name: the caller may remove it elsewhere."""
         store, status = self.fs.store, attributes.status
         await self._make_parents()
         copy = self._copy()
@@ -155,11 +155,14 @@ class Passthrough(Entry):
         try:
             await write_all(file, content)
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
+            await file.sync()
             await store.rename(copy, self.path, exclusive=exclusive)
         except ShardfsError:
             await store.unlink(copy)
             raise
         self.fs.inodes.removed(self.path)
+        for directory in (self.path.rpartition("/")[0], self.fs.copies):
+            await store.sync_directory(directory)
 
     async def remove(self) -> None:
         """Remove the name."""
