@@ -180,7 +180,12 @@ class Documents:
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
-            await self._store_document(node, edited.document, edited.document, publication)
+            try:
+                await self._store_document(node, edited.document, edited.document, publication)
+            except ShardfsError:
+                self._fs.hierarchy.show_unsharded(node.path)
+                await self._fs.refresh(node.path)
+                raise
         elif chunk_view is not None and isinstance(stored, ArrayMetadata):
             await self._edit_array(node, chunk_view.array, stored, edited, publication)
         elif node.document is None:
@@ -249,7 +254,14 @@ class Documents:
             return
         await self._orphans.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
         self._fs.hierarchy.show_unsharded(node.path)
-        await self._store_document(node, document, edited.document, publication)
+        try:
+            await self._store_document(node, document, edited.document, publication)
+        except StoreError:  # it may have been stored all the same: the next mount finds out
+            raise
+        except ShardfsError:
+            if (await self._fs.hierarchy.look_again(node.path)).document is None:
+                await self._orphans.put_back(node.path)
+            raise
         await self._begin(node.path, self._orphans.place(node.path))
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
@@ -24,6 +24,8 @@ from shardfs.errors import (
     NotEmptyError,
     NotFoundError,
     OutsideSourceError,
+    RefusedError,
+    ShardfsError,
 )
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
@@ -69,11 +71,11 @@ class OrphanChunks:
         """Return the directory for the orphan chunks of the array at *path*."""
         return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
 
-    async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> str | None:
-        """Move files with names of chunks in the directory *path* aside; return where to, None if there are none."""
+    async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> None:
+        """Move files with names of chunks in the directory *path* aside, if there are any."""
         names = [entry.name for entry in await self._store.list(path) if encoding.begins(entry.name, ndim)]
         if not names:
-            return None
+            return
         place = self.place(path)
         await self._store.make_directories(place)
         for name in names:
@@ -82,7 +84,6 @@ class OrphanChunks:
         # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
-        return place
 
     async def _move(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move a file or a directory, file by file where the directory is there or the store cannot move directories.
@@ -203,19 +204,30 @@ class OrphanChunks:
             return
         for entry in entries:
             if entry.name == _CHUNKS:
-                await self._resume_array(path)
+                try:
+                    await self._resume_array(path)
+                except ShardfsError as error:
+                    log.error("chunks of %s stay in %s: %s", path or "the array", self.place(path), error)  # noqa: TRY400
             elif entry.kind is Kind.DIRECTORY:
                 await self.resume(join_key(path, entry.name))
 
     async def _resume_array(self, path: str) -> None:
         if await self._hierarchy.array(path) is not None:
             await self.absorb(path, again=True)
-            return
-        place = self.place(path)  # its document never arrived
+        elif await self._fs.is_stored(join_key(path, DOCUMENT)):
+            raise RefusedError("what is stored there is no array that is shown")
+        else:
+            await self.put_back(path)
+
+    async def put_back(self, path: str) -> None:
+        """Move what was put aside back to the directory *path*: the document of its array was not stored."""
+        place = self.place(path)
+        await self._store.make_directories(path)
         for entry in await self._store.list(place):
             key, to = join_key(place, entry.name), join_key(path, entry.name)
             try:
                 await self._move(key, to, exclusive=True)
+                self._fs.inodes.moved_directory(key, to)
             except ExistsError as error:  # somebody has stored something there since
                 log.error("%s stays in %s: %s", to, key, error)  # noqa: TRY400
         await prune(self._store, place)

@@ -201,6 +201,23 @@ def test_a_shrink_whose_document_could_not_be_stored_is_not_finished_later(mount
     assert not (source / ".shardfs").exists()
 
 
+def test_an_array_whose_sharded_document_could_not_be_stored_is_shown_unsharded_still(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    zarr.create_array(str(source / "a"), shape=(12,), chunks=(3,), shards=(6,), dtype="i4")
+    root = mount(source, write=True, bound_by_modes=True, expect=("permission|Permission|EACCES",)).path / "a"
+    shown = document_of(root)
+    (source / "a").chmod(0o555)
+    with pytest.raises(PermissionError):
+        (root / "zarr.json").write_bytes((source / "a/zarr.json").read_bytes())
+    (source / "a").chmod(0o755)
+    assert document_of(root) == shown
+    zarr.open_array(str(root))[:] = VALUES
+    flush(root.parent)
+    assert np.array_equal(read_zarr(source / "a"), VALUES)
+
+
 def test_a_directory_without_its_document_stays_that_array_until_it_is_empty(mounted: Mount, root: Path) -> None:
     chunks = files_below(root / "c")
     (root / "zarr.json").unlink()

@@ -1,6 +1,10 @@
 """Chunk files that an earlier mount put aside, when a mount begins."""
 
+import errno
+import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
@@ -8,11 +12,13 @@ import trio.testing
 
 from shardfs.dataset import commit
 from shardfs.dataset.state import StateDirectory
+from shardfs.errors import NoSpaceError
+from shardfs.stores.local import tree
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
-from tests.crash.harness import Process
+from tests.crash.harness import OWNER, Process
 from tests.crash.histories import INNER, NCHUNKS
-from tests.support.opened import in_trio
+from tests.support.opened import find, in_trio
 
 
 @in_trio
@@ -67,6 +73,41 @@ async def test_whatever_became_of_the_directory_meanwhile_a_mount_begins_and_kee
     await Process.start(root, Syscalls())
     kept = [path for path in (aside / "0", root / "new/c/0") if path.exists()]
     assert [path.read_bytes() for path in kept] == [b"a chunk"]
+
+
+@in_trio
+async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_cannot_be_stored(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that a program has open."""
+    document = json.loads((root / "unchecked/zarr.json").read_text())
+    document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [INNER]
+    process = await Process.start(root, Syscalls())
+    changes = process.writing.changes
+    changes.documents._chunks_per_shard = (4,)
+    fs, made = process.fs, await changes.mkdir(ROOT, b"new", 0o755, OWNER)
+    below = await changes.mkdir(made.ino, b"c", 0o755, OWNER)
+    opened = []
+    for name, directory in ((b"0", below), (b"zarr.json", made)):
+        opened.append((await changes.create(directory.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0])
+    chunk, text = [fs.open_files[number] for number in opened]
+    await text.write(0, json.dumps(document).encode())
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(tree, "write_aside", fail)
+    with pytest.raises(NoSpaceError):
+        await text.flush()
+    monkeypatch.undo()
+    await chunk.write(0, bytes([7]) * INNER)
+    assert (root / "new/c/0").read_bytes() == bytes([7]) * INNER
+    assert (await find(fs, "new/c/0")).ino == chunk.ino
+    await text.flush()
+    for number in opened:
+        await changes.close(number)
+    assert await process.read("new", 0) == bytes([7]) * INNER
 
 
 async def structure() -> None:
