@@ -39,9 +39,8 @@ class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
     Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*, of
-    which something *is_unsent*. *expected* is what the store must contain when it is sent, *error*
-    is why the last attempt failed. One that *is_nameless* was removed or replaced, and is not sent. Whoever changes or
-    sends it holds *lock*.
+    which something *is_unsent*. *expected* is what the store must contain when it is sent, *error* is why the last
+    attempt failed. Whoever changes or sends it holds *lock*.
     """
 
     __slots__ = (
@@ -49,7 +48,6 @@ class Spool:
         "expected",
         "file",
         "identity",
-        "is_nameless",
         "is_unsent",
         "key",
         "lock",
@@ -70,7 +68,6 @@ class Spool:
         self.file: LocalFile | None = None
         self.expected: ObjectStat | None = None
         self.error: ShardfsError | None = None
-        self.is_nameless = False
         self.nchanges = 0
         self.users = 0
         self.lock = trio.Lock()
@@ -108,6 +105,10 @@ class Files:
         self.spools: dict[str, Spool] = {}
         self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
 
+    def has_name(self, spool: Spool) -> bool:
+        """Whether its key stands for a spool; one that was removed or replaced is not sent."""
+        return self.spools.get(spool.key) is spool
+
     def local_spool(self, key: str) -> Spool | None:
         """Return the spool that *key* stands for; None if the key stands for an object or nothing."""
         spool = self.spools.get(key)
@@ -118,7 +119,7 @@ class Files:
         """Hold the lock of what is written to *key*, if anything is, so that it is not sent in the block."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
-                if self.spools.get(key) is spool:
+                if self.has_name(spool):
                     yield
                     return
         yield
@@ -148,14 +149,14 @@ class Files:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if spool.is_unsent and not spool.is_nameless:
+        if spool.is_unsent and self.has_name(spool):
             await self.store(spool, spool.key, spool.expected)
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
-        file = await self.local_file(spool)
-        written = Splice(((await self._written(spool)).content(0, file.stat().size),))
         try:
+            file = await self.local_file(spool)
+            written = Splice(((await self._written(spool)).content(0, file.stat().size),))
             spool.expected = await self.put(key, written, expected, exclusive=exclusive, name=spool.name)
         except BaseException as error:
             ended = StoreError("its mount ended before it was stored")
@@ -178,7 +179,7 @@ class Files:
                 if not spool.users and spool.error is None:
                     await self._flush(spool)
             finally:
-                if not spool.users and self.spools.get(spool.key) is spool:
+                if not spool.users and self.has_name(spool):
                     self._forget(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
@@ -191,7 +192,6 @@ class Files:
         """Take the name from a spool, if it has any: those who have it open continue with a nameless file."""
         spool = self.spools.pop(key, None)
         if spool is not None:
-            spool.is_nameless = True
             remove_kept(self.kept.path(spool.name))
 
     async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
@@ -275,7 +275,6 @@ class Files:
     def _forget(self, spool: Spool) -> None:
         """Forget a spool that nobody uses any more, with its file, unless that is kept."""
         del self.spools[spool.key]
-        spool.is_nameless = True
         if not _must_be_kept(spool):
             remove_kept(self.kept.path(spool.name))
 
@@ -299,11 +298,11 @@ class Files:
             raise
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
-            if nbytes and not spool.is_nameless:  # this version is changed, whatever was shown before
+            if nbytes and self.has_name(spool):  # this version is changed, whatever was shown before
                 self.heads.note_shown(spool.key, snapshot.object)
             shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
-        if spool.is_nameless:
+        if not self.has_name(spool):
             remove_kept(self.kept.path(spool.name))
         return spool.file
 
@@ -332,7 +331,7 @@ class SpoolFile:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
             return b""
-        if self._files is not None and not spool.is_nameless:
+        if self._files is not None and self._files.has_name(spool):
             self._files.heads.note_shown(spool.key, spool.snapshot.object)
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))

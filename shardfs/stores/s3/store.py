@@ -9,9 +9,10 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack, cast
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -131,7 +132,7 @@ class S3Store:
         self.heads = Heads(client, ttl=ttl, clock=clock)
         self.objects = Objects(client, self.heads, cache, memory_nbytes=memory_nbytes)
         self._client = client
-        self._renaming = trio.Lock()
+        self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     @property
     def nchanges(self) -> int:
@@ -472,7 +473,9 @@ class S3Store:
         and then the old name is deleted. Programs move the files of a directory one by one.
         """
         files = self._writable()
-        async with self._renaming:
+        async with AsyncExitStack() as stack:
+            for name in sorted({key, to}):  # other names are moved meanwhile
+                await stack.enter_async_context(self._renaming.setdefault(name, trio.Lock()))
             if _is_on_side(key) and _is_on_side(to):
                 await files.side.rename(key, to, exclusive=exclusive)
                 return

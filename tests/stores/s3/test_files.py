@@ -317,7 +317,47 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
     assert objects(fake) == {"zarr.json": b"{}"}
 
 
+@on_mock_clock
+async def test_a_file_is_moved_while_another_one_takes_long(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    for key in ("a/f", "b/f"):
+        await store.make_directories(key[0])
+        await put_file(store, key, key.encode())
+
+    async def hang(request: Request) -> None:
+        if request.key == f"{PREFIX}/a/g":
+            await trio.sleep_forever()
+
+    fake.before = hang
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_rename, store, "a/f", "a/g")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            await _rename(store, "b/f", "b/g")
+        nursery.cancel_scope.cancel()
+    assert objects(fake) == {"zarr.json": b"{}", "a/f": b"a/f", "b/g": b"b/f"}
+
+
 # What is not stored is kept
+
+
+@on_mock_clock
+async def test_what_cannot_be_read_to_be_stored_is_kept(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=True)
+    await file.write(0, b"data")
+
+    async def refuse(key: str) -> None:
+        raise StoreError("too many files are open")
+
+    assert store.files is not None
+    monkeypatch.setattr(store.files.side, "open", refuse)
+    with pytest.raises(StoreError, match="too many"):
+        await file.flush()
+    await file.close()
+    assert kept(tmp_path) == {"f": b"data"}
 
 
 @on_mock_clock
