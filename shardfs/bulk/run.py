@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
@@ -113,8 +111,7 @@ async def fill(
     await job.reading(context).store.check()
     if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
-    is_there = is_remote(job.destination) or await trio.Path(job.destination).exists()
-    if is_there and not how.syncs and not await _is_empty(job.made(context).store):
+    if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).store):
         raise _not_empty(job)
     async for line in plan.look(job, context):
         announce(line)
@@ -235,9 +232,14 @@ async def _is_empty(store: Store) -> bool:
         return True
 
 
+def _is_there(url: str) -> bool:
+    """Whether a directory may exist; one that may not be looked at is met when it is opened."""
+    return is_remote(url) or os.path.exists(url)
+
+
 def _is_within(url: str, other: str) -> bool:
     """Whether *url* is *other*, or is within it, wherever that is mounted."""
     if is_remote(url) or is_remote(other):
         return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
-    above = [str(path) for path in (Path(url), *Path(url).parents) if path.exists()]
-    return os.path.exists(other) and any(os.path.samefile(path, other) for path in above)
+    above = filter(_is_there, map(str, (url, *Path(url).parents)))
+    return _is_there(other) and any(os.path.samefile(path, other) for path in above)

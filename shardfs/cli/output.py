@@ -85,7 +85,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
     What is no file, such as /dev/stdout or a pipe, is written to instead.
     """
-    target = Path(os.path.realpath(path)) if path.is_file() or not path.exists() else None
+    target = Path(os.path.realpath(path)) if os.path.isfile(path) or not os.path.exists(path) else None
     partial = target.with_name(f".{target.name}.partial") if target is not None else path
     try:
         with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:

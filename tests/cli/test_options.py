@@ -1,6 +1,7 @@
 """What users type: options reach the daemon as they are, and what cannot be done is refused with the way out."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -164,6 +165,17 @@ def test_a_stream_that_is_closed_or_full_changes_no_other_status(source: Path) -
             done = subprocess.run(line, env=environment(), capture_output=True, text=True)
             assert done.returncode == expected, redirection
             assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_may_not_be_entered_is_an_error_for_every_output(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    output = tmp_path / "closed/x"
+    bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    for arguments in (["refs", "-o", output, source], ["map", "--html", output, source], ["pack", source, output]):
+        done = run(*arguments, prefix=bound)
+        assert done.returncode in (WRONG_USAGE, SOURCE)
+        assert re.search(r"closed/x cannot be (written|created).*: Permission denied", done.stderr)
+    (tmp_path / "closed").chmod(0o755)
 
 
 URLS = [
