@@ -135,9 +135,13 @@ def test_a_block_that_leaves_a_file_open_raises_and_deletes_nothing(dataset: Pat
     assert files_below(dataset) == before
 
 
+@pytest.mark.usefixtures("no_mount_left")
 def test_values_that_commands_refuse_are_refused(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="at least 0"):
         MountOptions(metadata_ttl=-1)
+    for options in (MountOptions(write=True, auto_compact=7.0), MountOptions(fuse_options=("ro", "rw"))):
+        with pytest.raises(errors.UsageError, match=r"auto-compact|-o ro"), shardfs.mount(dataset, options=options):
+            pass
     for wrong in ({"shard_size": -1}, {"index_location": "mid"}):
         with pytest.raises(errors.UsageError):
             shardfs.pack(dataset, tmp_path / "packed", **wrong)

@@ -70,9 +70,11 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
         with open(read_end, "rb") as answer:
             text = answer.read()
         if not text:
-            process.wait()
+            status = process.wait()
             log.seek(before)
             last = (log.read().decode(errors="replace").splitlines() or ["without a word"])[-1]
+            if status == UsageError.exit_status:  # options from Python that only the command looks at
+                raise UsageError(last.removeprefix("Error: ").removeprefix("shardfs: "))
             raise FuseUnavailableError(f"the daemon died before the mount answered: {last}; {log_file} says more")
         message = json.loads(text)
         if message["error"]:
