@@ -138,8 +138,8 @@ class Documents:
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, without its array if the document was removed and no chunk is left.
 
-        It stays as it was if the document *written* means the same: unpacking programs remove a file before they write
-        it.
+        It stays if the document *written* is an edit of the removed one: unpacking programs remove a file, and editors
+        rename it, before they write it.
         """
         chunks, stored = self._fs.chunk_tree(node), node.metadata
         if node.document is not None or chunks is None or not await chunks.is_empty():
@@ -150,8 +150,7 @@ class Documents:
                 return node
             if isinstance(stored, ArrayMetadata) and isinstance(edited, ArrayMetadata):
                 self._view.lens.put(stored, edited)  # raises if it does not describe the same chunks
-                if edited.shape == stored.shape:
-                    return node
+                return node
         await self._abandon(chunks)
         return await self._fs.hierarchy.node(node.path, fresh=True)
 
@@ -367,7 +366,7 @@ class Documents:
         """Update the copies in one group; again if another host changes its document meanwhile."""
         hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
-            node = await (hierarchy.look_again if attempt else hierarchy.node)(path)
+            node = await (hierarchy.look_again(path) if attempt else hierarchy.node(path, fresh=True))
             if not isinstance(node.metadata, GroupMetadata) or node.document is None:
                 return
             told = await self._fs.worker.work(copies_told, node.document)

@@ -1,5 +1,6 @@
 """Unsharded arrays copied into a mount with `--shards`: they become sharded, in whatever order the files come."""
 
+import json
 import os
 import random
 import shutil
@@ -141,6 +142,19 @@ def test_files_may_come_in_any_order(
     assert files_below(mounted.path).keys() == set(keys)
     mounted.unmount()
     assert_group_is_packed(source)
+
+
+def test_what_another_program_has_written_to_the_group_of_a_new_array_stays(
+    mount: Mounter, plain: Path, source: Path
+) -> None:
+    """Its copies of the array are brought up to date when that is created."""
+    mounted = mount(source, write=True, shards="2,2,2", metadata_ttl=3600)
+    shutil.copyfile(plain / "zarr.json", mounted.path / "zarr.json")
+    assert document_of(mounted.path) == document_of(plain)
+    (source / "zarr.json").write_text(json.dumps(document_of(source) | {"attributes": {"natively": 1}}))
+    shutil.copytree(plain / "image", mounted.path / "image")
+    assert document_of(source)["attributes"] == {"natively": 1}
+    assert document_of(source)["consolidated_metadata"]["metadata"]["image"] == document_of(source / "image")
 
 
 def test_a_new_document_hides_no_temporary_file(mount: Mounter, plain: Path, source: Path) -> None:

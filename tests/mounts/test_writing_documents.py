@@ -264,7 +264,24 @@ def test_an_array_without_chunks_stays_sharded_when_it_is_written_again(
     assert document_of(source / "z") == stored
 
 
-@pytest.mark.parametrize("change", [{"shape": [9]}, {"data_type": "float32"}, {"node_type": "group"}], ids=str)
+@pytest.mark.parametrize("name", ["a", "empty"])
+def test_an_editor_that_renames_a_document_may_change_the_shape(mount: Mounter, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "source"
+    store(source / "a", DOCUMENT)
+    zarr.create_array(str(source / "empty"), shape=(8, 12), chunks=(2, 3), shards=(4, 6), dtype="i4")
+    root, stored = mount(source, write=True).path / name, document_of(source / name)
+    text = json.dumps(document_of(root) | {"shape": [4, 6]})
+    (root / "zarr.json").rename(root / "zarr.json~")
+    with (root / "zarr.json").open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    (root / "zarr.json~").unlink()
+    assert document_of(source / name) == stored | {"shape": [4, 6]}
+    assert (root / "zarr.json").read_text() == text
+
+
+@pytest.mark.parametrize("change", [{"data_type": "float32"}, {"node_type": "group"}], ids=str)
 def test_another_document_makes_another_node_of_an_array_without_chunks(
     mount: Mounter, tmp_path: Path, change: dict[str, Any]
 ) -> None:
@@ -273,9 +290,8 @@ def test_another_document_makes_another_node_of_an_array_without_chunks(
     root = mount(source, write=True, expect=("is refused",)).path / "z"
     document = {"zarr_format": 3, **change} if "node_type" in change else document_of(root) | change
     (root / "zarr.json").unlink()
-    if "shape" not in change:
-        with refuses(errno.EINVAL):
-            (root / "zarr.json").write_text(json.dumps(document))
+    with refuses(errno.EINVAL):
+        (root / "zarr.json").write_text(json.dumps(document))
     (root / "c/0").unlink()
     (root / "zarr.json").write_text(json.dumps(document))
     assert document_of(root) == document_of(source / "z") == document
