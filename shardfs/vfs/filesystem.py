@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
@@ -28,12 +28,15 @@ from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
-from shardfs.vfs.entries.document import DocumentText, Publisher, StoredDocument, TextCache
+from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, PassthroughHandle, absent
 from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.views import View
 from shardfs.vfs.write_buffer import WriteBuffers
+
+if TYPE_CHECKING:
+    from shardfs.vfs.documents import Documents
 
 T = TypeVar("T")
 
@@ -53,7 +56,7 @@ class Filesystem:
     # Set by `vfs.changes`, if the source may be changed; *copies* is where files are made before they get their names.
     writer: Writer
     buffers: WriteBuffers
-    publisher: Publisher
+    publisher: "Documents"
     copies: str
 
     def __init__(

@@ -4,19 +4,21 @@ import enum
 import os
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from shardfs.dataset.hierarchy import is_below
-from shardfs.errors import StaleError, TooLargeError
+from shardfs.errors import StaleError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
 from shardfs.vfs.inodes import Inodes
+
+if TYPE_CHECKING:
+    from shardfs.vfs.entries.base import PublishedEntry
 
 K = TypeVar("K")
 
@@ -113,49 +115,6 @@ class BufferBytes:
         self._file, self.nbytes = file, nbytes
 
 
-class Published(ABC):
-    """A file whose content is published as a whole: a chunk or a document."""
-
-    __slots__ = ()
-    max_nbytes: int
-    is_document = False
-
-    @property
-    @abstractmethod
-    def path(self) -> str:
-        """Its path on the mount."""
-
-    @property
-    @abstractmethod
-    def node_path(self) -> str:
-        """The path of the node that it belongs to, whose lock protects the name."""
-
-    @abstractmethod
-    async def current(self, *, fresh: bool = True) -> ChunkHandle | DocumentHandle | None:
-        """Open the current version, or unless *fresh* the one that it was up to a TTL ago; None if there is none."""
-
-    @abstractmethod
-    async def publish(self, buffer: "WriteBuffer") -> None:
-        """Make what was written the content of the name."""
-
-    @abstractmethod
-    def reserve(self) -> int:
-        """Return an inode number for this file, which does not exist yet."""
-
-    @abstractmethod
-    def keep_number(self, ino: int) -> None:
-        """Let *ino* stand for this file, which does not exist yet."""
-
-    async def makes_node(self) -> bool:
-        """Whether publishing it changes what names in its directory stand for."""
-        return False
-
-    def check_size(self, nbytes: int) -> None:
-        """Raise `TooLargeError` if such a file cannot have so many bytes."""
-        if nbytes > self.max_nbytes:
-            raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
-
-
 class State(enum.Enum):
     """The state of a buffer."""
 
@@ -188,7 +147,7 @@ class WriteBuffer:
     """
 
     buffers: "WriteBuffers"
-    entry: Published
+    entry: "PublishedEntry"
     ino: int
     status: Stat
     base: ChunkHandle | DocumentHandle | None
@@ -430,7 +389,7 @@ class WriteBuffers:
     def __bool__(self) -> bool:
         return bool(self._by_path)
 
-    def shared(self, entry: Published, current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
+    def shared(self, entry: "PublishedEntry", current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
         """Return the buffer shared by all who open a file without truncation; *current* is its published version.
 
         That is the newest one, unless it was written as a whole and published, and then another version was.
@@ -461,7 +420,7 @@ class WriteBuffers:
 
     def begin(
         self,
-        entry: Published,
+        entry: "PublishedEntry",
         base: ChunkHandle | DocumentHandle | None,
         status: Stat,
         *,
@@ -513,7 +472,7 @@ class WriteBuffers:
             _remove(self._by_ino, ino, buffer)
         buffer.release_version()
 
-    def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
+    def lock(self, entry: "PublishedEntry") -> AbstractAsyncContextManager[None]:
         """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.
 
         Its holder must not wait for the locks of nodes.

@@ -15,6 +15,7 @@ from shardfs.errors import (
     NotPermittedError,
     RefusedError,
     StaleError,
+    TooLargeError,
     UnsupportedError,
 )
 from shardfs.stores.base import Content, NewAttributes, Stat
@@ -29,7 +30,7 @@ from shardfs.vfs.handles import (
     PassthroughHandle,
     new_file,
 )
-from shardfs.vfs.write_buffer import Published, WriteHandle
+from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -164,10 +165,33 @@ class Entry(ABC):
         return
 
 
-class PublishedEntry(Entry, Published):
-    """What chunks and documents have in common."""
+class PublishedEntry(Entry):
+    """A file whose content is published as a whole: a chunk or a document."""
 
     __slots__ = ()
+    max_nbytes: int
+    is_document = False
+
+    @abstractmethod
+    async def current(self, *, fresh: bool = True) -> ChunkHandle | DocumentHandle | None:
+        """Open the current version, or unless *fresh* the one that it was up to a TTL ago; None if there is none."""
+
+    @abstractmethod
+    async def publish(self, buffer: WriteBuffer) -> None:
+        """Make what was written the content of the name."""
+
+    @abstractmethod
+    def keep_number(self, ino: int) -> None:
+        """Let *ino* stand for this file, which does not exist yet."""
+
+    async def makes_node(self) -> bool:
+        """Whether publishing it changes what names in its directory stand for."""
+        return False
+
+    def check_size(self, nbytes: int) -> None:
+        """Raise `TooLargeError` if such a file cannot have so many bytes."""
+        if nbytes > self.max_nbytes:
+            raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
 
     def reserve(self) -> int:
         """Return an inode number for this file, which does not exist yet."""

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from stat import S_IMODE
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
@@ -88,18 +88,6 @@ class TextCache:
         for path, written in moved:
             if written is not None:
                 self._texts.put(new + path[len(old) :], written)
-
-
-class Publisher(Protocol):
-    """Stores the documents that programs write; implemented by `vfs.documents`, which imports this module."""
-
-    async def publish(
-        self, entry: "Document", written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
-    ) -> None:
-        """Make *written* the content of the document *entry*, which with *exclusive* must not exist."""
-
-    async def remove(self, entry: "Document") -> None:
-        """Remove the document *entry*."""
 
 
 class Document(PublishedEntry):
