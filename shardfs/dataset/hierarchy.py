@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,9 +55,9 @@ class Node:
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* is what it says, None if it is
     missing or broken. *any_array* is set for a sharded array that can be shown unsharded, and for an unsharded array
     whose chunks all have one shape. *reason* says why only the stored files are shown. After an array's document was
-    removed through the mount, the array stays, with its *metadata* and without *document*. *in_image*: the node is a
-    group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what the view
-    generates for it, given the *context*.
+    removed through the mount, the array stays, with its *metadata* and without *document*: see `leave`. *in_image*: the
+    node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what
+    the view generates for it, given the *context*.
 
     For a large document, *metadata* lacks attributes and consolidated copies: see `stored`.
     """
@@ -160,12 +160,33 @@ class Hierarchy:
         for known in [known for known in self._nodes.known() if is_below(known, path)]:
             self._nodes.forget(known)
 
-    def leave(self, node: Node) -> None:
-        """Let the directory of *node* stay an array after its document is removed, until it is emptied."""
-        if self._is_shown(node):
-            self._left[node.path] = replace(node, document=None, document_stat=None)
+    def leave(self, node: Node) -> bool:
+        """Let the directory of *node* stay an array, without document, until it is emptied; return whether it was one.
+
+        The document itself is to stay stored until then, or until another one is: a killed mount leaves the array.
+        """
+        is_left = self._is_shown(node)
+        if is_left:
+            self._left[node.path] = node
         self.show_unsharded(node.path)
         self.forget(node.path)
+        return is_left
+
+    @property
+    def left(self) -> Collection[str]:
+        """The paths given to `leave`, as long as nothing else was found there."""
+        return list(self._left)
+
+    async def is_left(self, path: str) -> bool:
+        """Whether the array at *path* was left, and nobody has stored another document since."""
+        left = self._left.get(path)
+        if left is None:
+            return False
+        try:
+            now = await self._store.stat(join_key(path, DOCUMENT))
+        except (NotFoundError, NotADirectoryHereError):
+            return True
+        return left.document_stat is not None and now.version == left.document_stat.version
 
     def abandon(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
@@ -222,6 +243,9 @@ class Hierarchy:
         stat, context = await self._store.stat(path), await self._context(path, known)
         key, lens = join_key(path, DOCUMENT), self._lens
         node = Node(path, stat, in_image=context.in_image, context=context)
+        if await self.is_left(path):
+            return replace(self._left[path], stat=stat, document=None, document_stat=None)
+        self._left.pop(path, None)
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
@@ -235,8 +259,7 @@ class Hierarchy:
             else:
                 contents = read_document(document, lens, context)
         except (NotFoundError, NotADirectoryHereError):
-            left = self._left.get(path)
-            return node if left is None else replace(left, stat=stat)
+            return node
         except _VERDICTS as error:
             # For a remote source this says nothing about the document: credentials expire and are renewed.
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
@@ -246,7 +269,6 @@ class Hierarchy:
             shown = lens.show_broken(reason) if lens is not None else None
             node = replace(node, reason=reason, in_image=in_image, shown=shown)
         else:
-            self._left.pop(path, None)
             node = replace(
                 node,
                 metadata=contents.metadata,

@@ -146,8 +146,8 @@ class Changes:
         names = {name}
         if name in fs.view.document_names:
             known = fs.hierarchy.last_seen(directory.path)
-            if known is not None and known.document is not None:
-                return  # the document exists; it just has no such part in this view
+            if known is not None and (known.document is not None or known.any_array is not None):
+                return  # the document exists; it has no such part in this view, or was removed on the mount
             names.add(DOCUMENT)
         for absent in names:
             fs.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
@@ -371,6 +371,7 @@ class Changes:
     async def flush_all(self) -> None:
         """Commit everything that is pending, and store all files that are being written."""
         await self.writer.commits.flush()
+        await self.documents.drop_all()
         await self.fs.store.flush()
 
 

@@ -115,6 +115,8 @@ class Documents:
         edited = await self._view.edit(Edit(fs, node, entry.name, None))
         if edited is not None and entry.name in documents:
             await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}))
+        elif entry.name == DOCUMENT and await fs.hierarchy.is_left(node.path):
+            raise NotFoundError(f"{entry.path} does not exist")
         elif entry.name not in documents:
             await fs.store.unlink(entry.path)
             if entry.name == DOCUMENT:
@@ -131,9 +133,23 @@ class Documents:
                 else:  # documents that the v3 document hid must not appear again
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await fs.store.unlink(key)
-            await fs.store.unlink(join_key(node.path, DOCUMENT))
-            fs.hierarchy.leave(node)
+            if not fs.hierarchy.leave(node):
+                await fs.store.unlink(join_key(node.path, DOCUMENT))
+                fs.hierarchy.forget(node.path)
         fs.texts.forget(entry.path)
+
+    async def drop(self, path: str) -> None:
+        """Remove the document of the array at *path* from the store, if it was removed on the mount."""
+        key = join_key(path, DOCUMENT)
+        self._fs.store.forget(key)
+        if await self._fs.hierarchy.is_left(path):
+            with suppress(NotFoundError):
+                await self._fs.store.unlink(key)
+
+    async def drop_all(self) -> None:
+        """Remove all such documents, also of arrays that have chunks."""
+        for path in self._fs.hierarchy.left:
+            await self.drop(path)
 
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, without its array if the document was removed and no chunk is left.
@@ -156,6 +172,7 @@ class Documents:
 
     async def _abandon(self, chunks: ChunkTree) -> None:
         await chunks.prune()
+        await self.drop(chunks.path)
         self._fs.hierarchy.abandon(chunks.path)
 
     async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
@@ -284,7 +301,8 @@ class Documents:
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
-        exclusive, mtime_ns = publication.exclusive and node.document is None, publication.mtime_ns
+        is_new = node.document is None and not await fs.hierarchy.is_left(node.path)
+        exclusive, mtime_ns = publication.exclusive and is_new, publication.mtime_ns
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
+from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.worker import Worker
 from shardfs.dataset.writer import Writer
@@ -323,7 +323,8 @@ class Filesystem:
     async def stored_documents(self, path: str) -> Mapping[str, bytes]:
         """Return the view's documents that are stored in the directory *path*, as they are stored."""
         found: dict[str, bytes] = {}
-        for name in self.view.document_names:
+        is_left = await self.hierarchy.is_left(path)
+        for name in self.view.document_names - {DOCUMENT if is_left else ""}:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
                 snapshot = await self.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.crash.crashes import recover
@@ -36,19 +37,29 @@ def cut(directory: Path, template: Path, change: Callable[[Process], Awaitable[N
             shutil.rmtree(after)
 
 
-def test_a_document_that_is_renamed_as_editors_do(template: Path, tmp_path: Path) -> None:
-    """Before they write the new one."""
-    shown: list[bytes] = []
+@pytest.mark.parametrize("way", ["renames it", "removes it"])
+def test_the_document_of_an_array_that_an_editor_replaces(template: Path, tmp_path: Path, way: str) -> None:
+    """It says how the array is sharded, as nothing else does: it is there at every moment, old or new."""
+    name = b"zarr.json"
 
     async def change(process: Process) -> None:
-        directory = (await find(process.fs, "unchecked")).ino
-        shown.append(await read_file(process.fs, (await find(process.fs, "unchecked/zarr.json")).ino))
-        await process.writing.changes.rename(directory, b"zarr.json", directory, b"zarr.json~", exclusive=False)
+        fs, changes = process.fs, process.writing.changes
+        directory = (await find(fs, "unchecked")).ino
+        shown = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
+        if way == "renames it":
+            await changes.rename(directory, name, directory, name + b"~", exclusive=False)
+        else:
+            await changes.unlink(directory, name)
+        assert not (await changes.lookup(directory, name)).ino
+        handle, _, _ = await changes.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+        await fs.open_files[handle].write(0, json.dumps(shown | {"attributes": {"new": 1}}).encode())
+        await fs.open_files[handle].flush()
+        await changes.close(handle)
 
-    document = (template / "unchecked/zarr.json").read_bytes()
+    before = json.loads((template / "unchecked/zarr.json").read_bytes())
     for after in cut(tmp_path, template, change):
-        kept = after / "unchecked/zarr.json"
-        assert kept.read_bytes() == document if kept.exists() else Path(f"{kept}~").read_bytes() == shown[0]
+        found = json.loads((after / "unchecked/zarr.json").read_bytes())
+        assert found in (before, before | {"attributes": {"new": 1}})
 
 
 def test_a_chunk_that_is_renamed_to_another_file(template: Path, tmp_path: Path) -> None:

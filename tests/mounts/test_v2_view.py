@@ -15,7 +15,7 @@ import zarr
 
 from tests.support.datasets import files_below
 from tests.support.encoder import Coordinates, encode
-from tests.support.mounting import Mounter, figures, refuses
+from tests.support.mounting import Mounter, figures, flush, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.viewed import ABSENT, ATTRIBUTES, DOCUMENTS, WITH_V2_FORM, values_of, write_source
 from tests.support.writers import assert_sound, document_of
@@ -137,6 +137,7 @@ def test_a_node_is_removed_with_its_document_and_files_beside_it(mount: Mounter,
     for name, document, left in (("plane", ".zarray", [".zattrs"]), ("group", ".zgroup", [".zattrs", ".zmetadata"])):
         before = {key: (root / name / key).read_bytes() for key in left}
         os.remove(root / name / document)
+        flush(root)
         assert not (source / name / "zarr.json").exists()
         assert {key: data for key, data in files_below(root / name).items() if key[0] == "."} == before
     for name in ("plane", "group", "nested", "loose", "old"):

@@ -228,9 +228,35 @@ def test_a_directory_without_its_document_stays_that_array_until_it_is_empty(mou
         os.rmdir(root)
     shutil.rmtree(root / "c")
     assert os.listdir(mounted.source / root.name) == []
+    assert os.listdir(root) == []
     (root / "c").mkdir()  # it is a directory like any other
     (root / "c/file").write_bytes(b"1")
     assert (mounted.source / root.name / "c/file").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("end", ["flush", "umount", "another document"])
+def test_the_removed_document_of_an_array_is_stored_until_all_is_committed(
+    mount: Mounter, tmp_path: Path, end: str
+) -> None:
+    """If the mount is killed before, the array is there: nothing else says how it is sharded."""
+    store(tmp_path / "source/a", DOCUMENT)
+    mounted = mount(tmp_path / "source", write=True, metadata_ttl=0)
+    root, stored = mounted.path / "a", tmp_path / "source/a/zarr.json"
+    other = json.loads(stored.read_text()) | {"attributes": {"natively": 1}}
+    (root / "zarr.json").unlink()
+    assert os.listdir(root) == ["c"]
+    for look in (os.stat, Path.unlink):
+        with pytest.raises(FileNotFoundError):
+            look(root / "zarr.json")
+    assert stored.exists()
+    if end == "another document":
+        stored.write_text(json.dumps(other))
+        assert document_of(root)["attributes"] == {"natively": 1}
+    elif end == "flush":
+        flush(mounted.path)
+        assert not stored.exists()
+    mounted.unmount()
+    assert stored.exists() == (end == "another document")
 
 
 def test_a_directory_without_its_document_gets_none_that_changes_chunks(mounted: Mount, root: Path) -> None:

@@ -504,6 +504,7 @@ class ChunkDirectory(Entry):
             node = await self.fs.hierarchy.node(chunks.path)
             await (await self.fs.present(chunks)).prune()
             if node.document is None:  # nothing is left of the array
+                await self.fs.publisher.drop(node.path)
                 self.fs.hierarchy.abandon(node.path)
 
     async def _require_no_scratch(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
-from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import (
     CorruptionError,
     ExistsError,
@@ -186,6 +186,7 @@ class Passthrough(Entry):
             async for batch in fs.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
             await emptied.prune()
+            await fs.publisher.drop(self.path)
         await fs.store.rmdir(self.path)
         fs.inodes.removed(self.path)
         await fs.remove_scratch(self.path)
@@ -334,6 +335,8 @@ class Directory(Special):
         if self.fs.is_scratch(self.path):
             return False
         if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
+            return True
+        if chunks is not None and node.document is None and name == DOCUMENT:  # it was removed on the mount
             return True
         return self.fs.view.hides(node, name)
 
