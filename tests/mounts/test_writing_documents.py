@@ -259,6 +259,17 @@ def test_the_removed_document_of_an_array_is_stored_until_all_is_committed(
     assert stored.exists() == (end == "another document")
 
 
+def test_a_directory_may_replace_an_array_that_has_neither_document_nor_chunks(mounted: Mount, root: Path) -> None:
+    document = array((4,), (2,), sharding((1,)), data_type="uint8", chunk_key_encoding=extension("v2", separator="."))
+    for name in ("old", "new"):
+        store(mounted.source / root.name / name, document)
+    for path in sorted((root / "old").iterdir()):
+        path.unlink()
+    os.rename(root / "new", root / "old")
+    assert document_of(mounted.source / root.name / "old") == document
+    assert len(files_below(root / "old")) == 5
+
+
 def test_a_directory_without_its_document_gets_none_that_changes_chunks(mounted: Mount, root: Path) -> None:
     shown, stored = document_of(root), document_of(mounted.source / root.name)
     (root / "zarr.json").unlink()

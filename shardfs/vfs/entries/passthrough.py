@@ -217,6 +217,7 @@ class Passthrough(Entry):
         is_directory = await self.is_directory()
         if is_directory:
             await fs.writer.commits.flush(below=self.path)
+            await fs.publisher.drop(new.path)
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
