@@ -110,11 +110,8 @@ class GroupCommit:
 
     def add(self, queue: ShardQueue, change: Change) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
-        before = queue.add(change)
-        if before is None:
+        if queue.add(change) is None:
             self.npending += 1
-        else:
-            self.log.forget(before.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
@@ -285,6 +282,8 @@ class GroupCommit:
                 self.conflicts.copy(change)
             self.conflicts.sync()
 
+        if not self.log.has_vanished:
+            await self.log.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
         async with self.log.appending:
             await trio.to_thread.run_sync(write)
         self.nconflicts += len(changes)
@@ -360,12 +359,7 @@ class GroupCommit:
                 for commit, undo in zip(commits, undos, strict=True):
                     named = pack_ranges(sorted(record.sequence for record in commit.records))
                     announced.append(self.log.append(undo, MemoryContent(memoryview(named))))
-                # Earlier attempts on the same shards do not matter any more: these found them whole.
-                for undo in announced:
-                    earlier = self.undos.get(undo.key)
-                    if earlier is not None:
-                        self.log.forget(earlier.sequence)
-                    self.undos[undo.key] = undo
+                self.undos |= {undo.key: undo for undo in announced}
         except ShardfsError:
             await self.log.release_soon(announced)
             raise

@@ -4,6 +4,7 @@
 """
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -15,7 +16,7 @@ from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
-from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
+from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -88,19 +89,25 @@ class Writer:
         while not self.has_room(nbytes):
             await self._make_room(queue, nbytes)
             self.check()
-        # A record names the index entry that it supersedes, and a commit would change that.
-        async with queue.lock:
-            if not queue.changes:
-                await self.source.store.check_writable(queue.key)
-            change.superseded = await array.stored_entry(change.coords)
-            async with self.log.appending:
-                self.check()
-                if nbytes > _IN_LOOP_NBYTES:
-                    await trio.to_thread.run_sync(self.log.append, change, content)
-                else:
-                    self.log.append(change, content)
-                self.commits.add(queue, change)
-                self.source.statistics.published += 1
+        while True:
+            # A record names the index entry that it supersedes, and a commit would change that.
+            async with queue.lock:
+                pending = queue.changes.get(change.coords)
+                if pending is None or pending.fingerprint == change.fingerprint:
+                    if not queue.changes:
+                        await self.source.store.check_writable(queue.key)
+                    change.superseded = await array.stored_entry(change.coords)
+                    async with self.log.appending:
+                        self.check()
+                        if nbytes > _IN_LOOP_NBYTES:
+                            await trio.to_thread.run_sync(self.log.append, change, content)
+                        else:
+                            self.log.append(change, content)
+                        self.commits.add(queue, change)
+                        self.source.statistics.published += 1
+                        return
+            with suppress(ConflictError):  # one of the two is of codecs that another program has changed
+                await self.commits.flush(below=layout.path)
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
         """Raise the error that prevents the commit of a shard, if *nbytes* more of it would leave others too little.

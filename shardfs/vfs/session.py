@@ -8,7 +8,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory, shown, slots_of
 from shardfs.dataset.wal.recovery import log_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
-from shardfs.errors import ConflictError, ShardfsError, counted
+from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
@@ -51,7 +51,11 @@ class Session:
         )
 
     async def start(self) -> str | None:
-        """Replay what earlier mounts published and did not commit; return the problems found."""
+        """Replay what earlier mounts published and did not commit; return the problems found.
+
+        Raises `StoreError` if a chunk that this view passes through as a file cannot be committed: programs would not
+        see it, and its commit would replace what they write.
+        """
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
         log_damage(self.state.journal, self._contents)
         log_damage(self.state.conflicts, self._aside)
@@ -60,6 +64,10 @@ class Session:
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
         await self.changes.orphans.resume()
         await self.commit()
+        hidden = [queue for queue in self.writer.commits.pending if queue.layout.grid.is_unsharded]
+        if hidden and not self.source.hierarchy.takes_unsharded:
+            why = hidden[0].error or f"{hidden[0].key} changes all the time"
+            raise StoreError(f"what was published in the view v2 must be committed before this view is mounted: {why}")
         found = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
         found += ["damage"] if self._contents.damage or self._aside.damage else []
         problems = [f"its journal has {' and '.join(found)}"] if found else []

@@ -17,8 +17,10 @@ from unittest.mock import patch
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.recover import recover_source
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.recovery import opened
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -53,6 +55,12 @@ async def stored(root: Path, path: str, numbers: range) -> list[bytes | None]:
     assert array is not None
     extents = [await array.extent((number,)) for number in numbers]
     return [None if extent is None else bytes(await extent.read(0, extent.nbytes)) for extent in extents]
+
+
+async def apply(root: Path, disk: Syscalls) -> None:
+    """Do what `shardfs recover --apply` does."""
+    with patch("shardfs.dataset.maintenance.recover.opened", partial(opened, disk=disk)):
+        await recover_source(Source.of(LocalStore(str(root), disk), ttl=0.0), [], single_writer=False)
 
 
 @dataclass

@@ -3,14 +3,19 @@
 import errno
 import os
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import trio
+import zarr
 
 from shardfs.errors import ShardfsError
+from shardfs.stores.local.syscalls import Syscalls
 from tests.crash.crashes import IS_LONG, Crashes, live
-from tests.crash.histories import Operation
-from tests.support.lossy_disk import Fault, QuickDisk, oldest
+from tests.crash.harness import Process, apply
+from tests.crash.histories import INNER, Operation
+from tests.support.lossy_disk import Fault, Machine, QuickDisk, oldest
 
 PATH = "unchecked"
 
@@ -53,6 +58,33 @@ def test_a_recovery_forgets_what_was_replaced_only_when_what_replaced_it_is_dura
             machine.after_power_cut(after, random.Random(seed).randrange, len(machine.calls) - is_killed)
             crashes.check(after, book, power_cut=True)
         stop += 1
+
+
+async def mount(root: Path, disk: Syscalls) -> None:
+    await (await Process.start(root, disk)).finish()
+
+
+@pytest.mark.parametrize("recover", [mount, apply])
+def test_what_does_not_fit_any_more_is_kept_and_applied_wherever_a_recovery_stops(
+    template: Path, tmp_path: Path, recover: Callable[[Path, Syscalls], Awaitable[None]]
+) -> None:
+    history = [put(0, 1, 5, seed=10), SYNC, put(0, seed=20), erase(2), SYNC]
+    crashes = Crashes(tmp_path, template, history, random.Random(4))
+    written = crashes.whole()[1].past[-1][0]
+    root, machine, book = crashes.begin()
+    assert crashes.live(root, machine, book, written)
+    zarr.open_array(root / PATH, mode="r+")[: 3 * INNER] = 7
+    machine = Machine(root)
+    trio.run(recover, root, machine)
+    for at in range(len(machine.calls) + 1):
+        for is_cut in (False, True):
+            after = crashes.after()
+            if is_cut:
+                machine.after_power_cut(after, crashes.any_choice(), at, keeps_inodes=True)
+            else:
+                machine.after_kill(after, at, crashes.any_part())
+            trio.run(apply, after, QuickDisk())
+            crashes.check(after, book, power_cut=is_cut)
 
 
 def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG else 1) -> None:

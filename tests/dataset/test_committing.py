@@ -1,5 +1,6 @@
 """What commits and recoveries meet: busy shards, torn ones, arrays that are gone, other programs, faults that pass."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ShardQueue
-from shardfs.dataset.maintenance.recover import find_torn, repair
+from shardfs.dataset.maintenance.recover import Finding, find_torn, recover_source, repair
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
@@ -32,7 +33,7 @@ from tests.crash.harness import Process, make_state, stored
 from tests.crash.histories import INNER, NCHUNKS, PER_SHARD, make_source, payload_of
 from tests.support.locking import kept_busy
 from tests.support.lossy_disk import Machine, QuickDisk, oldest
-from tests.support.opened import in_trio
+from tests.support.opened import find, in_trio, read_file
 
 in_leaps = partial(in_trio, jump_after=0.05)
 in_short_leaps = partial(in_trio, jump_after=0.01)
@@ -189,6 +190,24 @@ async def test_what_was_published_for_other_codecs_is_not_shown(arrays: Path) ->
     array = await process.array("end")
     assert [await process.read("end", n) for n in range(3)] == [b"stored", b"stored", None]
     assert [(list(run.numbers), list(run.sizes)) async for run in array.list_row((), 0)] == [([0, 1], [6, 6])]
+
+
+@in_leaps
+async def test_a_conflict_is_kept_whatever_is_published_in_another_array_of_its_path(arrays: Path) -> None:
+    document = arrays / "unchecked/zarr.json"
+    former, state = document.read_text(), StateDirectory(str(arrays))
+    process = await Process.start(arrays, QuickDisk())
+    for number, data_type in enumerate(("uint8", "int8", "int16")):
+        await process.write("unchecked", 0, payload_of("unchecked", number))
+        edit_behind(document, data_type=data_type)
+    await process.finish()
+    kept = [bytes(each.payload.read(0, INNER)) for each in read_left(state.conflicts).records]
+    assert kept == [payload_of("unchecked", number) for number in range(1, 3)]
+    for _ in range(2):
+        document.write_text(former)
+        found: list[Finding] = []
+        await recover_source(Source.of(LocalStore(str(arrays))), found, single_writer=False)
+    assert await stored(arrays, "unchecked", range(1)) == kept[:1]
 
 
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
@@ -420,6 +439,27 @@ async def bring_home(store: Store, root: Path) -> None:
     with opened(source, StateDirectory(str(root))) as (contents, commits):
         await replay(source, contents, commits)
         await commits.flush()
+
+
+@in_leaps
+async def test_where_programs_would_not_see_what_is_pending_it_is_committed_first(
+    arrays: Path,
+) -> None:
+    class FullDisk(QuickDisk):
+        def create(self, *_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    process = await Process.start(arrays, QuickDisk(), v2=True)
+    await process.write("unsharded", 1, b"stored")
+    await process.commit()
+    await process.write("unsharded", 0, b"published")
+    await process.remove("unsharded", 1)
+    with pytest.raises(StoreError, match=r"in the view v2 must be committed .* unsharded/c/0.*: No space left"):
+        await Process.start(arrays, FullDisk(), journal=QuickDisk())
+    process = await Process.start(arrays, FullDisk(), journal=QuickDisk(), v2=True)
+    assert await read_file(process.fs, (await find(process.fs, "unsharded/0")).ino) == b"published"
+    await Process.start(arrays, QuickDisk())
+    assert [path.read_bytes() for path in (arrays / "unsharded/c").iterdir()] == [b"published"]
 
 
 class FailingStore(LocalStore):

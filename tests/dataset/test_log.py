@@ -160,16 +160,16 @@ def test_content_is_stored_as_a_whole_or_not_at_all(tmp_path: Path, nbytes: int)
 def test_of_several_records_of_a_chunk_the_last_one_counts_even_when_it_is_released(tmp_path: Path) -> None:
     log = opened(tmp_path)
     old, new, other = put(log, b"old", coords=(0,)), put(log, b"new", coords=(0,)), put(log, b"other")
-    log.forget(old.sequence)
-    assert log.live == 2
-    assert [record.sequence for record in contents_of(tmp_path).records] == [new.sequence, other.sequence]
-    log.release([new.sequence])
-    assert [record.sequence for record in contents_of(tmp_path).records] == [other.sequence]
+    of_another = log.append(new_put(fingerprint=b"g" * 16))
+    for released, kept in (([], [new, other, of_another]), ([old, new], [other, of_another])):
+        log.release(released)
+        assert log.live == len(kept)
+        assert said_by(tmp_path) == [plain(record) for record in kept]
 
 
 def test_segments_go_from_the_oldest_on(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_nbytes=300)
-    first, second, third, fourth = (put(log, b"x" * 100).sequence for _ in range(4))
+    first, second, third, fourth = (put(log, b"x" * 100) for _ in range(4))
     log.release([second, third])
     assert numbers_of(tmp_path) == [1, 2, 3, 4]
     log.release([first])
@@ -187,7 +187,7 @@ def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path, is_replaced: b
     first, large = put(log, b"first", coords=(1,)), put(log, os.urandom(2 * MIB), coords=(2,))
     erase = log.append(Erase(0, "image/a", (3,), b"f" * 16, (5, 6), 1))
     record = log.append(new_undo(), in_memory(pack_ranges([first.sequence, erase.sequence])))
-    released = [put(log, os.urandom(1500)).sequence for _ in range(6)]
+    released = [put(log, os.urandom(1500)) for _ in range(6)]
     log.sync()
     log.release(released)
     for _ in range(log.nsegments):
@@ -197,14 +197,13 @@ def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path, is_replaced: b
     kept = [shrink, first, large, erase, record]
     if is_replaced:
         new = put(log, b"new", coords=(1,))
-        log.forget(first.sequence)
         log.carry_forward()
         kept = [shrink, large, erase, record, new]
     for number in range(len(kept) + 1):
         contents = contents_of(tmp_path)
         assert sorted(map(unnumbered, contents.records)) == sorted(map(unnumbered, kept[number:]))
         assert contents.damage == []
-        log.release(each.sequence for each in kept[number : number + 1])
+        log.release(kept[number : number + 1])
     WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents_of(tmp_path)).close()
     assert segments_of(tmp_path) == []
 
@@ -240,7 +239,7 @@ def test_reads_and_syncs_run_beside_appends_and_what_is_carried_forward(tmp_path
         content = chance.randbytes(chance.randrange(3000))
         published.append((put(log, content), content))
         if n % 50 == 0:
-            log.release(record.sequence for record, _ in published[n - 49 : n])
+            log.release(record for record, _ in published[n - 49 : n])
             log.carry_forward()
     stop.set()
     for thread in threads:
@@ -322,11 +321,11 @@ class Written:
         self.path = path
         log = opened(path, segment_nbytes=1100)
         log.append(new_put(superseded=(5, 6)), in_memory(bytes(range(100))))
-        first = put(log, b"replaced").sequence
+        first = put(log, b"released")
         log.append(Erase(0, "b", (1, 2), b"g" * 16, (7, 8), 9))
         log.append(new_undo(), in_memory(ranges((1, 3))))
         log.append(Shrink(0, "a", (5, 0)))
-        second = put(log, b"x" * 500, coords=(7,)).sequence
+        second = put(log, b"x" * 500, coords=(7,))
         put(log, b"the last", coords=(8,))
         put(log, b"", coords=(9,))
         log.release([first, second])
@@ -334,7 +333,7 @@ class Written:
         self.files = {name: (path / name).read_bytes() for name in segments_of(path)}
         contents = contents_of(path)
         assert contents.damage == []
-        self.done = {first, second}
+        self.done = {first.sequence, second.sequence}
         self.live = {record.sequence: plain(record) for record in contents.records}
         self.places = dict(places_of(self.files))
         assert len(self.places) == 9
@@ -432,7 +431,7 @@ def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     contents = contents_of(tmp_path)
     assert len(contents.records) == 2
     log = WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents)
-    log.release(record.sequence for record in contents.records)
+    log.release(contents.records)
     log.close()
     kept = name.replace("journal", "damaged")
     assert os.listdir(tmp_path) == [kept]
@@ -490,7 +489,6 @@ LENGTHS = [
     pack_record(SALT, 2, Checkpoint.KIND, b"", 2**40, 0),
     pack_record(SALT, 2, Put.KIND, b"", 2**64 - 1, 0),
     SALT + struct.pack("<IIQQIB3x", 0, 0, 2, 0, 2**32 - 1, Put.KIND),
-    pack_record(SALT, 2**64 - 1, Shrink.KIND, SHRINK, 0, 0),
 ]
 
 
@@ -504,6 +502,13 @@ def test_huge_numbers_cost_no_memory(tmp_path: Path, record: bytes) -> None:
     tracemalloc.stop()
     assert contents.records == [Shrink(1, "a", (5,))]
     put(opened(path))  # there are numbers left
+
+
+@pytest.mark.parametrize("name", ["199999999000000000.v5.journal", NAME])
+def test_numbers_behind_which_nothing_could_be_read_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(pack_record(salt_of(name), 2**62 - (name != NAME), Shrink.KIND, SHRINK, 0, 0))
+    with pytest.raises(StoreError, match=f"the journal in {tmp_path} .* move it away"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("bounds", [(1, 2**60), (0, 2), (5, 3), (1, 11), (2**64 - 1, 2**64 - 1), (3, 3)])

@@ -45,11 +45,11 @@ class Life:
     recovery: Recovery
 
     @classmethod
-    async def begin(cls, store: Store, directory: Path, *, takes_unsharded: bool = True) -> Life:
+    async def begin(cls, store: Store, directory: Path) -> Life:
         for name in ("journal", "conflicts"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         source = Source.of(store, ttl=0.0)
-        source.hierarchy.takes_unsharded = takes_unsharded
+        source.hierarchy.takes_unsharded = True
         opened = open_directory(str(directory / "journal"))
         contents = read_log(opened)
         journal = WriteAheadLog(opened, QuickDisk(), contents)
@@ -214,19 +214,6 @@ def chunks_of(root: Path) -> dict[str, bytes]:
 
 
 @in_trio
-async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_them_through(
-    root: Path, tmp_path: Path
-) -> None:
-    life = await Life.begin(LocalStore(str(root)), tmp_path)
-    await life.put((0,), b"new")
-    await life.put((2,), b"")
-    await life.erase((5,))
-    life.kill()
-    await Life.begin(LocalStore(str(root)), tmp_path, takes_unsharded=False)
-    assert chunks_of(root) == {"0": b"new", "1": b"", "2": b""}
-
-
-@in_trio
 async def test_what_another_program_changed_since_is_replaced_only_by_recover(root: Path) -> None:
     state = root / ".shardfs"
     life = await Life.begin(LocalStore(str(root)), state)
@@ -237,6 +224,7 @@ async def test_what_another_program_changed_since_is_replaced_only_by_recover(ro
         (root / f"a/c/{number}").write_bytes(b"them")
     again = await Life.begin(LocalStore(str(root)), state)
     assert {conflict.change.coords for conflict in again.recovery.conflicts} == {(0,), (2,)}
+    await again.commit()
     again.kill()
     assert [chunks_of(root)[name] for name in "012"] == [b"them", b"ours", b"them"]
     for options in ((), ("--apply",)):

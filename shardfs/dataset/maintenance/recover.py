@@ -243,11 +243,11 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         if brought > 0:
             found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
-        settled: list[int] = []
+        settled: list[Change | Shrink] = []
         for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
-                settled.append(change.sequence)
+                settled.append(change)
                 found.append(
                     Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
@@ -276,6 +276,8 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
             return "the metadata of the array has changed"
         if not array.grid.contains(change.coords):
             return "it lies outside the array now"
+        if array.change(change.coords) is not None:
+            return "a later change of the chunk is not committed yet"
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)

@@ -11,7 +11,7 @@ So that a record that is live for long does not keep all later segments, the liv
 carried forward: they are appended again, durably, before the old segment is removed.
 
 Of several records of one subject only the latest counts, released or not, so nothing is written when one replaces
-another: the older one is forgotten here, and goes with its segment, for which all later ones are durable.
+another: the older one goes with its segment, for which all later ones are durable.
 
 The caller sees to it that only one append, `release`, `carry_forward` or `close` runs at a time. `sync` and reads of
 payloads may run beside them, in other threads. All of these block; only an append of few bytes is quick. Tasks that
@@ -98,6 +98,7 @@ class WriteAheadLog:
         self._syncing_soon = QuickLock()
         self._syncing = threading.Lock()
         self._segments = list(contents.segments)
+        self._live = {record.subject: (segment, record) for segment, record in contents.live}
         self._active: Segment | None = None
         self._number = contents.last_number
         self.last_sequence = contents.last_sequence
@@ -105,7 +106,7 @@ class WriteAheadLog:
         self.synced_sequence = 0
         """All records up to this one are durable."""
         self._released: list[int] = []
-        self.live_nbytes = sum(record.nbytes for segment in self._segments for record in segment.live.values())
+        self.live_nbytes = sum(record.nbytes for _, record in contents.live)
         """The size of the live records."""
 
     @property
@@ -116,7 +117,7 @@ class WriteAheadLog:
     @property
     def live(self) -> int:
         """The number of live records."""
-        return sum(len(segment.live) for segment in self._segments)
+        return len(self._live)
 
     @property
     def dead_nbytes(self) -> int:
@@ -182,11 +183,13 @@ class WriteAheadLog:
             except OSError:
                 self._active = None  # what follows its end looks like what it is: an unfinished append
             raise
+        if not isinstance(record, Checkpoint):
+            self._forget(record)
+            self._live[record.subject] = segment, record
+            segment.nlive += 1
+            self.live_nbytes += whole_nbytes
         record.sequence, record.payload = sequence, Payload(segment.descriptor, payload_at, nbytes)
         record.nbytes = whole_nbytes
-        if not isinstance(record, Checkpoint):
-            segment.live[sequence] = record
-            self.live_nbytes += whole_nbytes
         segment.end += whole_nbytes
         self.last_sequence = sequence
         return record
@@ -195,26 +198,18 @@ class WriteAheadLog:
         """Append a record of this log or another one again; returns the new record."""
         return self.append(copy.copy(record), record.payload)
 
-    def forget(self, sequence: int) -> bool:
-        """Count a record as released, because a later one of the same subject counts; return False if it is not live.
-
-        Nothing is written.
-        """
-        for segment in self._segments:
-            record = segment.live.pop(sequence, None)
-            if record is not None:
-                self.live_nbytes -= record.nbytes
-                return True
-        return False
-
-    def release(self, sequences: Iterable[int]) -> None:
-        """Record that records are durable in the store, and remove the segments that are not needed any more.
+    def release(self, records: Iterable[Live]) -> None:
+        """Record that *records* are durable in the store, and remove the segments that are not needed any more.
 
         If the disk is full, they are recorded together with the next ones. Raises `StoreError` if a segment cannot be
         removed, and the errors of `sync`.
         """
         self._check()
-        self._released += [sequence for sequence in sequences if self.forget(sequence)]
+        for record in records:
+            found = self._live.get(record.subject)
+            if found is not None and found[1].sequence == record.sequence:
+                self._forget(record)
+                self._released.append(record.sequence)
         self._checkpoint()
         self._remove_released()
 
@@ -225,14 +220,16 @@ class WriteAheadLog:
         errors of `release` and `append`; what was carried until then is in the new place.
         """
         self._check()
-        if not self._segments or self.room() < sum(r.nbytes for r in self._segments[0].live.values()) + _RESERVE_NBYTES:
-            return  # the room that is left is for recording what is released
+        if not self._segments:
+            return
         oldest = self._segments[0]
+        records = [record for segment, record in self._live.values() if segment is oldest]
+        if self.room() < sum(record.nbytes for record in records) + _RESERVE_NBYTES:
+            return  # the room that is left is for recording what is released
         if oldest is self._active:
             self._active = None
-        for sequence, record in [*oldest.live.items()]:
+        for record in records:
             self.append(record, record.payload)
-            self.forget(sequence)
         self._remove_released()
 
     def sync(self) -> None:
@@ -276,7 +273,7 @@ class WriteAheadLog:
         """Call `release`, unless the files are gone; the caller does not hold `appending`."""
         if not self.has_vanished:
             async with self.appending:
-                await trio.to_thread.run_sync(self.release, [record.sequence for record in records])
+                await trio.to_thread.run_sync(self.release, [*records])
 
     def close(self) -> None:
         """Close the log: live records stay, durably; without any, no file stays.
@@ -325,6 +322,13 @@ class WriteAheadLog:
 
     # Releasing
 
+    def _forget(self, record: Live) -> None:
+        """Count the live record of the same subject, if there is one, as live no more."""
+        found = self._live.pop(record.subject, None)
+        if found is not None:
+            found[0].nlive -= 1
+            self.live_nbytes -= found[1].nbytes
+
     def _checkpoint(self) -> None:
         """Record what was released, if there is room for that."""
         if self._released:
@@ -349,7 +353,7 @@ class WriteAheadLog:
 
     def _oldest_is_released(self) -> bool:
         """Whether the oldest segment can be removed; the active one stays until it or the disk is full."""
-        if not self._segments or self._segments[0].live:
+        if not self._segments or self._segments[0].nlive:
             return False
         segment = self._segments[0]
         return segment is not self._active or segment.end >= min(self._segment_nbytes, self.limit())

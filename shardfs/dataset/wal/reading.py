@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from shardfs.dataset.wal.records import (
     CLASSES,
+    MAX_SEGMENTS,
+    MAX_SEQUENCE,
     RECORD_NBYTES,
     SALT_NBYTES,
     VERSION,
@@ -62,7 +64,7 @@ class Damage(NamedTuple):
 class Segment:
     """One file: *end* is where its last record ends, *synced* how much of it is known to be durable.
 
-    *is_named*: its name is durable, too. *live* has its records that are not released, by sequence.
+    *is_named*: its name is durable, too. *nlive* of its records are live.
     """
 
     name: str
@@ -72,25 +74,30 @@ class Segment:
     is_named: bool = False
     is_damaged: bool = False
     is_removed: bool = False
-    live: dict[int, Live] = field(default_factory=dict)
+    nlive: int = 0
 
 
 @dataclass(slots=True)
 class LogContents:
-    """What a log contained when it was read: the live *records*, in order, and the *damage*."""
+    """What a log contained when it was read: the *live* records with their segments, in order, and the *damage*."""
 
-    records: list[Live] = field(default_factory=list)
+    live: list[tuple[Segment, Live]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     last_sequence: int = 0
     last_number: int = 0
 
+    @property
+    def records(self) -> list[Live]:
+        """The live records, in order."""
+        return [record for _, record in self.live]
+
 
 def read_log(directory: Descriptor) -> LogContents:
     """Read the log in *directory*, without a lock; blocks.
 
-    Raises `StoreError` if the log was written by another version of shardfs, contains an unknown kind of record, or
-    cannot be opened.
+    Raises `StoreError` if the log was written by another version of shardfs, contains an unknown kind of record, cannot
+    be opened, or leaves no numbers for what would be appended.
     """
     contents = LogContents()
     released: list[npt.NDArray[np.uint64]] = []
@@ -102,12 +109,15 @@ def read_log(directory: Descriptor) -> LogContents:
                 _read_segment(directory, name, numbers[1], contents, released)
     except OSError as error:
         raise translate(error, "the journal") from None
-    latest = {record.subject: record.sequence for segment in contents.segments for record in segment.live.values()}
+    if contents.last_sequence >= MAX_SEQUENCE or contents.last_number >= MAX_SEGMENTS:
+        where = os.readlink(directory.path)
+        raise StoreError(f"the journal in {where} has numbers that no version of shardfs gives; move it away")
+    latest = {record.subject: record.sequence for record in contents.records}
     sequences = np.array([*latest.values()], np.uint64)
     live = {*sequences[~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
-    for segment in contents.segments:
-        segment.live = {sequence: record for sequence, record in segment.live.items() if sequence in live}
-        contents.records += segment.live.values()
+    contents.live = [found for found in contents.live if found[1].sequence in live]
+    for segment, _ in contents.live:
+        segment.nlive += 1
     return contents
 
 
@@ -163,7 +173,7 @@ def _read_segment(
                 released.append(unpack_ranges(record))
             else:
                 record.nbytes = found.end - found.begin
-                segment.live[found.sequence] = record
+                contents.live.append((segment, record))
         except CorruptionError as error:
             segment.is_damaged = True
             damage.append(Damage(name, found.begin, found.end - found.begin, str(error)))

@@ -44,10 +44,13 @@ MAX_META_NBYTES: Final = 64 * 2**10
 MAX_RANGES: Final = 2**20
 """The largest number of sequence ranges in a record."""
 
+MAX_SEQUENCE: Final = 2**62
+MAX_SEGMENTS: Final = 90_000_000
+"""A log that has such numbers is not appended to: a later sequence, or longer name, might not be read again."""
+
 _RECORD: Final = struct.Struct("<IQQIB3x")
 _CHECKSUM: Final = struct.Struct("<I")
 _COVERED: Final = SALT_NBYTES + _CHECKSUM.size
-_MAX_SEQUENCE: Final = 2**62
 _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
@@ -123,8 +126,8 @@ class _ChunkRecord(_Record):
 
     @property
     def subject(self) -> Hashable:
-        """What it is about: the latest record of a subject counts."""
-        return "chunk", self.path, self.coords
+        """What it is about: the latest record of a subject counts, and none of another array that had the path."""
+        return "chunk", self.path, self.coords, self.fingerprint
 
 
 @dataclass(slots=True)
@@ -350,7 +353,7 @@ def unpack_record(salt: bytes, begin: int, data: bytes) -> Head | None:
         return None
     payload_checksum, sequence, payload_nbytes, length, kind = _RECORD.unpack_from(data, _COVERED)
     stop = RECORD_NBYTES + length
-    if length > MAX_META_NBYTES or len(data) < stop or sequence >= _MAX_SEQUENCE:
+    if length > MAX_META_NBYTES or len(data) < stop:
         return None
     if data[SALT_NBYTES:_COVERED] != _CHECKSUM.pack(crc32c(data[_COVERED:stop], crc32c(salt))):
         return None

@@ -127,12 +127,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.put_aside([conflict.change for conflict in recovery.conflicts])
     await commits.log.release_soon(recovery.released)
-    for path in {change.path for array, change in recovery.pending if array.grid.is_unsharded}:
-        try:  # at once, because where chunk files pass through, pending changes are not shown
-            await commits.flush(below=path)
-        except ShardfsError as error:
-            log.error("%s is not committed yet: %s", path or "the array", error)  # noqa: TRY400
-    contents.records.clear()  # pending changes have their payloads; other records must not keep removed files open
+    contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
 
@@ -279,6 +274,6 @@ def opened(
     Yields what the journal contained, and a `GroupCommit` for it. Raises `StoreError` if a journal cannot be read, or
     not closed at the end.
     """
-    (contents, journal), (_, conflicts) = (open_log(path) for path in (state.journal, state.conflicts))
+    (contents, journal), (_, conflicts) = (open_log(path, disk) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
         yield contents, GroupCommit(source, journal, conflicts)
