@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import trio
 
@@ -101,12 +101,12 @@ class OpenShard:
                 raise
             return await shard.snapshot.read(offset, nbytes, extent)
 
-    async def content(self, offset: int, nbytes: int) -> Content:
-        """Return *nbytes* bytes from *offset* of the shard as content for the store, read later unless decoded."""
+    async def piece(self, offset: int, nbytes: int) -> Kept | Content:
+        """Return *nbytes* bytes from *offset* of the shard as a piece of the next version of the outermost shard."""
         start = self.offset + offset
         if self.decoded is not None:
             return MemoryContent(memoryview(await self.decoded.load())[start : start + nbytes])
-        return self.snapshot.content(start, nbytes)
+        return Kept(start, nbytes)
 
     def expect(self) -> None:
         """Announce that the chunks will probably be read soon, in order: somebody lists them."""
@@ -201,30 +201,30 @@ class NewShard:
 
 
 _Change = tuple[Place, Content | None]
+_Pieces = Sequence[Kept | Content]
 
 
 class _Planned(NamedTuple):
-    """A planned shard of any level, with the content of its new entries."""
+    """A planned shard of any level, with the pieces of its new entries."""
 
     plan: WritePlan
-    contents: Mapping[int, Content]
+    contents: Mapping[int, _Pieces]
 
-    async def join(self, old: OpenShard | None) -> Content:
+    async def pieces(self, old: OpenShard | None) -> _Pieces:
         """Return all bytes of the shard."""
-        parts: list[Content] = []
+        pieces: list[Kept | Content] = []
         for piece in self.plan.pieces:
-            if isinstance(piece, CopiedRange):
-                assert old is not None
-                parts.append(await old.content(piece.offset, piece.nbytes))
-            else:
-                parts.append(self.new(piece))
-        return JoinedContent(parts)
-
-    def new(self, piece: Added | Padding | Index) -> Content:
-        """Return the bytes of a piece that is not copied."""
-        if isinstance(piece, Added):
-            return self.contents[piece.entry]
-        return MemoryContent(memoryview(piece.encoded if isinstance(piece, Index) else bytes(piece.nbytes)))
+            match piece:
+                case CopiedRange():
+                    assert old is not None
+                    pieces.append(await old.piece(piece.offset, piece.nbytes))
+                case Added():
+                    pieces += self.contents[piece.entry]
+                case Index():
+                    pieces.append(MemoryContent(memoryview(piece.encoded)))
+                case Padding():
+                    pieces.append(MemoryContent(memoryview(bytes(piece.nbytes))))
+        return pieces
 
 
 async def build(
@@ -259,14 +259,10 @@ async def build(
             return NewShard(None)
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
         planned = _Planned(plan, {})
+    pieces = await planned.pieces(old)
     if level.after:
-        whole = await _encoded(level, await planned.join(old))
-        return NewShard(Splice((MemoryContent(memoryview(whole)),)))
-    pieces = tuple(
-        Kept(piece.offset, piece.nbytes) if isinstance(piece, CopiedRange) else planned.new(piece)
-        for piece in plan.pieces
-    )
-    splice = Splice(pieces) if level.index_at_start else Splice(pieces, len(plan.index), plan.ends)
+        return NewShard(Splice((await _encoded(level, pieces),)))
+    splice = Splice(tuple(pieces), *(() if level.index_at_start else (len(plan.index), plan.ends)))
     return NewShard(splice, plan.index, plan.is_append)
 
 
@@ -283,21 +279,21 @@ async def _plan(
 ) -> _Planned:
     """Plan one shard of the level *depth*."""
     level = grid.levels[depth]
-    replaced: dict[int, Content | None] = {}
+    replaced: dict[int, _Pieces] = {}
     if depth + 1 == len(grid.levels):
-        replaced = {place.entries[depth]: content for place, content in changes}
+        replaced = {place.entries[depth]: () if content is None else (content,) for place, content in changes}
     else:
         groups: dict[int, list[_Change]] = {}
         for change in changes:
             groups.setdefault(change[0].entries[depth], []).append(change)
         for entry, group in groups.items():
             replaced[entry] = await _inner(grid, depth + 1, old, entry, group)
-    contents = {entry: content for entry, content in replaced.items() if content is not None}
+    contents = {entry: pieces for entry, pieces in replaced.items() if pieces}
     plan = plan_write(
         IndexLayout(level.index_codecs, shape, level.index_at_start),
         old.index if old is not None else None,
-        {entry: content.nbytes for entry, content in contents.items()},
-        [entry for entry, content in replaced.items() if content is None],
+        {entry: sum(piece.nbytes for piece in pieces) for entry, pieces in contents.items()},
+        [entry for entry, pieces in replaced.items() if not pieces],
         compact=compact,
         drop_index=drop_index,
         alignment=alignment,
@@ -308,19 +304,22 @@ async def _plan(
 
 async def _inner(
     grid: ShardGrid, depth: int, outer: OpenShard | None, entry: int, changes: Sequence[_Change]
-) -> Content | None:
-    """Return the inner shard that is chunk *entry* of *outer*, rewritten with *changes*; None if it becomes empty."""
+) -> _Pieces:
+    """Return the inner shard that is chunk *entry* of *outer*, rewritten with *changes*; nothing if that is empty."""
     level, shape = grid.levels[depth], changes[0][0].shapes[depth]
     is_full = depth + 1 == len(grid.levels) and sum(content is not None for _, content in changes) == prod(shape)
     old = None if outer is None or is_full else await open_inner_shard(level, shape, outer, entry)
     planned = await _plan(grid, depth, shape, old, changes, compact=True)
     if planned.plan.is_empty:
-        return None
-    joined = await planned.join(old)
-    return MemoryContent(memoryview(await _encoded(level, joined))) if level.after else joined
+        return ()
+    pieces = await planned.pieces(old)
+    return [await _encoded(level, pieces)] if level.after else pieces
 
 
-async def _encoded(level: ShardingLevel, content: Content) -> bytes:
+async def _encoded(level: ShardingLevel, pieces: _Pieces) -> Content:
+    """Encode a shard; its old version was decoded as a whole, so none of its pieces is kept."""
+    content = JoinedContent(cast(Sequence[Content], pieces))
     if content.nbytes > MAX_DECODED_NBYTES:
         raise StoreError(f"a shard of {content.nbytes} bytes under {level.after[-1].name} is too large to encode")
-    return await trio.to_thread.run_sync(lambda: encode(level.after, content.read(0, content.nbytes)))
+    encoded = await trio.to_thread.run_sync(lambda: encode(level.after, content.read(0, content.nbytes)))
+    return MemoryContent(memoryview(encoded))

@@ -383,7 +383,7 @@ async def test_a_shard_that_is_larger_than_the_commit_would_have_made_it_is_not_
     await process.finish()
 
 
-@pytest.mark.parametrize("path", ["end", "start", "unchecked"])
+@pytest.mark.parametrize("path", ["end", "start", "unchecked", "nested"])
 @in_leaps
 async def test_a_complete_commit_is_known_though_its_records_were_not_released(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, path: str

@@ -35,7 +35,6 @@ from shardfs.errors import (
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, in_pieces, is_reserved
-from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +128,11 @@ def undo_record(
         return undo
     undo.inode, undo.checked_from = snapshot.stat.file[1], old_nbytes
     undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
-    tail = MemoryContent(memoryview(old.index.encoded))  # the bytes of which a range behind the old end is a copy
     added: list[Content] = []
     position = 0
     for piece in pieces:
         if position >= old_nbytes:
-            added.append(tail if isinstance(piece, Kept) else piece)
+            added.append(snapshot.content(piece.offset, piece.nbytes) if isinstance(piece, Kept) else piece)
         position += piece.nbytes
     undo.checksum = checksum_of(added)
     return undo

@@ -23,7 +23,7 @@ import trio
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.memory import map_file
+from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads, not_found
@@ -427,9 +427,9 @@ class S3Snapshot:
                 await self._objects.settled(self.key)
                 self._look_elsewhere(state, span.stop)
 
-    def content(self, offset: int, nbytes: int) -> "S3Content":
-        """Return *nbytes* bytes from *offset*, to be read later."""
-        return S3Content(self, offset, nbytes)
+    def content(self, offset: int, nbytes: int) -> Slice:
+        """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""
+        return Slice(self.read_blocking, offset, nbytes)
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
@@ -489,25 +489,6 @@ class S3Snapshot:
                 raise StaleError(f"{self.key} was replaced while it was open")
             # Another host may have restored this version: then redirects from it end.
             self._objects.is_back(self.key, self.object)
-
-
-@dataclass(slots=True, eq=False)
-class S3Content:
-    """*nbytes* bytes from *start* of one version of an object; fetched in large pieces when read in order."""
-
-    snapshot: S3Snapshot
-    start: int
-    nbytes: int
-    _offset: int = 0
-    _piece: Buffer = b""
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return *nbytes* bytes from *offset* of them."""
-        if not self._offset <= offset <= offset + nbytes <= self._offset + len(self._piece):
-            piece_nbytes = max(nbytes, min(WINDOW_NBYTES, self.nbytes - offset))
-            self._piece = self.snapshot.read_blocking(self.start + offset, piece_nbytes) if piece_nbytes else b""
-            self._offset = offset
-        return memoryview(self._piece)[offset - self._offset : offset - self._offset + nbytes]
 
 
 def require_all(key: str, nbytes: int, data: memoryview) -> None:
