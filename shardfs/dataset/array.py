@@ -378,16 +378,17 @@ class Array:
         numbers = [file.start async for file in self.covered(prefix) if start <= file.start < stop]
         for first in range(0, len(numbers), _BATCH):
             batch = numbers[first : first + _BATCH]
+            pending = [self._pending(prefix, range(n, n + 1), (*prefix, n)) for n in batch]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
             stats: Sequence[Stat | None] = [None] * len(names)
             with suppress(NotFoundError, NotADirectoryHereError):
                 stats = await self._shards.store.stat_in(directory, names)
-            for number, stat in zip(batch, stats, strict=True):
+            for number, stat, changes in zip(batch, stats, pending, strict=True):
                 if stat is None or stat.kind is Kind.FILE:
                     state = self._shards.listed(self.layout, (*prefix, number), stat)
                     sizes = () if stat is None else (stat.size,)
-                    run = self._with_pending(prefix, ListedRun(number, 1, state, (number,) * len(sizes), sizes))
+                    run = _with_pending(ListedRun(number, 1, state, (number,) * len(sizes), sizes), changes)
                 else:  # a link, or an error that prevents reading the chunk
                     run = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
                 if run.numbers:
@@ -396,6 +397,7 @@ class Array:
     async def _run(self, prefix: Coords, segment: Segment) -> ListedRun:
         """Return the chunks of *segment*, a part of the row *prefix*."""
         first, length, stride, place = segment
+        changes = self._pending(prefix, range(first, first + length), place.shard)
         state = await self.shard(place.shard)
         run = ListedRun(first, length, state)
         try:
@@ -403,7 +405,7 @@ class Array:
             shard = (await self._shards.innermost(self.layout, state, place)).shard
         except ShardfsError as error:
             run = run._replace(numbers=range(first, first + length), sizes=[0] * length, damaged=[True] * length)
-            return self._with_pending(prefix, run._replace(error=error))
+            return _with_pending(run._replace(error=error), changes)
         if shard is not None:
             at = place.entries[-1]
             entries = shard.index.entries[at : at + stride * (length - 1) + 1 : stride]
@@ -416,29 +418,31 @@ class Array:
                 damaged = None if sound[found].all() else (~sound[found]).tolist()
                 sizes = np.where(sound, entries[:, 1], 0)[found].tolist()
                 run = run._replace(numbers=(found + first).tolist(), sizes=sizes, damaged=damaged)
-        return self._with_pending(prefix, run)
+        return _with_pending(run, changes)
 
-    def _with_pending(self, prefix: Coords, run: ListedRun) -> ListedRun:
-        """Return *run* as it is with the changes that are pending in it."""
-        if not self.layout.pending:
-            return run
-        changes = self.layout.pending.changes(self.layout.locate((*prefix, run.first)).shard)
-        if not changes:
-            return run
-        found = dict(
-            zip(run.numbers, zip(run.sizes, run.damaged or [False] * len(run.sizes), strict=True), strict=True)
-        )
-        for number in range(run.first, run.first + run.length):
-            change = changes.get((*prefix, number))
-            if change is None or change.fingerprint != self.fingerprint:
-                continue
-            found.pop(number, None)
-            if isinstance(change, Put):
-                found[number] = change.payload.nbytes, False
-        numbers = sorted(found)
-        damaged = [found[number][1] for number in numbers]
-        sizes = [found[number][0] for number in numbers]
-        return run._replace(numbers=numbers, sizes=sizes, damaged=damaged if any(damaged) else None)
+    def _pending(self, prefix: Coords, numbers: range, shard: Coords) -> dict[int, Change]:
+        """Return the pending changes of those chunks of the row *prefix* that are in one shard, by last coordinate.
+
+        They are looked up before the shard, so that what is committed meanwhile is found there.
+        """
+        changes = self.layout.pending.changes(shard)
+        found = ((number, changes.get((*prefix, number))) for number in numbers if changes)
+        return {n: change for n, change in found if change is not None and change.fingerprint == self.fingerprint}
+
+
+def _with_pending(run: ListedRun, changes: Mapping[int, Change]) -> ListedRun:
+    """Return *run* as it is with pending *changes*, by the last coordinate of the chunk."""
+    if not changes:
+        return run
+    found = dict(zip(run.numbers, zip(run.sizes, run.damaged or [False] * len(run.sizes), strict=True), strict=True))
+    for number, change in changes.items():
+        found.pop(number, None)
+        if isinstance(change, Put):
+            found[number] = change.payload.nbytes, False
+    numbers = sorted(found)
+    damaged = [found[number][1] for number in numbers]
+    sizes = [found[number][0] for number in numbers]
+    return run._replace(numbers=numbers, sizes=sizes, damaged=damaged if any(damaged) else None)
 
 
 async def _checksum(extent: Extent) -> int:

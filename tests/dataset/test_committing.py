@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,14 @@ from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
 from shardfs.dataset.wal.recovery import opened, read_left, replay
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, ShardfsError, StaleError, StoreError
-from shardfs.stores.base import Splice, Store
+from shardfs.stores.base import Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.session import Session
 from tests.crash.harness import Process, make_state, stored
 from tests.crash.histories import INNER, NCHUNKS, PER_SHARD, make_source, payload_of
+from tests.support.gated import GatedStore
 from tests.support.locking import kept_busy
 from tests.support.lossy_disk import Machine, QuickDisk, oldest
 from tests.support.opened import find, in_trio, read_file
@@ -175,6 +176,38 @@ async def test_what_is_published_stays_in_its_order_while_another_program_resize
     await process.write("end", 1, b"other")
     await process.commit()
     assert await stored(arrays, "end", range(2)) == [b"newer", b"other"]
+
+
+class CommittingStore(GatedStore):
+    """A store that awaits its hook also after each look at files."""
+
+    async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
+        stats = await super().stat_in(key, names)
+        await self.hook(key, 0, 0)
+        return stats
+
+
+@pytest.mark.parametrize("path", ["nested", "unsharded"])
+@in_trio
+async def test_what_is_committed_while_it_is_listed_is_listed(arrays: Path, path: str) -> None:
+    async def commit(*_: object) -> None:
+        if is_listing:
+            await process.commit()
+
+    is_listing = False
+    process = await Process.start(arrays, QuickDisk(), v2=True)
+    process.writing.source.shards.store = CommittingStore(arrays, commit)
+    await process.write(path, 0, payload_of(path, 1))
+    await process.commit()
+    await process.write(path, 1, payload_of(path, 2))
+    array = (await process.writing.source.hierarchy.node(path)).any_array
+    assert array is not None
+    os.utime(arrays / path / "c/0")
+    await array.shard((0,))  # so that only the index of the inner shard is still to be read
+    is_listing = True
+    numbers = [number async for run in array.list_row((), 0) for number in run.numbers]
+    assert numbers == [0, 1]
+    assert not process.writing.writer.commits.npending
 
 
 @in_trio
