@@ -1,6 +1,7 @@
 """Damaged shards: EIO for what is touched, its names listed, and all else as it should be."""
 
 import errno
+import gzip
 import os
 import socket
 import struct
@@ -63,8 +64,18 @@ FAULTS = {
     "garbage": Fault(content(lambda data: bytes(1000))),
     "cut-behind-start-index": Fault(content(lambda data: data[:70]), document=START),
     "cut-in-start-index": Fault(content(lambda data: data[:40]), document=START),
+    "cut-in-payload-behind-start-index": Fault(
+        content(lambda data: data[: 68 + 48 + 30]), INSIDE[1:], document(LITTLE, index_location="start")
+    ),
     "bit-in-start-index": Fault(content(flip(5)), document=START),
     "bit-under-checksum": Fault(content(flip(0)), document=document(LITTLE, after=(CRC32C,))),
+    "bit-under-checksum-between-levels": Fault(
+        content(flip(0)), INSIDE[:2], array((8, 12), (8, 6), sharding((4, 6), sharding((4, 3), LITTLE), CRC32C))
+    ),
+    "encoded-and-cut": Fault(content(lambda data: data[:-1]), document=document(LITTLE, after=(GZIP,))),
+    "encoded-and-too-short-for-its-index": Fault(
+        content(lambda data: gzip.compress(b"short")), document=document(LITTLE, after=(GZIP,))
+    ),
     "bit-in-index-without-checksum": Fault(
         content(flip(-9)), ("c/1/1",), document(LITTLE, GZIP, index_codecs=[LITTLE])
     ),  # the last offset, far beyond
