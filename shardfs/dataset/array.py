@@ -12,6 +12,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
+import trio
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout, ShardVersion
@@ -134,6 +135,7 @@ class ShardListing:
         return _Listed(children, begun, listing, (min(others), len(others)) if others else None)
 
 
+_MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call
 
 MAX_RUN: Final = 1024
@@ -252,8 +254,8 @@ class Array:
         """Return two numbers that identify what is stored as the chunk at *coords*, None if nothing is.
 
         The second is its length. The first is a checksum of its bytes, because another program may store other bytes in
-        the same place; where bytes cost a request, or are damaged, it is the offset, and for a chunk file a number of
-        its version. Raises the error that prevents reading the index.
+        the same place; where bytes cost a request, are damaged, or are more than `_MAX_SUMMED_NBYTES`, it is the
+        offset, and for a chunk file a number of its version. Raises the error that prevents reading the index.
         """
         _, shard, entry = await self._look_up(coords, fresh=True)
         if shard is None:
@@ -263,7 +265,8 @@ class Array:
         if self._shards.store.root is not None:
             with suppress(CorruptionError, StaleError):
                 found = shard.index.range(entry)
-                return None if found is None else (await _checksum(Extent(shard, *found)), found[1])
+                if found is not None and found[1] <= _MAX_SUMMED_NBYTES:
+                    return await _checksum(Extent(shard, *found)), found[1]
         return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
@@ -449,6 +452,8 @@ async def _checksum(extent: Extent) -> int:
     """Return a checksum of the bytes of a chunk; not a crc32c, with which the chunk may end."""
     found = 0
     for start, nbytes in in_pieces(extent.nbytes):
+        if start:
+            await trio.lowlevel.checkpoint()  # what is in the page cache is read without one
         found = reversed_checksum(await extent.read(start, nbytes), found)
     return found
 

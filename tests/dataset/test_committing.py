@@ -210,6 +210,37 @@ async def test_what_is_committed_while_it_is_listed_is_listed(arrays: Path, path
     assert not process.writing.writer.commits.npending
 
 
+@pytest.mark.parametrize("nbytes", [2**26, 2**40])
+@in_trio
+async def test_a_chunk_that_names_much_of_a_sparse_shard_is_replaced_and_keeps_nobody_waiting(
+    arrays: Path, nbytes: int
+) -> None:
+    async def pass_by() -> None:
+        nonlocal npasses
+        while True:
+            await trio.lowlevel.checkpoint()
+            npasses += 1
+
+    npasses = 0
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("unchecked", 1, b"stored")
+    await process.commit()
+    shard = arrays / "unchecked/c/0"
+    index = np.frombuffer(shard.read_bytes()[-16 * PER_SHARD :], "<u8").copy()
+    index[:2] = 0, nbytes
+    with shard.open("r+b") as file:
+        file.seek(nbytes)
+        file.write(index.tobytes())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_by)
+        with trio.fail_after(20):
+            await process.write("unchecked", 0, b"new")
+        assert nbytes == 2**40 or npasses > 50
+        nursery.cancel_scope.cancel()
+    await process.commit()
+    assert await stored(arrays, "unchecked", range(2)) == [b"new", b"stored"]
+
+
 @in_trio
 async def test_what_was_published_for_other_codecs_is_not_shown(arrays: Path) -> None:
     process = await Process.start(arrays, QuickDisk())
