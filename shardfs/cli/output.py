@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -86,9 +87,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
     What is no file, such as /dev/stdout or a pipe, is written to instead.
     """
     target = Path(os.path.realpath(path)) if os.path.isfile(path) or not os.path.exists(path) else None
-    partial = target.with_name(f".{target.name}.partial") if target is not None else path
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}") if target is not None else path
     try:
-        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        with partial.open("x" if target is not None else "w", encoding="utf-8", errors="surrogateescape") as file:
             yield file
         if target is not None:
             partial.replace(target)

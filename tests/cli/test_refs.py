@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,16 @@ def test_the_output_file_is_replaced_as_a_whole_or_untouched(tmp_path: Path) -> 
     assert os.listdir(file.parent) == [file.name]
     assert "does not exist" in one_line_of(run("refs", "-o", file, tmp_path / "nowhere"), SOURCE)
     assert file.read_bytes() == first
+
+
+def test_commands_that_write_the_same_file_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    store(tmp_path / "array", document())
+    file = tmp_path / "references.json"
+    with ThreadPoolExecutor(8) as threads:
+        for done in threads.map(lambda _: run("refs", "-o", file, tmp_path / "array"), range(24)):
+            assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(file.read_text())["refs"].keys() == references(tmp_path / "array").keys()
+    assert sorted(os.listdir(tmp_path)) == ["array", "references.json"]
 
 
 def test_an_output_that_is_a_device_or_a_link_stays_one(tmp_path: Path) -> None:
