@@ -20,7 +20,6 @@ from tests.support.readers import READERS, assert_same
 from tests.support.viewed import ABSENT, ATTRIBUTES, DOCUMENTS, WITH_V2_FORM, values_of, write_source
 from tests.support.writers import assert_sound, document_of
 
-V2_DOCUMENTS = {".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 GROUP = {"zarr_format": 2}
 V2 = ["--view=v2"]
 

@@ -1,20 +1,16 @@
 """A proxy between S3 clients and a server: it writes down what is asked for, takes its time, and breaks what it should.
 
-    with S3Proxy(server.endpoint_url) as proxy:
-        proxy.latency = 0.02
-        proxy.fail("PutObject", LostReply(), key="c/0/0")
-        ...
-        assert proxy.log.operations() == {"GetObject": 2}
-
-As a command it only takes its time: `python -m tests.support.s3_proxy --target http://127.0.0.1:4566 --latency 0.02`.
+with S3Proxy(server.endpoint_url) as proxy:
+    proxy.latency = 0.02
+    proxy.fail("PutObject", LostReply(), key="c/0/0")
+    ...
+    assert proxy.log.operations() == {"GetObject": 2}
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
-import signal
 import socket
 import ssl
 import sys
@@ -54,15 +50,15 @@ class S3Proxy:
     *latency* is in seconds, for each request, and may be set at any time. With *tls* it is one of https.
     """
 
-    def __init__(self, target: str, *, port: int = 0, latency: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, target: str, *, tls: ssl.SSLContext | None = None) -> None:
         self.target = urlsplit(target).netloc
-        self.latency = latency
+        self.latency = 0.0
         self.log = RequestLog()
         self.failures: list[BaseException] = []
         self._tls = tls
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
-        self._place = _bound(port)  # keeps the port while nothing listens there
+        self._place = _bound(0)  # keeps the port while nothing listens there
         self._port = self._place.getsockname()[1]
         self._server: _Server | None = None
 
@@ -279,21 +275,3 @@ def _bound(port: int) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind(("127.0.0.1", port))
     return place
-
-
-def main() -> None:
-    """Run until interrupted; the first line of the output is the URL."""
-    parser = argparse.ArgumentParser(description="Stand before an S3 server, and take time for each request.")
-    parser.add_argument("--target", required=True, help="URL of the server")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds that each request takes longer")
-    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1; 0 for any free port")
-    options = parser.parse_args()
-    ended = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ended)
-    with S3Proxy(options.target, port=options.port, latency=options.latency) as proxy:
-        print(proxy.url, flush=True)
-        signal.sigwait(ended)
-
-
-if __name__ == "__main__":
-    main()
