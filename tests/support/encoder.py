@@ -6,8 +6,8 @@ follows one paragraph: chunk grid, chunk key encoding, codec chain, shard, shard
 
 from __future__ import annotations
 
-import gzip
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
@@ -187,7 +187,7 @@ def apply(codec: Any, data: Any) -> Any:
         case "crc32c":
             return data + google_crc32c.value(data).to_bytes(4, "little")
         case "gzip":
-            return gzip.compress(data, configuration["level"], mtime=0)
+            return zlib.compress(data, configuration["level"], wbits=31)
         case "zstd":
             return numcodecs.Zstd(configuration["level"], configuration["checksum"]).encode(data)
         case "blosc":
