@@ -168,8 +168,13 @@ def test_names_in_a_dataset_cannot_control_the_terminal(tmp_path: Path) -> None:
     codec = {"name": FORGED[0], "configuration": {FORGED[1]: 1}}
     (root / "codec").mkdir()
     (root / "codec/zarr.json").write_text(json.dumps(array((4,), (4,), codec)))
-    for report in ("info", "map", "verify", "refs"):
-        done = run(report, root)
+    commands = [[name, root] for name in ("info", "map", "verify", "refs", "recover", "compact")]
+    commands += [["info", "--tools", root], ["pack", "--dry-run", root, tmp_path / "packed"]]
+    commands += [["unpack", root, tmp_path / "unpacked"], ["verify", root, tmp_path / "unpacked"]]
+    commands += [[name, root, f"damaged{forged}"] for name in ("info", "map") for forged in FORGED[:2]]
+    for command in commands:
+        done = run(*command)
+        assert done.stdout or done.stderr
         for text in (done.stdout, done.stderr):
             assert all(line.isprintable() for line in text.split("\n"))
             assert "\n(root)" not in f"\n{text}"
