@@ -190,12 +190,11 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
     """
     if as_json and prometheus:
         raise UsageError("--json contradicts --prometheus: give one of them")
-    path = mounted_path(mountpoint)
     before = None
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                snapshot = control.ask(path, timeout)
+                snapshot = control.ask(mounted_path(mountpoint), timeout)
             except OSError as error:
                 raise MountPointError(f"{mountpoint} does not answer: {control.explain(mountpoint, error)}") from None
             if as_json:
