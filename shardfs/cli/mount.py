@@ -51,11 +51,10 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     "--fill-missing",
     type=bool,
     default=True,
-    show_default="yes",
     metavar="yes|no",
     help="In --view v2, for arrays with named axes, show the missing value of xarray as the fill value, and show files "
     "for chunks that are not stored and would read as another value. With no, show the stored fill value and no such "
-    "files; xarray and netCDF can then mask the wrong values.",
+    "files; xarray and netCDF can then mask the wrong values.  [default: yes]",
 )
 @click.option(
     "--decode-cache",

@@ -64,7 +64,8 @@ def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--codecs",
     metavar="CODECS",
-    help="Transcode chunks to zstd, gzip, blosc, crc32c, several with commas, or none; or to JSON as in zarr.json.",
+    help="Transcode chunks: to zstd, gzip, blosc, crc32c, several of them with commas, none, or a JSON list as in "
+    "zarr.json.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def pack(
