@@ -378,10 +378,12 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
     is_number = type(value) in (int, float)
     has_bits = any(str(part).startswith("0x") for part in (value if isinstance(value, list) else [value]))
     element = None
+    if dtype.kind in "SU" and is_number and value == 0:
+        value = "0" if dtype.kind == "U" else "MA=="  # as zarr-python reads the 0 that version 2 writes for text
     if dtype.kind == "b" and is_number and value in (0, 1):
         element = bytes([int(value)])  # as old libraries write it
     elif dtype.kind in "SUV" and (value == "" or (is_number and value == 0)):
-        element = bytes(dtype.itemsize)  # as zarr-python 2 writes its default of 0
+        element = bytes(dtype.itemsize)
     elif dtype.kind == "c" and not isinstance(value, list):
         return v2_element(dtype, [value, 0.0])
     elif not (dtype.kind in "fc" and has_bits) and not (dtype.kind in "SUV" and not isinstance(value, str)):

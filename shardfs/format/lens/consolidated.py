@@ -96,13 +96,21 @@ class Consolidated:
             if path.strip("/") in self.as_stored or self.lens.get(stored) is stored.document:
                 return copy
         except (MetadataError, *_NOT_SHOWN):
-            return copy
+            return before if self._is_shown_as(before, copy, path) else copy
         try:
             if canonical(copy) == canonical(before):
                 return copy
             return self._edited(stored, node)
         except (MetadataError, RefusedError) as error:
+            if self._is_shown_as(before, copy, path):  # it is out of date, and nobody changed it
+                return before
             raise RefusedError(f"the copy of {path!r}: {error}") from None
+
+    def _is_shown_as(self, before: Json, copy: Json, path: str) -> bool:
+        """Whether *copy* is what is shown of the copy *before* it."""
+        with suppress(*_NOT_SHOWN):
+            return canonical(self._shown(before, path)) == canonical(copy)
+        return False
 
     def _edited(self, stored: ArrayMetadata, copy: ArrayMetadata) -> Document:
         try:

@@ -43,7 +43,6 @@ from shardfs.format.lens.consolidated import MAX_PATH_LENGTH, every_copy, inline
 from shardfs.format.lens.unsharded import V3, UnshardedArray, codec_of, decoded_document, describe, require_decoded
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
-    SAYS,
     SEPARATOR,
     FillValues,
     fill_values,
@@ -52,8 +51,8 @@ from shardfs.format.lens.v2_attributes import (
     missing_value,
     naming_no_axes,
     odd_missing_value,
-    saying_fill_value,
-    says_fill_value,
+    said,
+    saying,
     v2_attributes,
     with_attributes,
     with_missing_value,
@@ -296,8 +295,9 @@ def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
     """Return the `fill_value` of the `.zarray` for an array's *document*."""
     if shows_missing and has_missing_value(document):
         return missing_value(document)
-    if says_fill_value(document):
-        return document[SAYS]["fill_value"]
+    kept = said(document)
+    if "fill_value" in kept:
+        return kept["fill_value"]
     return v2_fill_value(document["data_type"], fill_element(document["data_type"], document["fill_value"]))
 
 
@@ -328,11 +328,15 @@ def edit_array(
     if shows_missing and has_missing_value(document):
         return parse_array(with_missing_value(document, zarray["fill_value"]))
     if zarray["fill_value"] is not None:
-        is_point = not shown.shape and says_fill_value(document)
-        document.pop(SAYS, None)
+        kept, was = said(document), document["fill_value"]
         document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
-        if is_point:  # so that it still has no names
-            document = saying_fill_value(document, zarray["fill_value"])
+        if document["fill_value"] is not was:
+            kept.pop("missing_value", None)
+        if "fill_value" in kept:
+            del kept["fill_value"]
+            if not shown.shape:  # so that it still has no names
+                kept["fill_value"] = zarray["fill_value"]
+        document = saying(document, **kept)
     return parse_array(document)
 
 
@@ -367,7 +371,7 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
         array = parse_array(_new_document(written))
         is_null = written["fill_value"] is None and array_documents(array, separator)[ZARRAY]["fill_value"] is not None
         if is_null or not array.shape:
-            array = parse_array(saying_fill_value(array.document, written["fill_value"]))
+            array = parse_array(saying(array.document, fill_value=written["fill_value"]))
         array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(describe(array)))
         # What is stored must be shown as it was written: its writer continues with what it reads.
         require_same_encoding(array_documents(array, separator)[ZARRAY], written)
@@ -377,19 +381,21 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
 
 
 def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing: bool) -> ArrayMetadata:
-    """Return *shown* with other attributes; its `.zarray` still shows the same fill value.
+    """Return *shown* with other attributes.
 
-    With dimension names, an array may have missing values; without them, it may not.
+    With dimension names, an array may have missing values. A new one has that which its `.zarray` shows; without names,
+    the fill value is the stored one, and the missing value is kept until there are names again.
     """
     before = shown.document
     document = with_attributes(before, shown.ndim, attributes, keeps_missing_value=shows_missing)
-    had, has = has_missing_value(before), has_missing_value(document)
-    if shows_missing and had != has:
-        fill_value = shown_fill_value(before, shows_missing=True)
-        if has and FILL_VALUE not in attributes:
-            document = with_missing_value(document, fill_value)
-        elif had:
-            document = saying_fill_value(document, fill_value)
+    had, has, kept = has_missing_value(before), has_missing_value(document), said(before)
+    if shows_missing and has and not had:
+        value = kept.pop("missing_value") if "missing_value" in kept else shown_fill_value(before, shows_missing=True)
+        document = saying(document, **kept)
+        if FILL_VALUE not in attributes:
+            document = with_missing_value(document, value)
+    elif shows_missing and had and not has:
+        document = saying(document, **{**kept, "missing_value": missing_value(before)})
     return parse_array(document)
 
 

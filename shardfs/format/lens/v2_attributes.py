@@ -179,25 +179,28 @@ def naming_no_axes(document: Document) -> dict[str, Any]:
     """Return the document of an array outside images; one without axes gets an empty list of names.
 
     xarray omits the empty list in v3 documents, but requires it in v2. A document that came from v2 without names
-    states its fill value, and stays as it is.
+    says so by what it keeps, and stays as it is.
     """
-    if document["shape"] or "dimension_names" in document or says_fill_value(document):
+    if document["shape"] or "dimension_names" in document or said(document):
         return dict(document)
     return {**document, "dimension_names": []}
 
 
-def saying_fill_value(document: Document, fill_value: Json) -> dict[str, Any]:
-    """Return an array's document that keeps *fill_value* for its `.zarray`, such as null, which v3 does not have.
+def saying(document: Document, **members: Json) -> dict[str, Any]:
+    """Return an array's document that keeps just *members* for its v2 documents.
 
-    It is in a member that need not be understood. Without it, null would come back as zero, and xarray would take
-    zeros, with which most coordinates begin, for missing values.
+    `fill_value` is the one of its `.zarray`, such as null, which v3 does not have: null would come back as zero, and
+    xarray would take zeros, with which most coordinates begin, for missing values. `missing_value` is the one that the
+    array had when its axes had names: programs remove a `.zattrs` before they write it, without a missing value.
     """
-    return {**document, SAYS: {"must_understand": False, "fill_value": fill_value}}
+    rest = {name: value for name, value in document.items() if name != SAYS}
+    return {**rest, SAYS: {"must_understand": False, **members}} if members else rest
 
 
-def says_fill_value(document: Document) -> bool:
-    """Whether an array's document keeps a `fill_value` for its `.zarray`, in the member `SAYS`."""
-    return isinstance(document.get(SAYS), dict) and "fill_value" in document[SAYS]
+def said(document: Document) -> dict[str, Json]:
+    """Return what an array's document keeps for its v2 documents; see `saying`."""
+    members = document.get(SAYS)
+    return {name: members[name] for name in members if name != "must_understand"} if isinstance(members, dict) else {}
 
 
 def missing_value(document: Document) -> Json:

@@ -113,6 +113,17 @@ def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> Non
         assert json.dumps(there_and_back(document)) == json.dumps(document)
 
 
+@pytest.mark.parametrize("node", [None, edited(("codecs", 0, "configuration", "chunk_shape"), [1, 1])])
+def test_a_copy_that_is_out_of_date_stays_as_it_is_unless_it_is_edited(node: Any) -> None:
+    stored, nodes = group({"a": BASE}), {} if node is None else {"a": node}
+    changed = {**UNSHARDED.get(stored), "attributes": {"new": 1}}
+    assert resharded(changed, nodes, stored) == {**stored, "attributes": {"new": 1}}
+    if node is not None:
+        changed = group({"a": {**shown(BASE), "attributes": {"new": 1}}})
+        with pytest.raises(RefusedError, match="the copy of 'a'"):
+            resharded(changed, nodes, stored)
+
+
 def count_copies(document: Any) -> int:
     copies = document.get("consolidated_metadata", {}).get("metadata", {}) if isinstance(document, dict) else {}
     return len(copies) + sum(map(count_copies, copies.values()))

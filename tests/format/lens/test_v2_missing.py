@@ -121,6 +121,21 @@ def test_an_array_that_gets_names_for_its_axes_goes_on_showing_its_fill_value(
         assert canonical(found) == canonical(value)
 
 
+def test_without_names_the_fill_value_is_the_stored_one_and_names_bring_the_missing_value_back() -> None:
+    stored = plain("int16", 3, attributes={"units": "m", "_FillValue": 7})
+    nameless = edited(stored, ".zattrs", {})
+    zarray, zattrs = shown(nameless)
+    assert zarray["fill_value"] == 3, "as missing chunks are read in v3"
+    assert zattrs == {}
+    grown = edited(nameless, ".zarray", {**zarray, "shape": [9, 11]})
+    assert grown == {**nameless, "shape": [9, 11]}
+    named = edited(grown, ".zattrs", {"units": "m", "_ARRAY_DIMENSIONS": NAMES})
+    assert named == {**stored, "shape": [9, 11]}
+    refilled = edited(nameless, ".zarray", {**zarray, "fill_value": 4})
+    assert refilled["fill_value"] == 4
+    assert edited(refilled, ".zattrs", {"_ARRAY_DIMENSIONS": NAMES})["attributes"] == {"_FillValue": 4}
+
+
 def test_an_array_without_axes_says_that_it_names_none() -> None:
     attributes = {"_FillValue": base64_of(math.nan)}
     alone = array((), (), LITTLE, data_type="float64", fill_value=0, attributes=attributes)
