@@ -37,9 +37,9 @@ from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
 from shardfs.format.grid import index_in_c_order
-from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.packed import Packing, Transcoder
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
+from shardfs.format.lens.v3 import Consolidated
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write

@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief
-from shardfs.format.dtype import DataType
+from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, type_name
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -152,21 +152,6 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     return data
 
 
-class Decompressor(Protocol):
-    """A decompressor of one member, with the interface of the standard library's decompressors."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the member is complete."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """The input after the member."""
-
-    def decompress(self, data: Buffer, max_length: int, /) -> bytes:
-        """Decode *data*; returns at most *max_length* bytes."""
-
-
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
     from numcodecs.zstd import decompress as decompress_into
 
@@ -190,12 +175,13 @@ def _decode_gzip(data: Buffer, limit: int) -> Buffer:
         raise CorruptionError(f"gzip data is damaged: {error}") from None
 
 
-def decode_members(new_member: Callable[[], Decompressor], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated members, at most *limit* bytes."""
+def decode_members(new_member: Callable[[], Any], data: Buffer, limit: int) -> Buffer:
+    """Decode concatenated members, at most *limit* bytes; a member is a decompressor of the standard library."""
     decoded, rest, copied = b"", data, 0
     while True:
         member = new_member()
-        decoded += member.decompress(rest, limit + 1 - len(decoded))
+        part: bytes = member.decompress(rest, limit + 1 - len(decoded))
+        decoded += part
         check_size(len(decoded), limit)
         if not member.eof:
             raise CorruptionError("the data is cut short")
@@ -412,3 +398,51 @@ class ChunkCodec:
         if self.endian == "big":
             moved.view(dtype).byteswap(inplace=True)
         return moved.view(np.uint8).data.toreadonly()
+
+
+@dataclass(frozen=True)
+class FillCodec:
+    """How chunks of a single value are encoded: *header*, the value *count* times, then the codecs *after*.
+
+    *swapped* is the data type if elements are stored big-endian, else None.
+    """
+
+    header: bytes
+    count: int
+    after: tuple[Extension, ...]
+    swapped: np.dtype[Any] | None
+
+    @classmethod
+    def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "FillCodec":
+        """Parse the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
+        count = math.prod(chunk_shape)
+        serializer = VLEN_SERIALIZERS.get(type_name(data_type))
+        try:
+            if serializer is None:
+                codec = ChunkCodec.parse(data_type, chunk_shape, codecs)
+                swapped = codec.data_type.dtype if codec.endian == "big" else None
+                found = cls(b"", count, codec.after, swapped)
+            else:
+                first, *after = parse_chain(codecs, "codecs")
+                odd = [codec.name for codec in after if not is_decodable(codec)]
+                if first.name != serializer or odd or 8 * count > MAX_CHUNK_NBYTES:
+                    raise NotShownError(f"the chunks, of {count} elements, are not encoded here")
+                found = cls(struct.pack("<I", count), count, tuple(after), None)
+            encode(found.after, b"\0")  # so that an invalid configuration is found now
+        except (MetadataError, RefusedError) as error:
+            raise NotShownError(str(error)) from None
+        return found
+
+    def chunk(self, element: bytes) -> tuple[bytes, int]:
+        """Return an encoded chunk of *element*, as a pattern and the size that it fills.
+
+        *element* is little-endian, or of varying size. Raises `RefusedError` if a codec does not support that size.
+        """
+        if self.header:
+            element = struct.pack("<I", len(element)) + element
+        elif self.swapped is not None:
+            element = np.frombuffer(element, self.swapped).byteswap().tobytes()
+        if not self.after and not self.header:
+            return element, len(element) * self.count
+        encoded = encode(self.after, self.header + element * self.count)
+        return encoded, len(encoded)

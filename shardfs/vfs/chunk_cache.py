@@ -21,7 +21,7 @@ from shardfs.dataset.wal.records import Put
 from shardfs.errors import CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens.v2_attributes import FillValues
+from shardfs.format.lens import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent

@@ -26,9 +26,9 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import Document, encode_json
-from shardfs.format.lens.consolidated import Consolidated, copies_told, put_text
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
+from shardfs.format.lens.v3 import Consolidated, copies_told, put_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
 from shardfs.stores.base import Expected, NewRights, join_key
 from shardfs.vfs.entries.chunk import ChunkTree

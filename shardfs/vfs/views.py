@@ -28,10 +28,9 @@ from shardfs.errors import (
 from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens, Shown
-from shardfs.format.lens.consolidated import every_copy, inline_copies
 from shardfs.format.lens.npy import ATTRIBUTES, Npy
 from shardfs.format.lens.show import shown_by
-from shardfs.format.lens.unsharded import V3, require_decoded
+from shardfs.format.lens.unsharded import require_decoded
 from shardfs.format.lens.v2 import (
     V2,
     V2_NAMES,
@@ -42,6 +41,7 @@ from shardfs.format.lens.v2 import (
     is_relative_path,
     parse_consolidated,
 )
+from shardfs.format.lens.v3 import V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import encode_json
-from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.unsharded import V3, describe
+from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.v3 import V3, Consolidated
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges

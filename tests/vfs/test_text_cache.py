@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shardfs.format.lens.unsharded import V3
 from shardfs.format.lens.v2 import V2
+from shardfs.format.lens.v3 import V3
 from shardfs.vfs.entries import document
 from shardfs.vfs.entries.document import DocumentText, TextCache
 from tests.support.corpus import GZIP, LITTLE, array

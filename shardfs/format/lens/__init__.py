@@ -10,18 +10,15 @@ Lenses, and what they generate, can be sent to another process, where large docu
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shardfs.errors import NotShownError, RefusedError
-from shardfs.format.codecs import ChunkCodec
+from shardfs.format.codecs import ChunkCodec, FillCodec
 from shardfs.format.document import Document
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, Metadata
-
-if TYPE_CHECKING:
-    from shardfs.format.lens.npy import NpyFile
-    from shardfs.format.lens.unsharded import UnshardedArray
-    from shardfs.format.lens.v2_attributes import FillValues
+from shardfs.format.npy import NpyFile
 
 
 class Context(NamedTuple):
@@ -38,18 +35,30 @@ class Context(NamedTuple):
 NO_CONTEXT: Final = Context()
 
 
+@dataclass(frozen=True)
+class FillValues:
+    """The elements for missing chunks: *stored* by the v3 document, *shown* by the `.zarray`.
+
+    *codec* is set if they differ, and readers would so get wrong elements for missing chunks.
+    """
+
+    stored: bytes
+    shown: bytes
+    codec: FillCodec | None
+
+
 class ChunkForm(NamedTuple):
     """How chunks are shown: their names, decoded by *codec* if there is one, and *fill* for missing ones."""
 
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None = None
-    fill: "FillValues | None" = None
+    fill: FillValues | None = None
 
 
 class NpyForm(NamedTuple):
     """An array as one *file*: *codec* decodes chunks, *fill* is the element of missing ones."""
 
-    file: "NpyFile"
+    file: NpyFile
     codec: ChunkCodec
     fill: bytes
 
@@ -107,7 +116,7 @@ class Lens(ABC):
         """
         raise RefusedError("an array cannot be changed like this")
 
-    def show(self, stored: Metadata, array: "UnshardedArray | None", context: Context) -> Shown:
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Return what is generated for a node; *array* is its description if it is an array.
 
         Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.

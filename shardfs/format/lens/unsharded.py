@@ -14,16 +14,12 @@ from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.codecs import SHARDING, ChunkCodec, composed_order, parse_chain, split_chain
-from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical, encode_json, parse_codecs
+from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical, parse_codecs
 from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
-from shardfs.format.lens import ChunkForm, Context, Lens, Shown
-from shardfs.format.lens.consolidated import Consolidated, says_the_same
 from shardfs.format.metadata import (
     ArrayMetadata,
-    GroupMetadata,
-    Metadata,
     are_same_codecs,
     normal_codecs,
     normal_data_type,
@@ -63,54 +59,6 @@ def describe(array: ArrayMetadata) -> UnshardedArray:
         return _describe_sharded(array) if array.is_sharded else _describe_unsharded(array)
     except MetadataError as error:
         raise NotUnshardable(str(error)) from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class V3(Lens):
-    """The lens of Zarr v3: sharded arrays are shown unsharded, or as stored if that is impossible.
-
-    If it *decodes*, chunks are decoded, also those of unsharded arrays.
-    """
-
-    decodes: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of the view."""
-        return f"decoded {super().name}" if self.decodes else super().name
-
-    @property
-    def translates(self) -> bool:
-        """Whether unsharded arrays are shown in another form too."""
-        return self.decodes
-
-    def get(self, stored: ArrayMetadata) -> Document:
-        """Return the document of the array as an unsharded one, and for decoded chunks."""
-        if self.decodes:
-            return decoded_document(describe(stored))
-        try:
-            return describe(stored).document if stored.is_sharded else stored.document
-        except NotUnshardable:
-            return stored.document
-
-    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
-        """Return the stored document that is shown as *shown*."""
-        return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
-
-    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
-        """Show the unsharded document of an array; for a group, unsharded consolidated copies."""
-        if isinstance(stored, GroupMetadata):
-            document = Consolidated(self, context.as_stored).get(stored.document)
-            return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
-        if array is None or not (self.decodes or stored.is_sharded):
-            return Shown()
-        codec = codec_of(array) if self.decodes else None
-        document = decoded_document(array) if self.decodes else array.document
-        return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
-
-    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
-        """Whether two documents mean the same, including copies in them."""
-        return says_the_same(shown, written)
 
 
 def fault_of(array: ArrayMetadata) -> str | None:

@@ -38,13 +38,11 @@ from shardfs.format.dtype import (
     v3_fill_value,
 )
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import ChunkForm, Context, Shown
-from shardfs.format.lens.consolidated import MAX_PATH_LENGTH, every_copy, inline_copies
-from shardfs.format.lens.unsharded import V3, UnshardedArray, codec_of, decoded_document, describe, require_decoded
+from shardfs.format.lens import ChunkForm, Context, FillValues, Shown
+from shardfs.format.lens.unsharded import UnshardedArray, codec_of, decoded_document, describe, require_decoded
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
     SEPARATOR,
-    FillValues,
     fill_values,
     has_missing_value,
     is_image,
@@ -58,6 +56,7 @@ from shardfs.format.lens.v2_attributes import (
     with_missing_value,
 )
 from shardfs.format.lens.v2_codecs import codecs_of, normal_codec, object_data_type, v2_codecs, v3_codecs
+from shardfs.format.lens.v3 import MAX_PATH_LENGTH, V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group, parse_node
 
 ZARRAY: Final = ".zarray"
@@ -243,12 +242,12 @@ class V2(V3):
         """
         try:
             if name != ZMETADATA:
-                return _is_same_document(name, _parse(name, shown), _parse(name, written))
+                return _is_same(name, _parse(name, shown), _parse(name, written))
             these, those = _copies(shown), _copies(written)
             return these.keys() == those.keys() and all(
-                _is_same_document(key[1], copy, those[key]) for key, copy in these.items()
+                _is_same(key[1], copy, those[key]) for key, copy in these.items()
             )
-        except (MetadataError, RefusedError):
+        except MetadataError:
             return False
 
     def _array(self, stored: ArrayMetadata) -> tuple[ArrayMetadata, bool]:
@@ -525,24 +524,21 @@ def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:
     return {(path, name): copy for path, copies in found for name, copy in copies.items() if copy or name != ZATTRS}
 
 
-def _is_same_document(name: str, one: Json, other: Json) -> bool:
+def _is_same(name: str, one: Document, other: Document) -> bool:
     if name == ZATTRS and FILL_VALUE not in other:
         one = {attribute: value for attribute, value in one.items() if attribute != FILL_VALUE}
-    if canonical(one) == canonical(other):
-        return True
+    return canonical(one) == canonical(other) or canonical(_meaning(name, one)) == canonical(_meaning(name, other))
+
+
+def _meaning(name: str, document: Document) -> Document:
+    """Return what a checked document says, independent of its spelling."""
     if name != ZARRAY:
-        return name == ZGROUP
-    separator = "dimension_separator"  # readers assume "." if it is missing
-    one, other = ({**zarray, separator: zarray.get(separator) or "."} for zarray in (one, other))
-    require_same_encoding(one, other)
-    return bool(one["shape"] == other["shape"]) and _is_same_fill_value(one, other)
-
-
-def _is_same_fill_value(one: Document, other: Document) -> bool:
-    dtype, values = parse_v2_dtype(one["dtype"]), (one["fill_value"], other["fill_value"])
-    if canonical(values[0]) == canonical(values[1]):
-        return True
-    return None not in values and not dtype.hasobject and v2_element(dtype, values[0]) == v2_element(dtype, values[1])
+        return document if name == ZATTRS else {}
+    dtype, value, shape = parse_v2_dtype(document["dtype"]), document["fill_value"], document["shape"]
+    if value is not None and not dtype.hasobject:
+        value = v2_element(dtype, value).hex()
+    separator = document.get("dimension_separator") or "." if len(shape) > 1 else None  # as readers take it
+    return {**_encoding(document), "shape": shape, "fill_value": value, "separator": separator}
 
 
 def require_separator(written: Document, separator: str) -> None:

@@ -11,18 +11,15 @@ and 4.10 as observed.
 """
 
 import base64
-import math
 import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from shardfs.errors import MetadataError, NotShownError, RefusedError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, encode, is_decodable, parse_chain
-from shardfs.format.document import Document, Extension, Json, brief, canonical
+from shardfs.errors import MetadataError, NotShownError
+from shardfs.format.codecs import FillCodec
+from shardfs.format.document import Document, Json, brief, canonical
 from shardfs.format.dtype import (
-    VLEN_SERIALIZERS,
     DataType,
     fill_element,
     item_nbytes,
@@ -31,6 +28,7 @@ from shardfs.format.dtype import (
     v2_fill_element,
     v2_fill_value,
 )
+from shardfs.format.lens import FillValues
 from shardfs.format.lens.unsharded import UnshardedArray
 
 OME: Final = "ome"
@@ -269,67 +267,6 @@ def odd_missing_value(document: Document) -> str | None:
     return f"its {FILL_VALUE} {what} is not a value of {data_type}: no value is shown as missing"
 
 
-@dataclass(frozen=True)
-class FillCodec:
-    """How chunks of a single value are encoded: *header*, the value *count* times, then the codecs *after*.
-
-    *swapped* is the data type if elements are stored big-endian, else None.
-    """
-
-    header: bytes
-    count: int
-    after: tuple[Extension, ...]
-    swapped: np.dtype[Any] | None
-
-    @classmethod
-    def parse(cls, shown: UnshardedArray) -> "FillCodec":
-        """Parse the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
-        data_type = shown.document["data_type"]
-        count = math.prod(shown.grid.chunk_shape)
-        serializer = VLEN_SERIALIZERS.get(type_name(data_type))
-        try:
-            if serializer is None:
-                codec = ChunkCodec.parse(data_type, shown.grid.chunk_shape, shown.codecs)
-                swapped = codec.data_type.dtype if codec.endian == "big" else None
-                found = cls(b"", count, codec.after, swapped)
-            else:
-                first, *after = parse_chain(shown.codecs, "codecs")
-                odd = [codec.name for codec in after if not is_decodable(codec)]
-                if first.name != serializer or odd or 8 * count > MAX_CHUNK_NBYTES:
-                    raise NotShownError(f"the chunks, of {count} elements, are not encoded here")
-                found = cls(struct.pack("<I", count), count, tuple(after), None)
-            encode(found.after, b"\0")  # so that an invalid configuration is found now
-        except (MetadataError, RefusedError) as error:
-            raise NotShownError(str(error)) from None
-        return found
-
-    def chunk(self, element: bytes) -> tuple[bytes, int]:
-        """Return an encoded chunk of *element*, as a pattern and the size that it fills.
-
-        *element* is little-endian, or of varying size. Raises `RefusedError` if a codec does not support that size.
-        """
-        if self.header:
-            element = struct.pack("<I", len(element)) + element
-        elif self.swapped is not None:
-            element = np.frombuffer(element, self.swapped).byteswap().tobytes()
-        if not self.after and not self.header:
-            return element, len(element) * self.count
-        encoded = encode(self.after, self.header + element * self.count)
-        return encoded, len(encoded)
-
-
-@dataclass(frozen=True)
-class FillValues:
-    """The elements for missing chunks: *stored* by the v3 document, *shown* by the `.zarray`.
-
-    *codec* is set if they differ, and readers would so get wrong elements for missing chunks.
-    """
-
-    stored: bytes
-    shown: bytes
-    codec: FillCodec | None
-
-
 def fill_values(shown: UnshardedArray) -> FillValues:
     """Return the fill values of an array that has a missing value.
 
@@ -338,7 +275,7 @@ def fill_values(shown: UnshardedArray) -> FillValues:
     data_type = shown.document["data_type"]
     try:
         stored, missing = fill_element(data_type, shown.document["fill_value"]), _stored_element(shown.document)
-        codec = None if missing == stored else FillCodec.parse(shown)
+        codec = None if missing == stored else FillCodec.parse(data_type, shown.grid.chunk_shape, shown.codecs)
     except MetadataError as error:
         raise NotShownError(str(error)) from None
     if missing is None:
@@ -398,7 +335,7 @@ def _number(value: Json) -> Json:
 
 
 def _attribute(data_type: Json, element: bytes) -> Json:
-    """Return the attribute of a v3 document for *element*; raises `MetadataError` if xarray has none."""
+    """Return the attribute of a v3 document for *element* of a type that can have one."""
     dtype = DataType.parse(data_type).dtype
     match dtype.kind:
         case "f":
@@ -406,9 +343,8 @@ def _attribute(data_type: Json, element: bytes) -> Json:
         case "c":
             half = np.dtype(f"<f{dtype.itemsize // 2}")
             return [_base64(element[: half.itemsize], half), _base64(element[half.itemsize :], half)]
-        case kind if kind in _KINDS:
+        case _:
             return v2_fill_value(data_type, element)
-    raise MetadataError(f"{brief(type_name(data_type))} has no {FILL_VALUE}")
 
 
 def _base64(element: bytes, dtype: np.dtype[Any]) -> str:

@@ -86,7 +86,7 @@ def v2_codecs(codecs: Sequence[Extension], chunk_shape: tuple[int, ...], data_ty
     }
 
 
-def item_nbytes(dtype: np.dtype[Any]) -> int:
+def _item_nbytes(dtype: np.dtype[Any]) -> int:
     """Return the size of an element in bytes; 1 if it varies."""
     return 1 if dtype.hasobject else dtype.itemsize
 
@@ -118,7 +118,7 @@ def _bytes_filter(codec: Extension, dtype: np.dtype[Any]) -> Codec:
         case "zstd" | "numcodecs.zstd":
             return {"id": "zstd", "level": parameters(replace(codec, name="zstd"))["level"]}
         case "blosc":
-            given = parameters(codec, item_nbytes(dtype))
+            given = parameters(codec, _item_nbytes(dtype))
             del given["typesize"]
             return {"id": "blosc", **given, "shuffle": SHUFFLES.index(given["shuffle"])}
         case "crc32c":
@@ -139,7 +139,7 @@ def _numcodec(codec: Extension, dtype: np.dtype[Any]) -> Codec:
         if str(codec.configuration.get(member, "")).startswith(">"):
             raise NotShownError(f"the codec {codec.name} of big-endian elements has no Zarr v2 form")
     defaults: dict[str, Any] = {
-        "shuffle": {"elementsize": item_nbytes(dtype)},
+        "shuffle": {"elementsize": _item_nbytes(dtype)},
         "fixedscaleoffset": {"dtype": dtype.str},
         "quantize": {"dtype": dtype.str},
         "astype": {"decode_dtype": dtype.str},
@@ -196,7 +196,7 @@ def _bytes_codec(codec: Codec, dtype: np.dtype[Any], *, is_first: bool) -> Json:
             shuffle = Extension(name, normal_codec(codec, dtype)).integer("shuffle", 1, 0, 2)
             usual["shuffle"] = SHUFFLES[shuffle]
             usual.pop("typesize", None)
-        nbytes = item_nbytes(dtype) if is_first else 1
+        nbytes = _item_nbytes(dtype) if is_first else 1
         return {"name": name, "configuration": parameters(Extension(name, usual), nbytes)}
     if name == "crc32c" and codec.get("location", "end") == "end":
         return {"name": name}
@@ -230,7 +230,7 @@ def normal_codec(codec: Codec, dtype: np.dtype[Any]) -> Codec:
         with suppress(Exception):
             given = {**_DEFAULTS.get(codec["id"], {}), **get_codec(given).get_config()}
     if codec["id"] == "blosc" and given.get("shuffle") == _AUTOSHUFFLE:
-        given["shuffle"] = 2 if item_nbytes(dtype) == 1 else 1
+        given["shuffle"] = 2 if _item_nbytes(dtype) == 1 else 1
     left_out = {"blosc": "typesize", "zstd": "checksum"}.get(codec["id"])
     return {member: value for member, value in given.items() if value is not None and member != left_out}
 

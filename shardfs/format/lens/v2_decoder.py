@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from shardfs.errors import CorruptionError, NotUnshardable, ShardfsError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, Buffer, Decompressor, check_size, decode, decode_members
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, Buffer, check_size, decode, decode_members
 from shardfs.format.document import Document, Extension, brief
 from shardfs.format.dtype import parse_v2_dtype, v2_fields
 from shardfs.format.lens.v2_codecs import DTYPE_MEMBERS, codecs_of, get_codec, object_data_type
@@ -134,7 +134,7 @@ def _decoded(codec: Codec, data: Buffer, limit: int) -> memoryview:
     return view
 
 
-def _new_lzma(codec: Codec) -> Decompressor:
+def _new_lzma(codec: Codec) -> lzma.LZMADecompressor:
     kind, filters = codec.get("format", lzma.FORMAT_XZ), codec.get("filters")
     if any(each.get("dict_size", 0) > _MAX_DICTIONARY_NBYTES for each in filters or ()):
         raise ValueError("its dictionary is too large")
@@ -143,7 +143,7 @@ def _new_lzma(codec: Codec) -> Decompressor:
     return lzma.LZMADecompressor(kind, _MAX_DICTIONARY_NBYTES)
 
 
-_DECOMPRESSORS: Final[dict[str, Callable[[Codec], Decompressor]]] = {
+_DECOMPRESSORS: Final[dict[str, Callable[[Codec], Any]]] = {
     "zlib": lambda codec: zlib.decompressobj(),
     "bz2": lambda codec: bz2.BZ2Decompressor(),
     "lzma": _new_lzma,

@@ -19,8 +19,8 @@ from shardfs.dataset.shard import OpenShard
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import NpyForm
-from shardfs.format.lens.npy import Copy
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.npy import Copy
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
 from shardfs.stores.parallel import QuickLock, for_each

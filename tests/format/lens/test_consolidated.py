@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import RefusedError
-from shardfs.format.lens.consolidated import Consolidated, every_copy
-from shardfs.format.lens.unsharded import V3, describe
+from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.v3 import V3, Consolidated, every_copy
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import (
     BASE,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from shardfs.errors import NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import canonical
 from shardfs.format.lens import Lens
-from shardfs.format.lens.consolidated import Consolidated, every_copy
-from shardfs.format.lens.unsharded import V3
 from shardfs.format.lens.v2 import V2
+from shardfs.format.lens.v3 import V3, Consolidated, every_copy
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import CASES, LITTLE, array
 

@@ -1,4 +1,4 @@
-"""Consolidated metadata of groups: each copy of an array's document is shown like the array itself, and converted back.
+"""The lens of Zarr v3, and consolidated metadata of groups for any lens: copies are shown as the array itself is.
 
 Source: discussion of consolidated metadata for the Zarr core specification 3.1, as zarr-python writes it: a member
 `consolidated_metadata` with `kind` "inline" and `metadata`, a map of relative paths to documents.
@@ -12,14 +12,79 @@ from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
-from shardfs.format.lens import Lens
-from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_document, parse_node
+from shardfs.format.lens import ChunkForm, Context, Lens, Shown
+from shardfs.format.lens.unsharded import (
+    ZARR_JSON,
+    UnshardedArray,
+    accept_decoded,
+    codec_of,
+    decoded_document,
+    describe,
+    reshard,
+)
+from shardfs.format.metadata import (
+    ArrayMetadata,
+    GroupMetadata,
+    Metadata,
+    fingerprint,
+    parse_array,
+    parse_document,
+    parse_node,
+)
 
 MAX_PATH_LENGTH: Final = 4096
 """The longest path that can be that of a node."""
 
 _FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type", "storage_transformers"})
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class V3(Lens):
+    """The lens of Zarr v3: sharded arrays are shown unsharded, or as stored if that is impossible.
+
+    If it *decodes*, chunks are decoded, also those of unsharded arrays.
+    """
+
+    decodes: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the view."""
+        return f"decoded {super().name}" if self.decodes else super().name
+
+    @property
+    def translates(self) -> bool:
+        """Whether unsharded arrays are shown in another form too."""
+        return self.decodes
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the document of the array as an unsharded one, and for decoded chunks."""
+        if self.decodes:
+            return decoded_document(describe(stored))
+        try:
+            return describe(stored).document if stored.is_sharded else stored.document
+        except NotUnshardable:
+            return stored.document
+
+    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
+        """Return the stored document that is shown as *shown*."""
+        return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the unsharded document of an array; for a group, unsharded consolidated copies."""
+        if isinstance(stored, GroupMetadata):
+            document = Consolidated(self, context.as_stored).get(stored.document)
+            return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
+        if array is None or not (self.decodes or stored.is_sharded):
+            return Shown()
+        codec = codec_of(array) if self.decodes else None
+        document = decoded_document(array) if self.decodes else array.document
+        return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
+
+    def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
+        """Whether two documents mean the same, including copies in them."""
+        return says_the_same(shown, written)
 
 
 @dataclass(frozen=True)

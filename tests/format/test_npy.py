@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import NotShownError
 from shardfs.format.dtype import DataType
-from shardfs.format.lens.npy import NpyFile, boxes
+from shardfs.format.npy import NpyFile, boxes
 
 DTYPES = ["|b1", "|i1", "<u2", "<i4", "<f8", "<c16", "<f2", "<M8[ns]", "<m8[10s]", "<U5", "|S3", "|V7"]
 STRUCTS = [[("x", "<i4"), ("y", "<f8")], [("µ", "|u1")]]
