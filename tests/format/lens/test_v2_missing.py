@@ -121,7 +121,7 @@ def test_an_array_that_gets_names_for_its_axes_goes_on_showing_its_fill_value(
         assert canonical(found) == canonical(value)
 
 
-def test_without_names_the_fill_value_is_the_stored_one_and_names_bring_the_missing_value_back() -> None:
+def test_without_names_the_stored_fill_value_is_shown_until_they_are_back() -> None:
     stored = plain("int16", 3, attributes={"units": "m", "_FillValue": 7})
     nameless = edited(stored, ".zattrs", {})
     zarray, zattrs = shown(nameless)
