@@ -371,24 +371,25 @@ class Documents:
         }
         return await self._fs.worker.work(put_text, lens, stored, written, texts)
 
-    async def _refresh_copies(self, path: str) -> None:
-        """Update the copies, in the groups above, of an array that was sharded when it was stored."""
+    async def _refresh_copies(self, array: str) -> None:
+        """Update the copies, in the groups above, of an *array* that was sharded when it was stored."""
+        path = array
         while path:
             path = path.rpartition("/")[0]
             try:
-                await self._refresh_copies_in(path)
+                await self._refresh_copies_in(path, array)
             except (RefusedError, StaleError) as reason:
                 log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
 
-    async def _refresh_copies_in(self, path: str) -> None:
-        """Update the copies in one group; again if another host changes its document meanwhile."""
+    async def _refresh_copies_in(self, path: str, array: str) -> None:
+        """Update the copies of *array* in one group; again if another host changes its document meanwhile."""
         hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
             node = await (hierarchy.look_again(path) if attempt else hierarchy.node(path, fresh=True))
             if not isinstance(node.metadata, GroupMetadata) or node.document is None:
                 return
-            told = await self._fs.worker.work(copies_told, node.document)
-            nodes = await self._nodes_told(path, told or {})
+            told = await self._fs.worker.work(copies_told, node.document) or {}
+            nodes = await self._nodes_told(path, [each for each in told if join_key(path, each.strip("/")) == array])
             content = await self._with_copies(path, None, node.document, nodes)
             if content == node.document:
                 return

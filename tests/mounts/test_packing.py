@@ -157,6 +157,16 @@ def test_what_another_program_has_written_to_the_group_of_a_new_array_stays(
     assert document_of(source)["consolidated_metadata"]["metadata"]["image"] == document_of(source / "image")
 
 
+def test_a_copy_that_is_out_of_date_keeps_no_other_from_being_brought_up_to_date(
+    mount: Mounter, plain: Path, source: Path
+) -> None:
+    mounted = mount(source, write=True, shards="2,2,2")
+    shutil.copyfile(plain / "zarr.json", mounted.path / "zarr.json")
+    zarr.create_array(str(mounted.path / "deep" / "image"), data=VALUES[:3], chunks=(1, 1, 1))
+    shutil.copytree(plain / "image", mounted.path / "image")
+    assert document_of(source)["consolidated_metadata"]["metadata"]["image"] == document_of(source / "image")
+
+
 def test_a_new_document_hides_no_temporary_file(mount: Mounter, plain: Path, source: Path) -> None:
     """What programs do to one by its name until they rename it: the file is moved below them as its array begins."""
     document, data = (plain / "image/zarr.json").read_bytes(), (plain / "image/c/0/0/0").read_bytes()

@@ -174,7 +174,7 @@ class Consolidated:
     def _is_shown_as(self, before: Json, copy: Json, path: str) -> bool:
         """Whether *copy* is what is shown of the copy *before* it."""
         with suppress(*_NOT_SHOWN):
-            return canonical(self._shown(before, path)) == canonical(copy)
+            return before is not None and canonical(self._shown(before, path)) == canonical(copy)
         return False
 
     def _edited(self, stored: ArrayMetadata, copy: ArrayMetadata) -> Document:
