@@ -104,13 +104,13 @@ def parse_json(data: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    """Encode a document as JSON in UTF-8, indented unless that would make it much longer.
+    """Encode a document as JSON in UTF-8, indented unless it is large: what can be read must not become too large.
 
     Characters are not escaped, because netCDF-C does not decode escapes. Only unpaired surrogates, which UTF-8 cannot
     encode, are.
     """
     try:
-        text = json.dumps(document, ensure_ascii=False)
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
         if len(text) <= _MAX_INDENTED_LENGTH and not _is_deeper(document, _MAX_INDENTED):
             text = json.dumps(document, indent=2, ensure_ascii=False)
         return text.encode(errors="backslashreplace") + b"\n"

@@ -25,7 +25,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.document import Document, encode_json
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.lens.v3 import Consolidated, copies_told, put_text
@@ -300,6 +300,7 @@ class Documents:
         await self._store(node, publication.written if is_same else encode_json(document), publication)
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
+        _require_readable(content)
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
         is_new = node.document is None and not await fs.hierarchy.is_left(node.path)
         exclusive, mtime_ns = publication.exclusive and is_new, publication.mtime_ns
@@ -393,6 +394,7 @@ class Documents:
             content = await self._with_copies(path, None, node.document, nodes)
             if content == node.document:
                 return
+            _require_readable(content)
             try:
                 await self._fs.store.replace(join_key(path, DOCUMENT), content, expected=Expected(node.document_stat))
             except StaleError:
@@ -402,6 +404,11 @@ class Documents:
                 hierarchy.forget(path)
                 await self._keep_texts(path, {})
                 return
+
+
+def _require_readable(content: bytes) -> None:
+    if len(content) > MAX_DOCUMENT_NBYTES:
+        raise RefusedError(f"it would have {len(content)} bytes as it is stored, more than {MAX_DOCUMENT_NBYTES}")
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

@@ -119,3 +119,8 @@ def test_a_document_is_utf_8_and_half_a_pair_of_surrogates_stays_an_escape() -> 
         assert json.loads(encoded.decode()) == document
         assert "°C" in encoded.decode()
         assert b"\\udcff x \\ud800" in encoded
+
+
+def test_a_large_document_is_written_no_longer_than_it_was() -> None:
+    text = json.dumps({**GROUP, "attributes": {"many": [1] * 200_000}}, separators=(",", ":"))
+    assert encode_json(parse_json(text.encode())).decode() == text + "\n"

@@ -13,7 +13,7 @@ import trio.testing
 from shardfs.errors import RefusedError, StaleError
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs import write_buffer
+from shardfs.vfs import documents, write_buffer
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
@@ -287,6 +287,21 @@ async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_a
     now = await process.array("end")
     assert now.layout is before.layout
     assert [(await now.find((n,)))[1] is not None for n in (0, 1)] == [True, False]
+
+
+@in_trio
+async def test_a_document_that_would_be_stored_larger_than_any_is_read_is_refused(root: Path) -> None:
+    process = await Process.start(root, Syscalls())
+    stored = (root / "end/zarr.json").read_bytes()
+    shown = await find(process.fs, "end/zarr.json")
+    document = json.loads(await read_file(process.fs, shown.ino))
+    written = json.dumps({**document, "attributes": {"numbers": [1e9] * 1000}}).replace("000000000.0", "e9").encode()
+    directory, limit = await find(process.fs, "end"), len(written) + 1000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "MAX_DOCUMENT_NBYTES", limit)
+        with pytest.raises(RefusedError, match=f"more than {limit}"):
+            await write(process.writing.changes, directory.ino, b"zarr.json", written)
+    assert (root / "end/zarr.json").read_bytes() == stored
 
 
 def test_many_open_drafts_take_no_more_memory_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
