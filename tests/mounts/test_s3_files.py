@@ -154,6 +154,15 @@ def test_a_file_that_is_renamed_while_it_is_open_is_stored_under_its_new_name(sh
     assert key("draft.txt") not in shared.bucket.keys(PREFIX)
 
 
+def test_a_file_that_another_host_changed_can_be_moved(host: Host) -> None:
+    mounted = host.mount(expect=(CHANGED,))
+    in_place(mounted.path / "notes.txt", b"ours")
+    host.bucket.put(key("notes.txt"), b"of another host")
+    (mounted.path / "notes.txt").rename(mounted.path / "moved.txt")
+    assert host.bucket.get(key("moved.txt")) == b"of another host"
+    assert key("notes.txt") not in host.bucket.keys(PREFIX)
+
+
 @pytest.mark.parametrize("nbytes", [10, 5 * MIB])
 def test_a_moved_file_keeps_its_metadata(host: Host, nbytes: int) -> None:
     data = os.urandom(nbytes)

@@ -233,7 +233,8 @@ class Files:
                 if own is None or own == expected:
                     if exclusive:
                         raise ExistsError(f"{key} exists: another program has made it") from None
-                    reason = f"{key} was changed by another program since this mount showed it; read it again"
+                    what = key if source is None else f"{source.key} or {key}"
+                    reason = f"{what} was changed by another program since this mount showed it; read it again"
                     raise StaleError(reason) from None
                 self.heads.note_replaced(key, expected, own)
                 expected = own

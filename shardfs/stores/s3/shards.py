@@ -163,14 +163,15 @@ class S3Edit:
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Make the change; if it fails, forget what is known about the key."""
+        """Make the change; if it fails, forget what is known about the objects."""
         try:
             yield
-        except NotFoundError:  # what was to be kept
+        except ShardfsError as error:
             self._objects.heads.forget(self.key)
-            raise self._changed() from None
-        except ShardfsError:
-            self._objects.heads.forget(self.key)
+            if self._source is not None:
+                self._objects.heads.forget(self._source.key)
+            if isinstance(error, NotFoundError):  # what was to be kept is not there
+                raise self._changed() from None
             raise
 
     async def _upload(self, splice: Splice, properties: Properties, parts: Sequence[Part]) -> Stat:
