@@ -77,6 +77,10 @@ class Spool:
         """Whether its key stands for what was written on this machine, and not for an object."""
         return self.file is not None or self.snapshot is None
 
+    def is_current(self, snapshot: S3Snapshot) -> bool:
+        """Whether it is what its key stands for, which is *snapshot* unless it is local."""
+        return self.snapshot is None or self.snapshot.version is snapshot.version
+
     def stat(self) -> Stat:
         """Return the present status."""
         if self.file is None and self.snapshot is not None:

@@ -377,12 +377,12 @@ class S3Store:
     async def _open_file(self, key: str, *, writable: bool) -> SpoolFile:
         files = self._writable() if writable else self.files
         spool = files.spools.get(key) if files is not None else None
-        if spool is None:
+        if spool is None or not (writable or spool.is_local):
             snapshot = await self.objects.open(key)
             spool = files.spools.get(key) if files is not None else None
             if spool is None and writable and files is not None:
                 spool = files.begin(key, snapshot)
-            elif spool is None:
+            elif spool is None or not (writable or spool.is_current(snapshot)):
                 spool = Spool(key, snapshot)
         return SpoolFile(spool, files if writable else None)
 
