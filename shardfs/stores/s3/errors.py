@@ -8,7 +8,7 @@ import enum
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -67,9 +67,13 @@ class Failure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it is certain that the request changed nothing."""
+        """Whether it is certain that the request changed nothing.
+
+        Servers send 501, 503 and 507 before they do anything. Without a code of S3, these come from a proxy, which may
+        have lost the server's reply.
+        """
         if self.cause is Cause.REPLY:
-            return self.status < 500 or self.status in (501, 503, 507)  # servers send these before they do anything
+            return self.status < 500 or (self.status in (501, 503, 507) and self.code != "")
         return self.cause is not Cause.NO_REPLY
 
     @property
@@ -222,21 +226,21 @@ _CREDENTIAL_OPERATIONS: Final = ("AssumeRole", "AssumeRoleWithWebIdentity", "Get
 @contextmanager
 def failures(endpoint: str, region: str) -> Iterator[None]:
     """Turn whatever boto3 raises for a request to *endpoint*, for *region*, into `FailedRequest`."""
+    failure: Failure | None = None
     try:
         yield
     except (boto.ClientError, boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError) as error:
-        failure = of_boto3(error, endpoint)
-    else:
-        return
-    raise FailedRequest(replace(failure, region=None) if failure.region == region else failure)
+        failure = of_boto3(error, endpoint, region)
+    if failure is not None:
+        raise FailedRequest(failure)
 
 
-def of_boto3(error: Exception, endpoint: str) -> Failure:
-    """Return the failure in an exception of boto3, botocore or urllib3 for a request to *endpoint*."""
+def of_boto3(error: Exception, endpoint: str, region: str) -> Failure:
+    """Return the failure in an exception of boto3, botocore or urllib3 for a request to *endpoint*, for *region*."""
     if isinstance(error, _CREDENTIALS) or getattr(error, "operation_name", None) in _CREDENTIAL_OPERATIONS:
         return Failure(Cause.NO_CREDENTIALS, NO_CREDENTIALS)
     if isinstance(error, boto.ClientError):
-        return _of_reply(error.response)
+        return _of_reply(error.response, region)
     if isinstance(error, boto.SSLError):
         return _not_connected(endpoint, str(error), Cause.NO_REPLY)
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
@@ -261,23 +265,18 @@ def of_obstore(error: Exception) -> Failure:
     return SILENT if _TIMED_OUT.search(dump) else UNEXPLAINED
 
 
-def reply_failure(status: int, code: str, region: str | None) -> Failure:
-    """Return the failure in a reply with *status*; *code* and *region* are only used if they look like one."""
-    if not _IS_CODE.fullmatch(code) or code.isdecimal():
-        code = ""
-    if region is not None and not _IS_REGION.fullmatch(region):
-        region = None
-    return Failure(Cause.REPLY, f"{code or 'status'} {status}" if status else code, status, code, region)
-
-
-def _of_reply(response: Mapping[str, Any]) -> Failure:
+def _of_reply(response: Mapping[str, Any], region: str) -> Failure:
+    """Return the failure in a reply; its code, and the region that it states, are only used if they look like one."""
     error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
     status, code = int(metadata.get("HTTPStatusCode", 0)), str(error.get("Code", ""))
-    region = error.get("Region")
-    if region is None and status in (301, 307, 400):
-        # A reply to HEAD has no body.
-        region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-    return reply_failure(status, code, None if region is None else str(region))
+    if not _IS_CODE.fullmatch(code) or code.isdecimal():
+        code = ""
+    other = error.get("Region")
+    if other is None and status in (301, 307, 400):  # a reply to HEAD has no body
+        other = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    if other == region or not _IS_REGION.fullmatch(str(other)):
+        other = None
+    return Failure(Cause.REPLY, f"{code or 'status'} {status}" if status else code, status, code, other)
 
 
 def _not_connected(endpoint: str, words: str, cause: Cause) -> Failure:

@@ -102,7 +102,7 @@ def client_error(status: int, code: str, operation: str = "GetObject", **error: 
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_what_boto3_says_becomes_our_words(error: Exception, cause: Cause, words: str) -> None:
-    failure = of_boto3(error, ENDPOINT)
+    failure = of_boto3(error, ENDPOINT, "us-east-1")
     assert failure.cause is cause
     assert words in failure.reason
     assert "secret" not in failure.reason
@@ -141,6 +141,7 @@ def test_every_failure_of_a_read_becomes_an_error(failure: Failure, error: type[
     ("failure", "repeated", "error"),
     [
         (reply(503, "SlowDown"), True, StoreError),
+        (reply(503), False, UnknownOutcomeError),
         (Failure(Cause.NOT_SENT, "down"), True, UnreachableError),
         (SILENT, False, UnknownOutcomeError),
         (reply(500, "InternalError"), False, UnknownOutcomeError),
