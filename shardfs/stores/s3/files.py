@@ -97,33 +97,37 @@ class Spool:
         self.mtime_ns = time.time_ns()
 
 
-class Files:
-    """The *spools* of a store by key, with their local files in `SPOOLS` of the local store *side*."""
+class Spools(dict[str, Spool]):
+    """The spools of a store, by key."""
 
-    def __init__(self, side: LocalStore, writing: Writing) -> None:
+    def local(self, key: str) -> Spool | None:
+        """Return the spool that *key* stands for; None if the key stands for an object or nothing."""
+        spool = self.get(key)
+        return spool if spool is not None and spool.is_local else None
+
+    def names(self, spool: Spool) -> bool:
+        """Whether the key of a spool still stands for it; one that was removed or replaced is not sent."""
+        return self.get(spool.key) is spool
+
+
+class Files:
+    """What is written to the *spools* of a store, in local files in `SPOOLS` of the local store *side*."""
+
+    def __init__(self, side: LocalStore, writing: Writing, spools: Spools) -> None:
         self.side = side
         self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
         self.writing = writing
         self._objects = writing.objects
         self.heads = writing.objects.heads
-        self.spools: dict[str, Spool] = {}
+        self.spools = spools
         self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
-
-    def has_name(self, spool: Spool) -> bool:
-        """Whether its key stands for a spool; one that was removed or replaced is not sent."""
-        return self.spools.get(spool.key) is spool
-
-    def local_spool(self, key: str) -> Spool | None:
-        """Return the spool that *key* stands for; None if the key stands for an object or nothing."""
-        spool = self.spools.get(key)
-        return spool if spool is not None and spool.is_local else None
 
     @asynccontextmanager
     async def holding(self, key: str) -> AsyncIterator[None]:
         """Hold the lock of what is written to *key*, if anything is, so that it is not sent in the block."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
-                if self.has_name(spool):
+                if self.spools.names(spool):
                     yield
                     return
         yield
@@ -153,7 +157,7 @@ class Files:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if spool.is_unsent and self.has_name(spool):
+        if spool.is_unsent and self.spools.names(spool):
             await self.store(spool, spool.key, spool.expected)
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
@@ -183,7 +187,7 @@ class Files:
                 if not spool.users and spool.error is None:
                     await self._flush(spool)
             finally:
-                if not spool.users and self.has_name(spool):
+                if not spool.users and self.spools.names(spool):
                     self._forget(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
@@ -261,7 +265,7 @@ class Files:
 
         A file that is being written is found as it is in the bucket, or will be.
         """
-        shown, spool = self.heads.shown(key), self.local_spool(key)
+        shown, spool = self.heads.shown(key), self.spools.local(key)
         if shown is not None:
             return shown.state
         return object_of(found) if spool is None else spool.expected
@@ -303,11 +307,11 @@ class Files:
             raise
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
-            if nbytes and self.has_name(spool):  # this version is changed, whatever was shown before
+            if nbytes and self.spools.names(spool):  # this version is changed, whatever was shown before
                 self.heads.note_shown(spool.key, snapshot.object)
             shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
-        if not self.has_name(spool):
+        if not self.spools.names(spool):
             remove_kept(self.kept.path(spool.name))
         return spool.file
 
@@ -336,7 +340,7 @@ class SpoolFile:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
             return b""
-        if self._files is not None and self._files.has_name(spool):
+        if self._files is not None and self._files.spools.names(spool):
             self._files.heads.note_shown(spool.key, spool.snapshot.object)
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))

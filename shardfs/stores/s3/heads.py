@@ -213,9 +213,10 @@ class Heads:
         known = self._properties.get(key)
         if known is not None and known[0] == etag:
             return known[1]
-        if (await self.head(key)).etag != etag:
+        found = await self._ask(key, lambda: self._client.head(key))
+        if found.stat.etag != etag or found.properties is None:
             raise ConflictError(f"{key} was replaced")
-        return await self.properties(key, etag)
+        return found.properties
 
     async def list(self, key: str) -> Listing:
         """Return the names in the directory *key*, fetched once for all who want them."""
@@ -234,14 +235,23 @@ class Heads:
                 self._doubt(above)
 
     def changed(self, key: str, stat: ObjectStat | None, properties: Properties | None = None) -> None:
-        """Note that our own change gave the object *key* the state *stat*, or removed it."""
+        """Note that our own change gave the object *key* the state *stat*, or removed it; and what that means above."""
         before = self._find(key)
         self._put(key, Head(stat, before is not None and before.is_directory is True))
         if stat is not None and properties is not None:
             _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
         else:
             self._properties.pop(key, None)
-        self._changed_above(key, exists=stat is not None)
+        for above in _ancestors(key):
+            listing = self._listing(above)
+            if stat is not None:
+                self._put(above, _DIRECTORY)
+            elif listing is None:
+                self.forget(above)
+            elif listing.is_missing:
+                self._put(above, GONE)
+            else:
+                break
 
     def shown(self, key: str) -> Shown | None:
         """Return what programs were shown of the file *key*, which is what they may replace next; None if unknown.
@@ -326,19 +336,6 @@ class Heads:
             self._nnames += len(listing.names)
         if parent in self._walks:
             self._walks[parent].changes[name] = head
-
-    def _changed_above(self, key: str, *, exists: bool) -> None:
-        """Note what our change of *key* means for the directories above it, as far as is known."""
-        for above in _ancestors(key):
-            listing = self._listing(above)
-            if exists:
-                self._put(above, _DIRECTORY)
-            elif listing is None:
-                self.forget(above)
-            elif listing.is_missing:
-                self._put(above, GONE)
-            else:
-                break
 
     def _doubt(self, key: str) -> None:
         record, (parent, name) = self._records.get(key), split(key)

@@ -58,7 +58,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
+from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of
 from shardfs.stores.s3.heads import Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.parts import part_nbytes
@@ -132,6 +132,7 @@ class S3Store:
         self.heads = Heads(client, ttl=ttl, clock=clock)
         self.objects = Objects(client, self.heads, cache, memory_nbytes=memory_nbytes)
         self._client = client
+        self._spools = Spools()
         self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     @property
@@ -162,7 +163,7 @@ class S3Store:
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Note that programs were shown the content of an object, or that there is none."""
-        if self.files is None or _is_on_side(key) or self.files.local_spool(key) is not None:
+        if self.files is None or _is_on_side(key) or self._spools.local(key) is not None:
             return
         if since is not None or self.heads.shown(key) is None:
             self.heads.note_shown(key, object_of(state), since=since)
@@ -183,9 +184,9 @@ class S3Store:
     @_routed
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
-        spool = self.files.local_spool(key) if self.files is not None else None
-        if spool is not None and self.files is not None:
-            return await self.files.snapshot(spool)
+        spool = self._spools.local(key)
+        if spool is not None:
+            return await self._writable().snapshot(spool)
         return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
 
     @_routed
@@ -208,7 +209,7 @@ class S3Store:
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
-        for spool in self._open_spools():
+        for spool in self._spools.values():
             parent, name = split(spool.key)
             if spool.is_local and spool.key == key:
                 raise NotADirectoryHereError(f"{key} is not a directory")
@@ -262,14 +263,14 @@ class S3Store:
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
-        self.files = Files(side, Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}"))
+        self.files = Files(side, Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}"), self._spools)
         self.files.kept.resume()
 
     async def flush(self) -> None:
         """Store what was written to open files; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
         is_reachable = True
-        for spool in self._open_spools():
+        for spool in list(self._spools.values()):
             try:
                 if is_reachable:
                     await self._writable().flush(spool, also_empty=True)
@@ -291,7 +292,7 @@ class S3Store:
     ) -> AsyncIterator[ShardWriter]:
         """Begin a change of a shard, which nobody else is kept from changing; it has no mode and no owner."""
         files = self._writable()
-        if files.local_spool(key) is not None:
+        if self._spools.local(key) is not None:
             raise ConflictError(f"{key} is open for writing as an ordinary file")
         try:
             snapshot = await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
@@ -362,7 +363,7 @@ class S3Store:
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()
-        if await self._find_target(key, exclusive=exclusive) is None and key not in files.spools:
+        if await self._find_target(key, exclusive=exclusive) is None and key not in self._spools:
             self.heads.directories.add_with_parents(split(key)[0])
             return SpoolFile(files.begin(key, None), files)
         if exclusive:
@@ -375,16 +376,16 @@ class S3Store:
         return await self._open_file(key, writable=writable)
 
     async def _open_file(self, key: str, *, writable: bool) -> SpoolFile:
-        files = self._writable() if writable else self.files
-        spool = files.spools.get(key) if files is not None else None
+        files = self._writable() if writable else None
+        spool = self._spools.get(key)
         if spool is None or not (writable or spool.is_local):
             snapshot = await self.objects.open(key)
-            spool = files.spools.get(key) if files is not None else None
-            if spool is None and writable and files is not None:
+            spool = self._spools.get(key)
+            if spool is None and files is not None:
                 spool = files.begin(key, snapshot)
             elif spool is None or not (writable or spool.is_current(snapshot)):
                 spool = Spool(key, snapshot)
-        return SpoolFile(spool, files if writable else None)
+        return SpoolFile(spool, files)
 
     @_routed_change
     async def unlink(self, key: str) -> None:
@@ -392,7 +393,9 @@ class S3Store:
         files = self._writable()
         async with files.holding(key):
             _require_file(key, await self.stat(key))
-            await self._delete(key)
+            known = self.heads.find(key)
+            if known is None or known.stat is not None:
+                await self.discard(key)
             files.detach(key)
         self._moved_away(key)
 
@@ -511,7 +514,7 @@ class S3Store:
                 files.detach(to)
                 await files.side.unlink(key)
                 return
-            spool = files.spools.get(key)
+            spool = self._spools.get(key)
             if spool is not None and spool.is_local:
                 source = spool.expected
                 await files.store(spool, to, expected, exclusive=exclusive)
@@ -548,12 +551,6 @@ class S3Store:
         except ConflictError:
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 
-    async def _delete(self, key: str) -> None:
-        """Delete the object *key*, unless it is known that there is none."""
-        known = self.heads.find(key)
-        if known is None or known.stat is not None:
-            await self.discard(key)
-
     def _moved_away(self, key: str) -> None:
         """Note that this mount removed *key*; its directory stays."""
         self.heads.note_shown(key, None)
@@ -571,12 +568,9 @@ class S3Store:
             raise NotADirectoryHereError(f"{key} is not a directory")
         raise not_found(key)
 
-    def _open_spools(self) -> Sequence[Spool]:
-        return list(self.files.spools.values()) if self.files is not None else []
-
     def _stat_here(self, key: str) -> Stat | None:
         """Return the status of *key* if it is a spool, or a directory that only this process knows."""
-        spool = self.files.local_spool(key) if self.files is not None else None
+        spool = self._spools.local(key)
         if spool is not None:
             return spool.stat()
         return self.directory_stat if key in self.heads.directories else None
