@@ -226,10 +226,9 @@ class Files:
     ) -> ObjectStat:
         """Store an object, replacing the version *expected*, or nothing; what is to be kept is of *source*.
 
-        *name* is that of the spool, if it is one.
-
-        An earlier change of ours whose outcome is unknown is replaced too. Raises `StaleError`, or `ExistsError` if
-        *exclusive*, if another program has changed the object.
+        *name* is that of the spool, if it is one. An earlier change of ours whose outcome is unknown is replaced too.
+        Raises `StaleError` if another program has changed the object, or *source*, and `ExistsError` if *exclusive* and
+        it has made the object.
         """
         while True:
             edit = self.change(key, expected, source)
@@ -239,7 +238,7 @@ class Files:
             except ConflictError:
                 own = await self._find_doubtful(key)
                 if own is None or own == expected:
-                    if exclusive:
+                    if exclusive and (source is None or (await self.heads.stored(key)).stat is not None):
                         raise ExistsError(f"{key} exists: another program has made it") from None
                     what = key if source is None else f"{source.key} or {key}"
                     reason = f"{what} was changed by another program since this mount showed it; read it again"
