@@ -14,7 +14,7 @@ import trustme
 import shardfs
 from shardfs.errors import ShardfsError, StoreError
 from tests.cli.conftest import Background
-from tests.stores.s3.clients import client_of, run
+from tests.stores.s3.clients import WHOLE, client_of, run
 from tests.support import commands
 from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import LITTLE, array, sharding
@@ -163,7 +163,7 @@ def test_the_reason_for_not_trusting_a_server_is_told(
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(StoreError, match=words.partition(";")[0]):  # obstore says it in other words
-            run(partial(client_of(bucket.through(proxy.url)).client.get, "key"))
+            run(partial(client_of(bucket.through(proxy.url)).client.get, "key", WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_both_libraries_use_the_addressing_style_of_the_profile(
         monkeypatch.setenv(name, s3_proxy.url)
     s3_proxy.fail(None, Reply(404, "NoSuchKey"), times=None)
     client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
-    for ask in (partial(client.list_page, ""), partial(client.get, "key"), partial(client.delete, "key")):
+    for ask in (partial(client.list_page, ""), partial(client.get, "key", WHOLE), partial(client.delete, "key")):
         with suppress(ShardfsError):
             run(ask)
     asked = [(request.headers["host"], f"{request.bucket}/{request.key}".strip("/")) for request in s3_proxy.log]

@@ -95,14 +95,12 @@ class FakeS3:
         log, self.log = self.log, []
         return log
 
-    async def get(
-        self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
-    ) -> Fetched:
+    async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
         await self._pass(Request("GetObject", key, _http(part), etag))
         fetched = self._get(key, part, etag)
         return fetched._replace(properties=self.objects[key].properties) if with_properties else fetched
 
-    def get_blocking(self, key: str, part: Range | None = None, *, etag: str | None = None) -> Fetched:
+    def get_blocking(self, key: str, part: Range, *, etag: str | None = None) -> Fetched:
         self.log.append(Request("GetObject", key, _http(part), etag))
         return self._get(key, part, etag)
 
@@ -226,17 +224,12 @@ class FakeS3:
             raise NotFoundError(f"{key}: NoSuchKey")
         return self.objects[key]
 
-    def _get(self, key: str, part: Range | None, etag: str | None) -> Fetched:
+    def _get(self, key: str, part: Range, etag: str | None) -> Fetched:
         found = self._object(key)
         if etag is not None and found.stat.etag != etag:
             raise ConflictError(f"GetObject {key}: PreconditionFailed")
-        size = len(found.data)
-        start, stop = 0, size
-        if part is not None and part.offset < 0:
-            start = max(0, size - part.nbytes)
-        elif part is not None:
-            start, stop = min(part.offset, size), min(part.offset + part.nbytes, size)
-        return Fetched(found.stat, start, memoryview(found.data)[start:stop])
+        start, nbytes = part.within(len(found.data))
+        return Fetched(found.stat, start, memoryview(found.data)[start : start + nbytes])
 
     def _require(self, key: str, condition: Condition | None) -> None:
         if condition is None:

@@ -122,10 +122,8 @@ class S3Client:
         client.location = Location(self.location.bucket, "")
         return client
 
-    async def get(
-        self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
-    ) -> Fetched:
-        """Return a range of an object, or all of it, of the version *etag* if given; less at the end of the object.
+    async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
+        """Return a range of at least one byte of an object, of the version *etag* if given; less at its end.
 
         The same request can return the properties, but is slower then. Raises `ConflictError` if the object has another
         ETag, or is gone. Truncated replies are read again. A range that begins after the end, and any range of an empty
@@ -133,9 +131,7 @@ class S3Client:
         """
         return await self._read(partial(self.get_blocking, key, part, etag=etag, with_properties=with_properties))
 
-    def get_blocking(
-        self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
-    ) -> Fetched:
+    def get_blocking(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
         """Do what `get` does, in a worker thread."""
         request = self._request("GetObject", key, is_conditional=etag is not None)
         tries = count()
@@ -149,14 +145,14 @@ class S3Client:
                     return error.failure
                 raise
 
-        fetched = self._send(request, attempt) if part is None or part.nbytes else None
+        fetched = self._send(request, attempt)
         if isinstance(fetched, Fetched):
             self._count(bytes_received=fetched.data.nbytes)
             return fetched
         found = _described(self._head(key, etag))
         if etag is not None and found.stat.etag != etag:  # from a server that ignores conditions
             raise ConflictError(f"{request.target} was replaced")
-        wanted = (part or Range(0, found.stat.size)).within(found.stat.size)
+        wanted = part.within(found.stat.size)
         if wanted.nbytes:
             reason = NOT_PARTIAL.reason if fetched is NOT_PARTIAL else "the server does not give what the object has"
             raise StoreError(f"{request.target}: {reason}")

@@ -113,8 +113,8 @@ class Session:
             reply: dict[str, Any] = getattr(client, xform_name(operation))(Bucket=self._bucket, **arguments)
         return reply
 
-    def get(self, key: str, part: Range | None, etag: str | None, *, quickly: bool) -> Fetched:
-        """Get an object or a range of it, once; raises `FailedRequest`, also if range or ETag differ.
+    def get(self, key: str, part: Range, etag: str | None, *, quickly: bool) -> Fetched:
+        """Get a range of an object, once; raises `FailedRequest`, also if range or ETag differ.
 
         If *quickly*, it comes by obstore where possible, which returns no properties and explains few failures.
         """
@@ -124,18 +124,18 @@ class Session:
             fetched = self._get_by_boto3(key, part, etag)
         if etag is not None and fetched.stat.etag != etag:
             raise FailedRequest(OTHER_ETAG)
-        expected = (part or Range(0, fetched.stat.size)).within(fetched.stat.size)
+        expected = part.within(fetched.stat.size)
         if fetched.offset != expected.offset or fetched.data.nbytes > expected.nbytes:
             raise FailedRequest(OTHER_RANGE)
         if fetched.data.nbytes < expected.nbytes:
             raise FailedRequest(TRUNCATED)
         return fetched
 
-    def _get_by_obstore(self, key: str, part: Range | None, etag: str | None) -> Fetched:
-        options: GetOptions = {}
-        if part is not None:
-            is_suffix = part.offset < 0
-            options["range"] = {"suffix": part.nbytes} if is_suffix else (part.offset, part.offset + part.nbytes)
+    def _get_by_obstore(self, key: str, part: Range, etag: str | None) -> Fetched:
+        is_suffix = part.offset < 0
+        options: GetOptions = {
+            "range": {"suffix": part.nbytes} if is_suffix else (part.offset, part.offset + part.nbytes)
+        }
         if etag is not None:
             options["if_match"] = etag
         with self._sending() as libraries:
@@ -153,18 +153,18 @@ class Session:
             ObjectStat(meta["size"], _quoted(meta["e_tag"]), _ns(meta["last_modified"])), result.range[0], data
         )
 
-    def _get_by_boto3(self, key: str, part: Range | None, etag: str | None) -> Fetched:
-        arguments = {} if etag is None else {"IfMatch": etag}
-        if part is not None:
-            last = part.offset + part.nbytes - 1
-            arguments["Range"] = f"bytes=-{part.nbytes}" if part.offset < 0 else f"bytes={part.offset}-{last}"
-        reply = self.call("GetObject", Key=key, **arguments)
-        size, offset, nbytes = reply["ContentLength"], 0, reply["ContentLength"]
-        if part is not None:
-            found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
-            if found is None:
-                raise FailedRequest(NOT_PARTIAL)
-            size, offset, nbytes = int(found[2]), int(found[1]), min(nbytes, part.nbytes)
+    def _get_by_boto3(self, key: str, part: Range, etag: str | None) -> Fetched:
+        last = part.offset + part.nbytes - 1
+        reply = self.call(
+            "GetObject",
+            Key=key,
+            Range=f"bytes=-{part.nbytes}" if part.offset < 0 else f"bytes={part.offset}-{last}",
+            **({} if etag is None else {"IfMatch": etag}),
+        )
+        found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
+        if found is None:
+            raise FailedRequest(NOT_PARTIAL)
+        size, offset, nbytes = int(found[2]), int(found[1]), min(reply["ContentLength"], part.nbytes)
         with failures(self.endpoint_url, self.region), closing(reply["Body"]) as body:
             data = memoryview(body.read(nbytes))
         return Fetched(stat_of(reply)._replace(size=size), offset, data, Properties.of(reply))

@@ -7,13 +7,16 @@ from typing import TypeVar
 import trio
 
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.requests import Counts, Location, Properties, S3Options
+from shardfs.stores.s3.requests import Counts, Location, Properties, Range, S3Options
 from shardfs.stores.s3.session import Timeouts
 from tests.support.s3_server import Bucket
 
 T = TypeVar("T")
 
 PLAIN = Properties()
+WHOLE = Range(0, 2**21)
+"""A range that objects of tests are within."""
+
 HASTY = Timeouts(connect=5, silence=0.3, work=0.3)
 PATIENT = Timeouts()
 

@@ -8,7 +8,7 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.s3.requests import Condition, Range
-from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
+from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_faults import Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -102,7 +102,7 @@ def test_after_six_attempts_one_error_says_what_failed(
 ) -> None:
     s3_proxy.fail("GetObject", Reply(503, "SlowDown"), times=None)
     with pytest.raises(StoreError, match=f"GetObject of s3://{bucket.name}/a\\\\nb failed 6 times: SlowDown 503"):
-        run(partial(tried.client.get, "a\nb"))
+        run(partial(tried.client.get, "a\nb", WHOLE))
     assert tried.pauses == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 6}
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("shardfs")]
@@ -199,15 +199,15 @@ def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
 ) -> None:
     s3_proxy.fail("GetObject", Reply(404, code), times=None)
     with pytest.raises(NotFoundError):
-        run(partial(tried.client.get, key))
+        run(partial(tried.client.get, key, WHOLE))
     assert s3_proxy.log.operations() == {"GetObject": 1 + (key == "plain"), "HeadObject": 1, "HeadBucket": 1}
     s3_bucket.put(key, b"data")
     with pytest.raises(StoreError, match="does not give what the object has"):
-        run(partial(tried.client.get, key))
+        run(partial(tried.client.get, key, WHOLE))
     s3_bucket.delete(key)
     s3_proxy.fail("HeadBucket", Reply(404, code))
     with pytest.raises(StoreError, match=r"bucket .* does not exist"):
-        run(partial(tried.client.get, key))
+        run(partial(tried.client.get, key, WHOLE))
 
 
 def test_a_read_is_abandoned_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried) -> None:
@@ -217,7 +217,7 @@ def test_a_read_is_abandoned_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: S
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tried.client.get, "key")
+            nursery.start_soon(tried.client.get, "key", WHOLE)
             await trio.to_thread.run_sync(rule.wait)
             nursery.cancel_scope.cancel()
 
@@ -250,6 +250,6 @@ def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
     fault = Hang() if nbytes is None else HangMidBody(nbytes)
     s3_proxy.fail("GetObject", fault, times=None)
     with pytest.raises(UnreachableError, match="failed 2 times: no answer in time"):
-        run(partial(hasty.client.get, key))
+        run(partial(hasty.client.get, key, WHOLE))
     assert hasty.counts.requests == {"GetObject": 2}
     fault.release()

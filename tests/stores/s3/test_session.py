@@ -8,7 +8,7 @@ import pytest
 from shardfs.errors import AccessDeniedError, SourceError, StoreError
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Counts, Location, S3Options
-from tests.stores.s3.clients import PLAIN, Memory, client_of, run
+from tests.stores.s3.clients import PLAIN, WHOLE, Memory, client_of, run
 from tests.support.s3_faults import Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -67,7 +67,7 @@ def test_a_password_in_an_endpoint_is_refused_and_not_repeated(monkeypatch: pyte
 def both(client: S3Client) -> None:
     """Use both libraries."""
     run(partial(client.put, "key", Memory(b"data"), PLAIN))
-    assert bytes(run(partial(client.get, "key")).data) == b"data"
+    assert bytes(run(partial(client.get, "key", WHOLE)).data) == b"data"
 
 
 def signatures(proxy: S3Proxy) -> list[list[str]]:
@@ -82,7 +82,7 @@ def test_a_profile_gives_credentials_region_and_endpoint_to_both_libraries(
     settings = {"region": "eu-west-7", "endpoint_url": s3_proxy.url}
     configuration.write_text(profile("default", "DEFAULT") + profile("profile other", "OTHER", **settings))
     client = client_of(s3_bucket, profile="other", endpoint_url=None).client
-    for call in (partial(client.get, "key"), partial(client.list_page, "")):
+    for call in (partial(client.get, "key", WHOLE), partial(client.list_page, "")):
         with pytest.raises(StoreError, match=r"is in another region.*--region"):
             run(call)
     assert len(s3_proxy.log) == 3
@@ -120,7 +120,7 @@ def test_credentials_that_expired_are_taken_from_the_file_again(
     both(tried.client)
     s3_proxy.fail("GetObject", Reply(400, "ExpiredToken"), times=2)
     s3_proxy.log.clear()
-    assert bytes(run(partial(tried.client.get, "key")).data) == b"data"
+    assert bytes(run(partial(tried.client.get, "key", WHOLE)).data) == b"data"
     both(tried.client)
     assert [key for key, _, _ in signatures(s3_proxy)] == ["OLD", "OLD", "NEW", "NEW", "NEW"]
     assert tried.counts.retries == 2
@@ -135,7 +135,7 @@ def test_credentials_that_expired_and_are_not_renewed_are_an_error_soon(
     if is_gone:
         configuration.unlink()
     s3_proxy.fail(None, Reply(400, "ExpiredToken"), times=3 if is_gone else 4)
-    for call in (partial(tried.client.get, "key"), partial(tried.client.list_page, "")):
+    for call in (partial(tried.client.get, "key", WHOLE), partial(tried.client.list_page, "")):
         with pytest.raises(AccessDeniedError, match="credentials have expired"):
             run(call)
     assert tried.counts.retries == (1 if is_gone else 2)
