@@ -63,9 +63,9 @@ class Item:
 class Delivered:
     """The result for one object: *made_of* identifies the state of what it was made from, *state* its own.
 
-    Both are "" if it was not stored as it should be; *problems* say why, a line each. It *is_stored* now, with *nbytes*
-    bytes, or *is_unchanged*, or neither if it failed or there is nothing to store. *fatal* is an error that prevents
-    storing anything else, too.
+    *made_of* is "" if it was not stored as it should be, and *state* if it was not stored; *problems* say why, a line
+    each. It *is_stored* now, with *nbytes* bytes, or *is_unchanged*, or neither if it failed or there is nothing to
+    store. *fatal* is an error that prevents storing anything else, too.
     """
 
     key: str

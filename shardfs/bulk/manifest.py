@@ -8,7 +8,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item
@@ -82,14 +82,13 @@ class Manifest:
         return [os.fsdecode(key) for (key,) in self._database.execute("select key from objects where is_begun")]
 
     def left(self) -> Iterator[tuple[str, str | None]]:
-        """Yield the keys of earlier runs that this one did not begin, and the states in which they were stored.
+        """Yield the keys of earlier runs that this one did not begin, and the states in which they were stored last.
 
-        The state is missing if the run did not finish the object.
+        The state is missing if none of these runs finished the object.
         """
         last = b""
         while rows := self._database.execute(
-            "select key, case when is_begun then null else state end from objects where run < ? and key > ? "
-            "order by key limit ?",
+            "select key, state from objects where run < ? and key > ? order by key limit ?",
             (self._run, last, _NROWS),
         ).fetchall():
             for last, state in rows:
@@ -115,11 +114,11 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
         lock = Descriptor(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         if not ofd_lock(lock.fd):
             raise SourceError(f"{destination} is being written by another process of this host")
-    database = sqlite3.connect(path, isolation_level="IMMEDIATE")
     try:
-        database.execute("pragma journal_mode = wal")
-        database.execute("pragma synchronous = normal")
-        yield Manifest(database)
+        with closing(sqlite3.connect(path, isolation_level="IMMEDIATE")) as database:
+            database.execute("pragma journal_mode = wal")
+            database.execute("pragma synchronous = normal")
+            yield Manifest(database)
     except sqlite3.OperationalError as error:
         raise StoreError(
             f"{path} cannot be written: {error}; what is stored stays, and --sync goes on with it"
@@ -129,5 +128,3 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
             f"{path}, which knows what DEST is made of, is damaged: {error}; move it away, and begin again with an "
             "empty DEST"
         ) from None
-    finally:
-        database.close()

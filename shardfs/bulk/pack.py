@@ -165,7 +165,7 @@ class _Shard:
             self.problems[f"{item.key} of DEST stays as an earlier run stored it"] = None
             done = Delivered(item.key)
         if self.problems:  # it must be done again, whatever is stored
-            return replace(done, made_of="", state="", problems=tuple(self.problems))
+            return replace(done, made_of="", problems=tuple(self.problems))
         return done
 
     async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:
@@ -311,7 +311,7 @@ class PackPlan(Plan):
                 special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
                 self.report.problems += [left_out(key, "it is not a regular file") for key in special]
                 if node is not None:
-                    self.nnodes += 1
+                    self.sources += [join_key(path, name) for name in node.documents]
                     self._add(node)
                     files = [file for file in files if file not in node.documents]
                     superseded += [join_key(path, file) for file in files if node.is_superseded(file)]

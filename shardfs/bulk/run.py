@@ -1,15 +1,15 @@
 """A run of `pack` or `unpack`, which fills a destination: checks before it begins, its order, its report."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
+from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_in, state_of
 from shardfs.bulk.engine import Context, in_batches, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.state import has_journal, hold, needed
@@ -27,6 +27,7 @@ from shardfs.stores.base import Kind, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, url_of
 
 _DOCUMENTS: Final = 64  # stored at a time
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space, for example, in the list of mounts
 
 
 @dataclass
@@ -66,13 +67,13 @@ class RunOptions:
 class Plan(ABC):
     """What a destination is to contain.
 
-    There are *nnodes* arrays and groups. *documents* are the keys of their documents, parents first. *report* counts
-    everything as if all arrays had all their chunks, and lists what is left out. As text, a plan is the command that
-    makes it; a run that continues with another plan must have the same text.
+    *sources* are the keys of the documents of all arrays and groups of the source, *documents* those of the
+    destination, parents first. *report* counts everything as if all arrays had all their chunks, and lists what is left
+    out. As text, a plan is the command that makes it; a run that continues with another plan must have the same text.
     """
 
     report: Report = field(init=False, default_factory=Report)
-    nnodes: int = field(init=False, default=0)
+    sources: list[str] = field(init=False, default_factory=list)
     documents: list[str] = field(init=False, default_factory=list)
 
     @abstractmethod
@@ -115,7 +116,7 @@ async def fill(
         raise _not_empty(job)
     async for line in plan.look(job, context):
         announce(line)
-    if not plan.nnodes and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
+    if not plan.sources and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
         raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
     if not is_dry:
         await _fill(job, context, plan, how)
@@ -131,6 +132,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     """
     report, source = plan.report, job.reading(context).store
     is_pending = has_journal(source)
+    before = [await state_in(source, key) for key in plan.sources]
     if not is_remote(job.destination):
         with needed(job.destination):
             os.makedirs(job.destination, exist_ok=True)
@@ -139,17 +141,17 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         if store.root is not None:
             held.enter_context(hold(store))
         manifest = held.enter_context(open_manifest(store.address))
-        is_empty = await _is_empty(store)
+        is_empty, unfinished = await _is_empty(store), manifest.unfinished()
         if not how.syncs:
             if not is_empty:  # another run has been here since the first check
                 raise _not_empty(job)
             manifest.clear()
         manifest.require(f"{plan} {source.address}", is_empty=is_empty)
-        await store.clear_unfinished(manifest.unfinished())
+        await store.clear_unfinished(unfinished)
         how.progress(report)
 
         def take(delivered: Sequence[Delivered]) -> None:
-            manifest.done(each for each in delivered if each.made_of)
+            manifest.done(each for each in delivered if each.state)
             for each in delivered:
                 if each.fatal is not None:
                     raise type(each.fatal)(f"{each.fatal}; what is stored stays, and --sync goes on with it")
@@ -163,6 +165,11 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         tasks = plan.tasks(job, context, manifest)
         await run_tasks(tasks, take, context=context, executor=how.executor, jobs=how.jobs)
         await source.check()  # if it is gone or replaced, nothing was found, and everything would be removed
+        for key, state in zip(plan.sources, before, strict=True):
+            if await state_in(source, key) != state:
+                report.problems.append(f"{key} of SOURCE was changed or removed meanwhile; go on with --sync")
+        if report.stored:  # a power cut leaves no documents without what they describe
+            await store.settle()
         for keys in _bottom_up(plan.documents):
             take(await plan.store_documents(job, manifest.items(keys)).run(context))
         if is_pending or has_journal(source):
@@ -240,6 +247,25 @@ def _is_there(url: str) -> bool:
 def _is_within(url: str, other: str) -> bool:
     """Whether *url* is *other*, or is within it, wherever that is mounted."""
     if is_remote(url) or is_remote(other):
-        return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
-    above = filter(_is_there, map(str, (url, *Path(url).parents)))
-    return _is_there(other) and any(os.path.samefile(path, other) for path in above)
+        return _is_below(url, other)
+    disk, path = _on_disks(url)[-1]
+    return any(disk == other_disk and _is_below(path, other_path) for other_disk, other_path in _on_disks(other))
+
+
+def _is_below(path: str, other: str) -> bool:
+    return f"{path.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def _on_disks(path: str) -> list[tuple[str, str]]:
+    """Return each disk that has something of an absolute *path*, and where it has it; last the one of *path* itself."""
+    found: list[tuple[str, str]] = []
+    around, own = "", ("", path)
+    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as mounts:
+        for line in mounts:
+            words = [_ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word) for word in line.split(" ")[2:5]]
+            disk, root, place = words
+            if _is_below(path, place) and len(place) >= len(around):
+                around, own = place, (disk, os.path.normpath(os.path.join(root, os.path.relpath(path, place))))
+            elif _is_below(place, path):
+                found.append((disk, root))
+    return [*found, own]

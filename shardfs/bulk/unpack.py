@@ -22,6 +22,7 @@ from shardfs.bulk.delivery import (
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
+from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.errors import ShardfsError
 from shardfs.stores.base import Kind, join_key
@@ -130,7 +131,8 @@ class UnpackPlan(Plan):
             name = node.path or "(root)"
             reason = view.left_out(node)
             self.report.total += 1
-            self.nnodes += node.document is not None
+            if node.document is not None:
+                self.sources.append(join_key(node.path, DOCUMENT))
             if reason is not None:
                 self.report.problems.append(left_out(node.path, reason))
             elif node.reason is not None:

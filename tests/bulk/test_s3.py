@@ -1,15 +1,19 @@
 """Bulk work from and to buckets: the same bytes as in directories, by requests that are counted."""
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 import zarr
 
 from shardfs.stores.base import PART_NBYTES
 from tests.bulk.test_pack import pack
 from tests.support.commands import FAILED, run
 from tests.support.datasets import files_below
+from tests.support.mounting import command, environment
+from tests.support.processes import end_with_parent
 from tests.support.s3_faults import Before, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -83,6 +87,24 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     assert s3_bucket.uploads() == []
     s3_proxy.heal()
     s3("--sync", *options, bucket=proxied)
+    assert_packed(tmp_path, s3_bucket)
+
+
+@pytest.mark.parametrize("how", [("--sync",), ()])
+def test_uploads_of_a_killed_run_are_given_up_by_the_next(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_large(tmp_path / "source", 12)
+    proxied = s3_bucket.through(s3_proxy.url)
+    options = ("--shards", "12", tmp_path / "source", proxied.url("packed"))
+    words = command("pack", *options, "--jobs", "1", "--endpoint-url", proxied.endpoint_url)
+    s3_proxy.fail("UploadPart", Before(lambda: killed.kill()))
+    killed = subprocess.Popen(words, env=environment(), preexec_fn=end_with_parent)
+    killed.wait()
+    assert s3_bucket.uploads() == ["packed/c/0"]
+    s3(*how, *options, bucket=proxied)
+    assert s3_bucket.uploads() == []
     assert_packed(tmp_path, s3_bucket)
 
 

@@ -224,9 +224,17 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
     before = files_below(source)
     subprocess.run(["mount", "--bind", source, place], check=True)
     try:
-        for destination in (place, place / "within"):
+        for destination in (place, place / "within", place / "notes/within"):
             assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
         assert "overlap" in run("unpack", "--sync", place, source).stderr
+        subprocess.run(["umount", place], check=True)
+        subprocess.run(["mount", "--bind", source / "notes", place], check=True)
+        for destination in (place, place / "within"):
+            assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
+        subprocess.run(["umount", place], check=True)
+        subprocess.run(["mount", "--bind", tmp_path, place], check=True)
+        assert "overlap" in one_line_of(run("pack", "--sync", place / "source", source / "new"), WRONG_USAGE)
+        pack(place / "source", tmp_path / "beside")
     finally:
         subprocess.run(["umount", place], check=True)
     assert files_below(source) == before
@@ -310,6 +318,9 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
     assert not fill(fresh).problems
     expected, ncalls = files_below(fresh), len(disk.calls)
     assert {"rmdir", "unlink", "rename"} <= set(disk.names)
+    stored = [call.files[-1] for call in disk.calls if call.name == "rename"]
+    synced = disk.names[: disk.names.index("sync_file_system")].count("rename")
+    assert [name == "zarr.json" for name in stored] == [number >= synced for number in range(len(stored))]
     for number in range(ncalls):
         made = tmp_path / f"made-{number}"
         disk = begin(made, {number: Fault(fault)})
@@ -349,7 +360,9 @@ def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path
     assert files_below(made) == files_below(fresh)
 
 
-def fill_while(change: Callable[[], object], source: Path, made: Path, *, syncs: bool = False) -> Report:
+def fill_while(
+    change: Callable[[], object], source: Path, made: Path, *, syncs: bool = False, plan: Plan | None = None
+) -> Report:
     """Pack; the source is changed when all was looked at, and nothing is stored yet."""
     changes = iter([change])
 
@@ -357,7 +370,7 @@ def fill_while(change: Callable[[], object], source: Path, made: Path, *, syncs:
         for each in changes:
             each()
 
-    plan = PackPlan(Packing(shard_nbytes=128))
+    plan = plan or PackPlan(Packing(shard_nbytes=128))
     with ThreadPoolExecutor(1) as others:  # which have not looked at it
         how = RunOptions(syncs, executor=others, progress=progress)
         return trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
@@ -368,11 +381,26 @@ def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(tmp
     array = zarr.create_array(source, shape=(16,), chunks=(1,), dtype="i4", compressors=None)
     array[...] = np.arange(16)
     report = fill_while(lambda: array.append(np.arange(200)), source, made)
-    assert report.problems == ["left out: c/0: the array at the root was changed meanwhile; go on with --sync"]
+    assert report.problems == [
+        "left out: c/0: the array at the root was changed meanwhile; go on with --sync",
+        "zarr.json of SOURCE was changed or removed meanwhile; go on with --sync",
+    ]
     assert set(files_below(made)) == {"zarr.json"}
     summary("pack", "--shard-size", "128", "--sync", source, made)
     summary("pack", "--shard-size", "128", source, fresh)
     assert files_below(made) == files_below(fresh)
+
+
+@pytest.mark.parametrize("make", [lambda: PackPlan(Packing(shard_nbytes=128)), lambda: UnpackPlan(Unpacking())])
+def test_of_an_array_that_is_removed_meanwhile_nothing_is_removed(tmp_path: Path, make: Callable[[], Plan]) -> None:
+    """Else its document would speak of fill values."""
+    source, made, plan = tmp_path / "source", tmp_path / "made", make()
+    write_v3(source)
+    assert not fill_while(lambda: None, source, made, plan=make()).problems
+    before = files_below(made)
+    report = fill_while(lambda: shutil.rmtree(source / "image"), source, made, syncs=True, plan=plan)
+    assert "image/zarr.json of SOURCE was changed or removed meanwhile; go on with --sync" in report.problems
+    assert files_below(made) == before
 
 
 def test_nothing_is_removed_or_called_complete_if_the_source_is_another_directory_now(tmp_path: Path) -> None:
@@ -388,6 +416,20 @@ def test_nothing_is_removed_or_called_complete_if_the_source_is_another_director
     with pytest.raises(ShardfsError, match="is another directory now"):
         fill_while(replace, source, made, syncs=True)
     assert files_below(made) == before
+
+
+def test_what_was_changed_since_stays_also_if_a_run_could_not_store_it_again(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(source)
+    sync = ("pack", "--shards", "4", "--sync", "--jobs", "1", source, made)
+    summary(*sync)
+    (made / "file").write_text("mine")
+    (source / "file").unlink()
+    (source / "file").symlink_to("nowhere")
+    assert "left out: file" in run(*sync).stderr
+    (source / "file").unlink()
+    assert "file is not in SOURCE any more, and cannot be removed: it was changed" in run(*sync).stderr
+    assert (made / "file").read_text() == "mine"
 
 
 def test_a_shard_that_left_the_source_is_removed_also_if_it_could_not_be_stored_again_before(tmp_path: Path) -> None:
