@@ -5,6 +5,7 @@
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -63,9 +64,17 @@ class NoCloneError(Exception):
     """A file cannot be cloned here, or not without loss; nothing was changed."""
 
 
+_TEMPORARY: Final = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
+
+
 def temporary_name() -> str:
     """Return an unused name."""
     return f".shardfs-{secrets.token_hex(8)}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name may be one of `temporary_name`."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def write_aside(
@@ -266,8 +275,6 @@ class NewFile:
 
     def _open_directory(self, key: str) -> Descriptor:
         """Open a directory, creating it if it is missing."""
-        with suppress(FileNotFoundError):
-            return open_beneath(self._store.directory, key, DIRECTORY)
         make_directories(self._syscalls, self._store.directory, key, is_durable=False)
         return open_beneath(self._store.directory, key, DIRECTORY)
 

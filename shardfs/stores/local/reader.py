@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
@@ -17,6 +17,7 @@ from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
     NoAttributeError,
+    NotFoundError,
     ShardfsError,
     SourceError,
     StaleError,
@@ -186,6 +187,15 @@ async def read_range(threads: Threads, fd: int, offset: int, nbytes: int, key: s
     return buffer[:done]
 
 
+def _with_status(file: Descriptor) -> tuple[Descriptor, Stat]:
+    return file, to_stat(os.fstat(file.fd))
+
+
+def status_of(directory: Descriptor, name: str) -> Stat:
+    """Return the status of *name* in an open directory, of the link itself if it is one; blocks."""
+    return to_stat(os.stat(name, dir_fd=directory.fd, follow_symlinks=False))
+
+
 def to_stat(status: os.stat_result) -> Stat:
     """Convert a status of the operating system."""
     return Stat(
@@ -218,6 +228,8 @@ def _kind(mode: int) -> Kind:
 
 
 T = TypeVar("T")
+Translation = Callable[[str], AbstractContextManager[None]]
+"""`translated` or `changing`: makes errors of shardfs of those of the system."""
 
 USER: Final = b"user."
 TTL: Final = 1.0
@@ -294,26 +306,15 @@ class LocalReader:
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
-
-        def look() -> Stat:
-            parent, name = self.parent(key)
-            return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
-
-        return await self._on_names(key, look)
+        return await self._in_directory(key, status_of)
 
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing, not even a link."""
-
-        def look() -> bool:
-            try:
-                open_beneath(self.directory, key, ITSELF)
-            except FileNotFoundError:
-                return True
-            except (OSError, ShardfsError, ValueError):
-                return False
-            return False
-
-        return await self.threads.on_names(look)
+        try:
+            await self.stat(key)
+        except ShardfsError as error:
+            return isinstance(error, NotFoundError)
+        return False
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
         """Open a regular file."""
@@ -323,79 +324,54 @@ class LocalReader:
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
 
-        def look() -> Descriptor:
-            return open_beneath(self.directory, key, DIRECTORY)
-
         def scan() -> list[Entry]:
-            with translated(key), os.scandir(descriptor.fd) as entries:
+            with translated(key), os.scandir(directory.fd) as entries:
                 return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
 
-        descriptor = await self._on_names(key, look)
-        if not self.threads.is_remote and os.fstat(descriptor.fd).st_size <= _LARGE_DIRECTORY:
+        directory, status = await self._opened(key, DIRECTORY, _with_status)
+        if not self.threads.is_remote and status.size <= _LARGE_DIRECTORY:
             return await self.threads.on_names(scan)
         return await self.threads.on_content(scan)
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the states of several names in one directory."""
 
-        def look() -> Sequence[Stat | None]:
-            directory = open_beneath(self.directory, key, WALK)
+        def look(directory: Descriptor) -> Sequence[Stat | None]:
             stats: list[Stat | None] = []
             for name in names:
                 try:
-                    stats.append(to_stat(os.stat(name, dir_fd=directory.fd, follow_symlinks=False)))
+                    stats.append(status_of(directory, name))
                 except OSError:
                     stats.append(None)
             return stats
 
-        return await self._on_names(key, look)
+        return await self._opened(key, WALK, look)
 
     async def read_link(self, key: str) -> bytes:
         """Return the target of a symbolic link."""
-
-        def look() -> bytes:
-            parent, name = self.parent(key)
-            return os.fsencode(os.readlink(name, dir_fd=parent.fd))
-
-        return await self._on_names(key, look)
+        return os.fsencode(await self._in_directory(key, lambda parent, name: os.readlink(name, dir_fd=parent.fd)))
 
     async def attribute(self, key: str, name: bytes) -> bytes:
         """Return an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
             raise NoAttributeError(f"{key} has no attribute {name!r}")
-
-        def look() -> bytes:
-            itself = open_beneath(self.directory, key, ITSELF)
-            return os.getxattr(itself.path, name)
-
-        return await self._on_names(key, look)
+        return await self._opened(key, ITSELF, lambda itself: os.getxattr(itself.path, name))
 
     async def attributes(self, key: str) -> Sequence[bytes]:
         """Return the names of the extended attributes in the `user` namespace."""
-
-        def look() -> Sequence[str]:
-            itself = open_beneath(self.directory, key, ITSELF)
-            try:
-                return os.listxattr(itself.path)
-            except OSError as error:
-                if error.errno == errno.EOPNOTSUPP:
-                    return []
-                raise
-
-        return [name for name in map(os.fsencode, await self._on_names(key, look)) if name.startswith(USER)]
+        try:
+            names = await self._opened(key, ITSELF, lambda itself: os.listxattr(itself.path))
+        except NoAttributeError:  # the file system has none
+            return []
+        return [name for name in map(os.fsencode, names) if name.startswith(USER)]
 
     async def capacity(self) -> os.statvfs_result:
         """Return the room on the file system of the source."""
-        return await self._on_names("", lambda: os.statvfs(self.directory.path))
+        return await self._opened("", ITSELF, lambda itself: os.statvfs(itself.path))
 
     async def open_to_read(self, key: str) -> tuple[Descriptor, Stat]:
         """Open a regular file."""
-
-        def look() -> tuple[Descriptor, Stat]:
-            descriptor = open_beneath(self.directory, key, READ)
-            return descriptor, to_stat(os.fstat(descriptor.fd))
-
-        descriptor, status = await self._on_names(key, look)
+        descriptor, status = await self._opened(key, READ, _with_status)
         if status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{key} is a directory")
         if status.kind is not Kind.FILE:
@@ -415,9 +391,19 @@ class LocalReader:
         parent, _, name = key.rpartition("/")
         return open_beneath(self.directory, parent, WALK), name or "."
 
-    async def _on_names(self, key: str, look: Callable[[], T]) -> T:
-        with translated(key):
-            return await self.threads.on_names(look)
+    async def _in_directory(
+        self, key: str, call: Callable[[Descriptor, str], T], within: Translation = translated
+    ) -> T:
+        """Return the result of *call* for the directory that contains *key*, and its name there."""
+        with within(key):
+            return await self.threads.on_names(lambda: call(*self.parent(key)))
+
+    async def _opened(
+        self, key: str, flags: int, call: Callable[[Descriptor], T], within: Translation = translated
+    ) -> T:
+        """Return the result of *call* for *key*, opened with *flags* of `open_beneath`."""
+        with within(key):
+            return await self.threads.on_names(lambda: call(open_beneath(self.directory, key, flags)))
 
 
 def _entry_kind(entry: os.DirEntry[str]) -> Kind:

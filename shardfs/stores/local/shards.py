@@ -19,7 +19,7 @@ from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
+from shardfs.stores.local.reader import LocalReader, LocalSnapshot, status_of, to_stat
 from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
 from shardfs.stores.memory import JoinedContent, Slice
 
@@ -292,8 +292,6 @@ class LocalEdit:
 
     def _look(self) -> Stat | None:
         """Return the present status of *key*."""
-        try:
-            parent, name = self.store.parent(self.key)
-            return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return status_of(*self.store.parent(self.key))
+        return None

@@ -24,6 +24,7 @@ from shardfs.stores.local.atomic_write import (
     NewFile,
     Rights,
     clear_unfinished,
+    is_temporary,
     make_directories,
     new_file,
     rename_to_absent,
@@ -199,8 +200,17 @@ class LocalStore(LocalReader):
         await self._change(key, make)
 
     async def rmdir(self, key: str) -> None:
-        """Remove an empty directory."""
-        await self._change(key, lambda parent, name: self.syscalls.rmdir(name, parent.fd))
+        """Remove an empty directory, with temporary files of killed processes."""
+
+        def remove(parent: Descriptor, name: str) -> None:
+            with suppress(OSError):  # then removing the directory says why not
+                directory = Descriptor(os.open(name, DIRECTORY, dir_fd=parent.fd))
+                names = os.listdir(directory.fd)
+                for temporary in names if all(map(is_temporary, names)) else ():
+                    self.syscalls.unlink(temporary, directory.fd)
+            self.syscalls.rmdir(name, parent.fd)
+
+        await self._change(key, remove)
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move what *key* stands for to *to*."""
@@ -267,13 +277,11 @@ class LocalStore(LocalReader):
     async def _change(self, key: str, change: Callable[[Descriptor, str], T]) -> T:
         """Call *change* with the directory that contains *key*, and its name there."""
         _require_name(key)
-        with changing(key):
-            return await self.threads.on_names(lambda: change(*self.parent(key)))
+        return await self._in_directory(key, change, changing)
 
     async def _change_itself(self, key: str, change: Callable[[Descriptor], T]) -> T:
         """Call *change* with *key* itself, even if it is a link."""
-        with changing(key):
-            return await self.threads.on_names(lambda: change(open_beneath(self.directory, key, ITSELF)))
+        return await self._opened(key, ITSELF, change, changing)
 
     async def _open_to_change(self, key: str) -> tuple[Descriptor, Stat]:
         return await self._change(

@@ -16,6 +16,7 @@ from shardfs.errors import (
     NoAttributeError,
     NoSpaceError,
     NotADirectoryHereError,
+    NotEmptyError,
     NotPermittedError,
     OutsideSourceError,
     RefusedError,
@@ -26,7 +27,7 @@ from shardfs.stores.base import Splice
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import content, content_of, files
-from tests.support.lossy_disk import Fault, LossyDisk, newest, oldest
+from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
 from tests.support.opened import in_trio
 
 
@@ -79,6 +80,25 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
             assert content_of(cut / key) in (old, b"new")
     disk.after_power_cut(root.parent / "cut", oldest)
     assert content_of(root.parent / "cut" / key) == b"new"
+
+
+@in_trio
+async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_removed(root: Path) -> None:
+    with pytest.raises(Killed):
+        await LocalStore(str(root), LossyDisk(root, {1: Fault(Killed())})).replace("d/f", b"new")
+    store = LocalStore(str(root))
+    left = files(root) - {"d/f", "link", "pipe"}
+    assert len(left) == 1
+    with pytest.raises(NotEmptyError):
+        await store.rmdir("d")
+    assert files(root) >= left
+    await store.unlink("d/f")
+    (root / "d/.shardfs-notes").touch()
+    with pytest.raises(NotEmptyError):
+        await store.rmdir("d")
+    await store.unlink("d/.shardfs-notes")
+    await store.rmdir("d")
+    assert not (root / "d").exists()
 
 
 @in_trio
