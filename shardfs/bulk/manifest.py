@@ -31,6 +31,7 @@ class Manifest:
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
+        self._database.text_factory = os.fsdecode
         self._database.executescript(_TABLES)
         self._run = 1 + (self._database.execute("select max(run) from objects").fetchone()[0] or 0)
 
@@ -54,7 +55,8 @@ class Manifest:
         if found is not None and found[0] != what:
             raise UsageError(f"DEST was made by another command: {found[0]}; with --sync give the same again")
         with self._database:
-            self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
+            stored = os.fsencode(what)  # which need not be UTF-8
+            self._database.execute("insert or ignore into about values ('made by', cast(? as text))", (stored,))
 
     def items(self, keys: Iterable[str]) -> tuple[Item, ...]:
         """Record that objects are about to be stored under *keys*; return them with what `done` recorded before."""

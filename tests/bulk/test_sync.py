@@ -78,6 +78,16 @@ def test_only_what_is_missing_or_changed_is_done_again(tmp_path: Path, command: 
     assert summary(*command, "--sync", source, made).startswith("0 objects stored")
 
 
+def test_names_need_not_be_utf8(tmp_path: Path) -> None:
+    source, made = tmp_path / os.fsdecode(b"source\xff"), tmp_path / os.fsdecode(b"made\xfe")
+    write_small(tmp_path / "new")
+    (tmp_path / "new").rename(source)
+    (source / "a").rename(source / os.fsdecode(b"\xfd\n"))
+    for words in (["pack"], ["pack", "--sync"], ["unpack", "--view", "npy"]):
+        assert "stored" in summary(*words, source, made if "pack" in words else tmp_path / "arrays")
+    assert set(files_below(made)) == set(files_below(source))
+
+
 def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_v3(source)

@@ -4,7 +4,8 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar, Unpack
+from itertools import islice
+from typing import Final, TypeVar, Unpack
 
 import trio
 
@@ -47,6 +48,8 @@ from shardfs.stores.local.syscalls import (
 )
 
 T = TypeVar("T")
+
+_MAX_LEFT: Final = 100  # temporary files in a directory: each is of another process that was killed
 
 
 class LocalStore(LocalReader):
@@ -205,7 +208,8 @@ class LocalStore(LocalReader):
         def remove(parent: Descriptor, name: str) -> None:
             with suppress(OSError):  # then removing the directory says why not
                 directory = Descriptor(os.open(name, DIRECTORY, dir_fd=parent.fd))
-                names = os.listdir(directory.fd)
+                with os.scandir(directory.fd) as entries:
+                    names = [entry.name for entry in islice(entries, _MAX_LEFT)]
                 for temporary in names if all(map(is_temporary, names)) else ():
                     self.syscalls.unlink(temporary, directory.fd)
             self.syscalls.rmdir(name, parent.fd)
