@@ -129,19 +129,25 @@ class ChunkHandle(FileHandle):
     ) -> None:
         super().__init__(attributes)
         self.extent = extent
-        self._reopen = reopen
+        self._reopen = reopen  # until bytes are known to be of the version *extent*
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
-        reopen, self._reopen = self._reopen, None
+        extent = self.extent
         try:
-            return await self.extent.read(offset, nbytes)
+            data = await extent.read(offset, nbytes)
         except StaleError:
-            now = await reopen() if reopen is not None else None
-            if now is None or now.extent.nbytes != self.extent.nbytes:
-                raise  # its size is known to the program
-            self.extent = now.extent
-        return await self.extent.read(offset, nbytes)
+            now = await self._reopen() if self._reopen is not None else None
+            # Another read may have returned bytes meanwhile; and the program knows the size.
+            if self._reopen is not None and now is not None and now.extent.nbytes == extent.nbytes:
+                self.extent, self._reopen = now.extent, None
+            if self.extent is extent:
+                raise
+        else:
+            if self.extent is extent:
+                self._reopen = None
+                return data
+        return await self.read(offset, nbytes)
 
 
 class DocumentHandle(FileHandle):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from shardfs.errors import StaleError
 from shardfs.stores.base import Kind, Stat
@@ -67,3 +69,37 @@ async def test_a_reader_of_the_present_version_stays_with_it_too() -> None:
     now.data = None
     with pytest.raises(StaleError):
         await opened.read(2, 2)
+
+
+class Late(Bytes):
+    """An extent whose second half is in memory, and whose first half comes, or is found gone, when a test says so."""
+
+    def __init__(self, data: bytes | None) -> None:
+        super().__init__(data)
+        self.answers = trio.Event()
+
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        if offset >= 2:
+            return b"old!"[offset : offset + nbytes]
+        await self.answers.wait()
+        return await super().read(offset, nbytes)
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["gone found first", "cached bytes first"])
+@in_trio
+async def test_reads_at_the_same_time_never_return_two_versions(first: int) -> None:
+    extent, found = Late(None), dict[int, bytes | None]()
+    opened = handle(extent, Bytes(b"new!"))
+
+    async def read(offset: int) -> None:
+        try:
+            found[offset] = await opened.read(offset, 2)
+        except StaleError:
+            found[offset] = None
+
+    async with trio.open_nursery() as nursery:
+        for offset in (first, 2 - first):
+            nursery.start_soon(read, offset)
+            await trio.testing.wait_all_tasks_blocked()
+        extent.answers.set()
+    assert found == {0: None, 2: b"d!"}
