@@ -175,5 +175,4 @@ class UnpackPlan(Plan):
                 self.report.problems.append(left_out(path, error))
             if path:
                 tree.forget(ino, 1)
-            tree.inodes.sweep()
             pending += reversed(below)

@@ -395,8 +395,6 @@ class Filesystem:
     async def close_directory(self, number: int) -> None:
         """Close the open directory with the handle *number*."""
         await self.open_directories.pop(number).close()
-        if not self.open_directories:
-            self.inodes.sweep()
 
     def note_shown(self, entry: Entry, handle: FileHandle, nchanges: int) -> None:
         """Tell the store which version a program reads: what it writes may replace no other version."""

@@ -24,6 +24,8 @@ MISSING: Final = GENERATIONS - 1
 _FIRST: Final = 1 << 46
 _END: Final = 1 << 64
 
+_MAX_UNTOLD: Final = 2**14
+
 ROOT: Final = 1
 GONE: Final = "gone"
 """The identity of a stored file or directory that has no name any more, whatever its path stands for now."""
@@ -58,14 +60,16 @@ class Row:
 class Inodes:
     """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
 
+    Of those that the kernel was not told of, the newest *max_untold* are kept: requests that will tell it are under way.
     A row is found by its number, by its path, or by its key, which identifies a file with several names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_untold: int = _MAX_UNTOLD) -> None:
+        self._max_untold = max_untold
         self._rows: dict[int, Row] = {}
         self._keys: dict[Hashable, Row] = {}
         self._paths: dict[str, Row] = {}
-        self._new: set[int] = set()  # not told to the kernel yet
+        self._untold: dict[int, Row] = {}  # without references since they were made, oldest first
         self._last = ROOT - 1
 
     def __len__(self) -> int:
@@ -110,10 +114,11 @@ class Inodes:
         return row.ino
 
     def _add(self, row: Row) -> Row:
-        self._rows[row.ino] = row
-        self._new.add(row.ino)
+        self._rows[row.ino] = self._untold[row.ino] = row
         if row.key is not None:
             self._keys[row.key] = row
+        if len(self._untold) > self._max_untold:
+            self._drop(next(iter(self._untold.values())))
         return row
 
     def row(self, ino: int) -> Row:
@@ -158,7 +163,7 @@ class Inodes:
         row = self._rows.get(ino)
         if row is not None:
             row.lookups += 1
-            self._new.discard(ino)
+            self._untold.pop(ino, None)
         return row is not None
 
     def forget(self, ino: int, lookups: int) -> None:
@@ -169,11 +174,6 @@ class Inodes:
         row.lookups -= lookups
         if row.lookups <= 0:
             self._drop(row)
-
-    def sweep(self) -> None:
-        """Drop rows that were never looked up."""
-        for ino in list(self._new):
-            self._drop(self._rows[ino])
 
     def row_at(self, path: str) -> Row | None:
         """Return the row that has *path*."""
@@ -199,7 +199,7 @@ class Inodes:
         row.identity = GONE
 
     def _drop(self, row: Row) -> None:
-        self._new.discard(row.ino)
+        self._untold.pop(row.ino, None)
         del self._rows[row.ino]
         self._forget_names(row)
 

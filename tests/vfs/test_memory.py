@@ -3,11 +3,16 @@
 import stat
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.statistics import Statistics
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT, Inodes
+from shardfs.vfs.views import ZarrV2
 from tests.support.corpus import BASE, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import Opened, in_trio, open_source, open_tree
@@ -89,3 +94,35 @@ async def test_chunks_take_no_place_in_the_table(opened: Opened, tmp_path: Path)
     await kernel.walk(await kernel.look_up(ROOT, b"large"))
     assert len(kernel.references) > 64 * 64
     assert known(fs) == 3, "the root, the array and its document"
+
+
+@in_trio
+async def test_numbers_that_are_told_to_nobody_are_forgotten(opened: Opened) -> None:
+    fs = await open_tree(opened)
+    fs.inodes = Inodes(max_untold=5)
+    await fs.start()
+    kernel = Kernel(fs)
+    for _ in range(3):
+        directory = await kernel.look_up(ROOT, b"directory")
+        assert len([batch async for batch in (await fs.entry(directory)).list(0)]) == 21
+    assert known(fs) == 1 + 1 + 5
+    kernel.forget()
+    assert known(fs) <= 1 + 5
+
+
+@in_trio
+async def test_a_name_that_is_looked_up_slowly_is_known_whatever_others_list_meanwhile(tmp_path: Path) -> None:
+    store(tmp_path / "a", BASE)
+    opened = open_source(tmp_path)
+    fs = Filesystem(opened.store, opened.hierarchy, ZarrV2(), ChunkCache(0, Statistics()), ttl=1.0)
+    await fs.start()
+    node = opened.hierarchy.node
+
+    async def slow_node(path: str, *, fresh: bool = False) -> Node:
+        if path:
+            await fs.close_directory(fs.open_directory(ROOT))
+        return await node(path, fresh=fresh)
+
+    with patch.object(opened.hierarchy, "node", slow_node):
+        found = await fs.lookup(ROOT, b"a")
+    assert (await fs.attributes(found.ino)).ino == found.ino
