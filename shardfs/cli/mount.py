@@ -1,5 +1,6 @@
 """`shardfs mount`, in the background and, as the daemon, in the foreground."""
 
+import os
 import re
 import sys
 from contextlib import suppress
@@ -169,6 +170,8 @@ def mount(
                 _say(url, mountpoint, options, "end it with Ctrl-C", note)
 
     try:
+        if ready_fd is not None:
+            os.set_inheritable(ready_fd, False)  # with auto_unmount, fusermount3 lives as long as the mount
         if foreground:
             log_to(log_file, log_level, log_format)
         url, root = resolve(source)

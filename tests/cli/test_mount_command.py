@@ -67,6 +67,16 @@ def test_the_daemon_outlives_its_terminal(background: Background, source: Path, 
     assert run("umount", place).returncode == 0
 
 
+def test_with_auto_unmount_mount_returns_and_a_killed_daemon_leaves_no_mount(
+    background: Background, source: Path, place: Path
+) -> None:
+    done = background("-o", "auto_unmount", source, place, is_fresh=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / CHUNK).stat().st_size == 24
+    os.kill(daemon_of(place), signal.SIGKILL)
+    eventually(lambda: str(place) not in mount_points())
+
+
 def test_a_rotated_log_goes_on_under_its_name_and_sighup_ends_nothing(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
