@@ -283,9 +283,14 @@ class ChunkView(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """A key that is equal for views whose chunks are in the same places, mean the same and look the same."""
-        said = (self.array.grid, self.array.layout.key_encoding, self.key_encoding, self.codec is None)
-        return blake2b(repr(said).encode() + self.array.fingerprint, digest_size=16).digest()
+        """A key that is equal for views whose chunks are in the same places, mean the same and look the same.
+
+        The fill value is what missing chunks are shown as.
+        """
+        array = self.array
+        fill_value = array.document["fill_value"]
+        said = (array.grid, array.layout.key_encoding, self.key_encoding, self.codec is None, fill_value)
+        return blake2b(repr(said).encode() + array.fingerprint, digest_size=16).digest()
 
     @property
     def shown_missing(self) -> Missing | None:

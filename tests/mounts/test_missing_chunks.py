@@ -13,7 +13,7 @@ from tests.support.clients import ZARR2, read_zarr2
 from tests.support.commands import run, run_json
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import age, files_below
-from tests.support.mounting import Mounter
+from tests.support.mounting import Mounter, eventually
 from tests.support.writers import assert_sound, tool
 
 SHAPE, CHUNKS = (10, 12), (4, 4)
@@ -23,11 +23,16 @@ MISSING_VALUE = {"_FillValue": "AAAAAAAA8L8="}
 V2, SLASH = "--view=v2", "--dimension-separator=/"
 
 
+def make_document(path: Path, data_type: str = "float32", **members: Any) -> None:
+    members = {"data_type": data_type, "fill_value": 0, "dimension_names": ["y", "x"], **members}
+    (path / "new").write_text(json.dumps(array(SHAPE, (8, 8), sharding(CHUNKS, LITTLE, GZIP), **members)))
+    (path / "new").rename(path / "zarr.json")
+
+
 def make(path: Path, data_type: str = "float32", **members: Any) -> None:
     """An array of which only the chunk 1.1 is stored."""
-    members = {"data_type": data_type, "fill_value": 0, "dimension_names": ["y", "x"], **members}
     path.mkdir(parents=True)
-    (path / "zarr.json").write_text(json.dumps(array(SHAPE, (8, 8), sharding(CHUNKS, LITTLE, GZIP), **members)))
+    make_document(path, data_type, **members)
     zarr.open_array(str(path), mode="r+")[4:8, 4:8] = 7
 
 
@@ -91,6 +96,16 @@ def test_missing_chunks_that_read_as_another_value_are_files(
     for path in ("same/0.0", "null/3.0"):
         with pytest.raises(FileNotFoundError):
             (root / path).read_bytes()
+
+
+def test_missing_chunks_are_other_files_when_another_program_changes_the_fill_value(mount: Mounter, source: Path) -> None:
+    root = mount(source, arguments=[V2, "--decode", "--page-cache", "--metadata-ttl=0.1"]).path
+    chunk = root / "null/0.0"
+    assert set(np.fromfile(chunk, "f4")) == {0}
+    before = chunk.stat().st_ino
+    make_document(source / "null", fill_value=3)
+    eventually(lambda: chunk.stat().st_ino != before)
+    assert set(np.fromfile(chunk, "f4")) == {3}
 
 
 def test_with_fill_missing_no_fill_values_and_chunks_are_those_that_are_stored(mount: Mounter, source: Path) -> None:
