@@ -60,7 +60,7 @@ class Row:
 class Inodes:
     """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
 
-    Of those that the kernel was not told of, the newest *max_untold* are kept: requests that will tell it are under way.
+    Of those that the kernel was not told of, the newest *max_untold* stay: requests that will tell it are under way.
     A row is found by its number, by its path, or by its key, which identifies a file with several names.
     """
 

@@ -98,7 +98,9 @@ def test_missing_chunks_that_read_as_another_value_are_files(
             (root / path).read_bytes()
 
 
-def test_missing_chunks_are_other_files_when_another_program_changes_the_fill_value(mount: Mounter, source: Path) -> None:
+def test_missing_chunks_are_other_files_when_another_program_changes_the_fill_value(
+    mount: Mounter, source: Path
+) -> None:
     root = mount(source, arguments=[V2, "--decode", "--page-cache", "--metadata-ttl=0.1"]).path
     chunk = root / "null/0.0"
     assert set(np.fromfile(chunk, "f4")) == {0}
