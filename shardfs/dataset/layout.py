@@ -22,8 +22,12 @@ from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Stat, join_key
 from shardfs.stores.parallel import QuickLock
 
-_MAX_RUNS: Final = 8192
+_MAX_RUNS: Final = 16384
 _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
+
+
+_RUNS: Final[dict[tuple[int, Coords, int], Segment]] = {}
+"""The runs that were located last, of all layouts together: by serial number, row, and number within the row."""
 
 
 class PendingShards:
@@ -112,7 +116,6 @@ class ArrayLayout:
     listing: int = 0
     serial: int = field(default_factory=count(1).__next__)
     _run_length: int = 0
-    _runs: dict[tuple[Coords, int], Segment] = field(default_factory=dict)
 
     def locate(self, coords: Coords) -> Place:
         """Return the place of the inner chunk at *coords*, which are within the grid; remembers the run of its row."""
@@ -122,14 +125,15 @@ class ArrayLayout:
         if not self._run_length:
             self._run_length = next(self.grid.row(row, range(self.grid.grid_shape[-1]))).length
         number = last // self._run_length
-        found = self._runs.get((row, number))
+        key = self.serial, row, number
+        found = _RUNS.get(key)
         if found is None or not 0 <= last - found.first < found.length:  # shards may differ in length
             start = number * self._run_length
             runs = self.grid.row(row, range(start, start + self._run_length))
             found = next(run for run in runs if last < run.first + run.length)
-            self._runs[row, number] = found
-            if len(self._runs) > _MAX_RUNS:
-                del self._runs[next(iter(self._runs))]
+            _RUNS[key] = found
+            if len(_RUNS) > _MAX_RUNS:
+                del _RUNS[next(iter(_RUNS))]
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 

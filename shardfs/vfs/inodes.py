@@ -204,9 +204,9 @@ class Inodes:
         self._forget_names(row)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkNumbering:
-    """Numbers all chunks of a grid, and all directories above them: their positions.
+    """Numbers all chunks of a grid, and all directories above them: their positions. Compared by identity.
 
     Directories come first, by depth and then in C order; the chunks come last. So positions and coordinates are
     computed from each other. *axes* says how many coordinates there are at each depth: 0, 1, … for nested keys, 0 and

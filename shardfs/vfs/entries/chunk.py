@@ -31,13 +31,13 @@ from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
-from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
+from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, in_table
 from shardfs.vfs.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
 
-_MAX_PREFIXES: Final = 8192
+_MAX_ROWS: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
 """The names that zarr-python, rclone and rsync give a file while they write it.
 
@@ -74,7 +74,6 @@ class ChunkTree:
         self.refilled: dict[Coords, int] = {}
         self.removed_again: set[Coords] = set()
         self.removals: Counter[int] = Counter()
-        self._prefix = lru_cache(_MAX_PREFIXES)(self.numbering.coords)  # of rows, few of which are in use
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
@@ -117,18 +116,18 @@ class ChunkTree:
     def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
         """Return the chunk, or directory of chunks, at *position*, with the inode number *ino*."""
         if position < self.numbering.bases[-1]:
-            return ChunkDirectory(self, self._prefix(position), ino, position)
+            return ChunkDirectory(self, _coords(self.numbering, position), ino, position)
         if not self.is_nested:
-            return Chunk(self, self._prefix(position), ino)
+            return Chunk(self, _coords(self.numbering, position), ino)
         directory, last = self.numbering.parent(position)
-        return Chunk(self, (*self._prefix(directory), last), ino)
+        return Chunk(self, (*_coords(self.numbering, directory), last), ino)
 
     def _coords_of(self, position: int | None, name: str) -> Coords:
         """Return the coordinates of *name* in the directory at *position*; None is the directory of the array."""
         if position is None and self.root:
             return ()
         if self.is_nested:
-            return (*self._prefix(position or 0), int(name))
+            return (*_coords(self.numbering, position or 0), int(name))
         return self.encoding.decode(name, self._ndim) or ()
 
     async def lookup(self, position: int | None, name: str) -> Attributes:
@@ -269,6 +268,12 @@ class ChunkTree:
     def directory_ino(self, position: int) -> int:
         """Return the inode number of the directory at *position*."""
         return self.numbers.ino(self.removals[position], position)
+
+
+@lru_cache(_MAX_ROWS)
+def _coords(numbering: ChunkNumbering, position: int) -> Coords:
+    """Return the coordinates at *position*; cached for all arrays together, because few rows are in use at a time."""
+    return numbering.coords(position)
 
 
 class Chunk(PublishedEntry):
