@@ -201,7 +201,7 @@ def _name(array: ArrayLayout, coords: Coords) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeated:
+class Repeated:
     """*nbytes* bytes of *pattern*, repeated, in no more memory than each read."""
 
     pattern: bytes
@@ -216,37 +216,46 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class FillChunk:
-    """A missing chunk, shown as one of the fill value: the counterpart of `Extent` for what is not stored."""
+    """A missing chunk, shown as one of the value *element*: the counterpart of `Extent` for what is not stored."""
 
-    source: Content
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the chunk."""
-        return self.source.nbytes
+    missing: "Missing"
+    element: bytes
+    nbytes: int
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset* of the chunk; fewer only at its end."""
         nbytes = min(nbytes, self.nbytes - offset)
-        return self.source.read(offset, nbytes) if nbytes > 0 else b""
+        return (await self.content()).read(offset, nbytes) if nbytes > 0 else b""
 
     async def content(self) -> Content:
         """Return the bytes as content for the store."""
-        return self.source
+        return await self.missing.filled(self.element)
+
+
+_ONE: Final = trio.CapacityLimiter(1)  # a chunk that is encoded may take hundreds of MiB
 
 
 class Missing:
     """How missing chunks are shown in an array whose readers would otherwise take them for another value.
 
-    Chunks are shown decoded if there is a *codec*. They are not *listed* once the document of the array was removed:
-    the array is then being removed chunk by chunk.
+    Chunks are shown decoded if there is a *codec*. Otherwise they are encoded, and *encoded* holds those that were read
+    last. They are not *listed* once the document of the array was removed: the array is then being removed chunk by
+    chunk.
     """
 
-    def __init__(self, values: FillValues, codec: ChunkCodec | None, *, is_listed: bool) -> None:
+    def __init__(
+        self,
+        values: FillValues,
+        codec: ChunkCodec | None,
+        encoded: Cache[tuple["Missing", bytes], Repeated],
+        *,
+        is_listed: bool,
+    ) -> None:
         self.is_listed = is_listed
         self._values = values
         self._codec = codec
-        self._chunks: dict[bytes, FillChunk] = {}
+        self._encoded = encoded
+        self._nbytes: dict[bytes, int] = {}
 
     async def chunk(self, *, removed: bool = False) -> FillChunk:
         """Return what a missing chunk is shown as.
@@ -254,14 +263,20 @@ class Missing:
         A chunk that a program *removed* stands for the fill value that the program was shown.
         """
         element = self._values.shown if removed else self._values.stored
-        known = self._chunks.get(element)
-        if known is None:
-            pattern, fill_codec = element, self._values.codec
-            nbytes = self._codec.nbytes if self._codec is not None else 0
-            if self._codec is None and fill_codec is not None:
-                pattern, nbytes = await trio.to_thread.run_sync(fill_codec.chunk, element)
-            known = self._chunks[element] = FillChunk(_Repeated(pattern, nbytes))
-        return known
+        if element not in self._nbytes:
+            self._nbytes[element] = (await self.filled(element)).nbytes
+        return FillChunk(self, element, self._nbytes[element])
+
+    async def filled(self, element: bytes) -> Repeated:
+        """Return a chunk of *element*, as it is shown."""
+        fill_codec = self._values.codec
+        if self._codec is not None or fill_codec is None:
+            return Repeated(element, self._codec.nbytes if self._codec is not None else 0)
+
+        async def encode() -> Repeated:
+            return Repeated(*await trio.to_thread.run_sync(fill_codec.chunk, element, limiter=_ONE))
+
+        return await self._encoded.get((self, element), encode)
 
 
 class ChunkView(NamedTuple):

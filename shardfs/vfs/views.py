@@ -10,11 +10,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 import trio
 
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import (
     MetadataError,
@@ -44,7 +45,7 @@ from shardfs.format.lens.v2 import (
 from shardfs.format.lens.v3 import V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Kind, Store, is_reserved, join_key
-from shardfs.vfs.chunk_cache import ChunkView, Missing
+from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
+
+_MAX_FILLS_NBYTES: Final = 64 * 2**20
 
 
 class View:
@@ -68,6 +71,7 @@ class View:
         self.translates = lens.translates
         """Whether arrays are shown in another format, unsharded ones too; some may not be shown at all."""
         self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
+        self._fills: Cache[tuple[Missing, bytes], Repeated] = Cache(lambda fill: len(fill.pattern), _MAX_FILLS_NBYTES)
 
     def shown(self, node: Node) -> Shown:
         """Return what is generated for *node*; nothing if its hierarchy was not given this view."""
@@ -88,7 +92,8 @@ class View:
         found = self._chunk_views.get(node)
         chunks = self.shown(node).chunks if found is None else None
         if chunks is not None:
-            missing = Missing(chunks.fill, chunks.codec, is_listed=node.document is not None) if chunks.fill else None
+            fill, is_listed = chunks.fill, node.document is not None
+            missing = Missing(fill, chunks.codec, self._fills, is_listed=is_listed) if fill is not None else None
             found = ChunkView(node.any_array, chunks.key_encoding, chunks.codec, missing)
             self._chunk_views[node] = found
         return found
@@ -278,7 +283,8 @@ class ZarrV2(EditableView):
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError(
-                "it is not stored as Zarr v3, and cannot have a copy here; a mount with --shards stores it so"
+                "it is stored as Zarr v2, of which a group of Zarr v3 can have no copy; written anew through a mount "
+                "with --shards, it is stored as v3"
             )
         texts = {each: encode_json(document) for each, document in documents.items()}
         return self.lens.within((found or edit.node).in_image).new(name, texts[name], texts)

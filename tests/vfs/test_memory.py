@@ -1,6 +1,7 @@
 """What the kernel forgets, the tree forgets."""
 
 import stat
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -13,9 +14,9 @@ from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.views import ZarrV2
-from tests.support.corpus import BASE, array, extension, sharding
+from tests.support.corpus import BASE, CRC32C, LITTLE, array, extension, sharding
 from tests.support.datasets import store
-from tests.support.opened import Opened, in_trio, open_source, open_tree
+from tests.support.opened import Opened, find, in_trio, open_source, open_tree, read_file
 
 
 class Kernel:
@@ -126,3 +127,21 @@ async def test_a_name_that_is_looked_up_slowly_is_known_whatever_others_list_mea
     with patch.object(opened.hierarchy, "node", slow_node):
         found = await fs.lookup(ROOT, b"a")
     assert (await fs.attributes(found.ino)).ino == found.ino
+
+
+@in_trio
+async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_have_them(tmp_path: Path) -> None:
+    nbytes = 2**18
+    for n in range(6):
+        document = array((2 * nbytes,), (2 * nbytes,), sharding((nbytes,), LITTLE, CRC32C), data_type="uint8")
+        attributes = {"attributes": {"_FillValue": 7}, "dimension_names": ["x"]}
+        store(tmp_path / f"a{n}", document | attributes, absent=[(0,), (1,)])
+    opened = open_source(tmp_path)
+    with patch("shardfs.vfs.views._MAX_FILLS_NBYTES", nbytes):
+        fs = Filesystem(opened.store, opened.hierarchy, ZarrV2(), ChunkCache(0, Statistics()), ttl=1.0)
+    await fs.start()
+    tracemalloc.start()
+    for n in range(6):
+        assert len(await read_file(fs, (await find(fs, f"a{n}/0")).ino)) == nbytes + 4
+    assert tracemalloc.get_traced_memory()[0] < 2.5 * nbytes
+    tracemalloc.stop()
