@@ -27,7 +27,7 @@ from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, NewAttributes, join_key
-from shardfs.stores.ttl import one_request
+from shardfs.stores.ttl import begin_request
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, DocumentHandle, Owner, PassthroughHandle
@@ -71,9 +71,9 @@ def request(
     async def answered(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.requests[name] += 1
         self.pending += 1
+        begin_request()
         try:
-            with one_request():
-                return await handler(self, *args, **kwargs)
+            return await handler(self, *args, **kwargs)
         except ShardfsError as error:
             number = error.errno
             if number not in _EXPECTED:

@@ -5,22 +5,15 @@ A request of the kernel looks at the same names several times: what it saw itsel
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
 _BEGAN: Final = ContextVar("_BEGAN", default=math.inf)
 
 
-@contextmanager
-def one_request() -> Iterator[None]:
-    """In the block, let this task trust what was cached since the block began."""
-    token = _BEGAN.set(time.monotonic())
-    try:
-        yield
-    finally:
-        _BEGAN.reset(token)
+def begin_request() -> None:
+    """Let this task trust what is cached from now on, until it begins another request."""
+    _BEGAN.set(time.monotonic())
 
 
 def within_ttl(cached: float, now: float, ttl: float) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import lt
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
@@ -130,16 +131,19 @@ class ChunkTree:
             return (*_coords(self.numbering, position or 0), int(name))
         return self.encoding.decode(name, self._ndim) or ()
 
+    def _contains(self, coords: Coords) -> bool:
+        """Whether a chunk, or a directory of chunks, is within the grid."""
+        return all(map(lt, coords, self.array.grid.grid_shape))
+
     async def lookup(self, position: int | None, name: str) -> Attributes:
         """Return the attributes of *name*, which has the form of a chunk or directory of chunks; see `entry`."""
         coords = self._coords_of(position, name)
-        depth = len(coords)
-        if depth < self._ndim and (not depth or coords[-1] < self.array.grid.grid_shape[depth - 1]):
+        if not self._contains(coords):
+            return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
+        if len(coords) < self._ndim:
             if not await self.array.has_directory(coords):
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
-        if not self.array.grid.contains(coords):
-            return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
         attributes, _ = await self.find(coords)
         if coords in self.removed_again:
             self.removed_again.discard(coords)
@@ -153,7 +157,7 @@ class ChunkTree:
         """
         await self.check()
         coords = self._coords_of(position, name)
-        if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
+        if not self._contains(coords):
             raise RefusedError(f"{self.encoding.encode(coords)} of {self.path or 'the array'} lies beyond its shape")
         return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
 
@@ -163,8 +167,7 @@ class ChunkTree:
         if self.root and names.pop(0) != self.root:
             return None
         coords = tuple(index for name in names if (index := parse_coordinate(name)) is not None)
-        is_within = all(index < length for index, length in zip(coords, self.array.grid.grid_shape, strict=False))
-        if not self.is_nested or len(coords) != len(names) or len(coords) >= self._ndim or not is_within:
+        if not self.is_nested or len(coords) != len(names) or len(coords) >= self._ndim or not self._contains(coords):
             return None
         return ChunkDirectory(self, coords)
 
@@ -209,7 +212,7 @@ class ChunkTree:
         if status is None:
             change = self.array.change(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
-        own = self.array.version(coords).own.get(coords)
+        own = self.array.version(coords).own.get(coords) if self.fs.is_writable else None
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
             ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))

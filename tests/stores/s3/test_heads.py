@@ -11,7 +11,7 @@ from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.store import S3Store
-from shardfs.stores.ttl import one_request
+from shardfs.stores.ttl import begin_request
 from tests.support.fake_s3 import FakeS3
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
 
@@ -147,10 +147,10 @@ def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(store.list, "d")
             await trio.sleep(0.01)
-            with one_request():
-                await store.list("d")  # on its way already
-                await store.list("d")
-                await store.list("d")
+            begin_request()
+            await store.list("d")  # on its way already
+            await store.list("d")
+            await store.list("d")
         assert fake.take_log() == lists("d/", "d/")
 
     trio.run(main)
