@@ -20,8 +20,7 @@ from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens.packed import Decoder, decoder_of
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.lens.v2 import shown_fill_value
-from shardfs.format.lens.v2_attributes import has_missing_value, naming_no_axes
+from shardfs.format.lens.v2_attributes import has_missing_value, naming_no_axes, shown_fill_value
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid

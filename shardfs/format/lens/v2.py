@@ -29,11 +29,9 @@ from shardfs.format.document import (
 )
 from shardfs.format.dtype import (
     DataType,
-    fill_element,
     parse_v2_dtype,
     v2_element,
     v2_fill_element,
-    v2_fill_value,
     v3_data_type,
     v3_fill_value,
 )
@@ -46,14 +44,13 @@ from shardfs.format.lens.v2_attributes import (
     fill_values,
     has_missing_value,
     is_image,
-    missing_value,
     naming_no_axes,
     odd_missing_value,
-    said,
     saying,
+    shown_fill_value,
     v2_attributes,
     with_attributes,
-    with_missing_value,
+    with_fill_value,
 )
 from shardfs.format.lens.v2_codecs import codecs_of, normal_codec, object_data_type, v2_codecs, v3_codecs
 from shardfs.format.lens.v3 import MAX_PATH_LENGTH, V3, every_copy, inline_copies
@@ -210,7 +207,7 @@ class V2(V3):
         if name == ZGROUP:
             _parse(ZGROUP, written)
             document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-            return parse_group(with_attributes(document, None, _parse(ZATTRS, zattrs)))
+            return parse_group(with_attributes(document, _parse(ZATTRS, zattrs)))
         array = new_array(written, zattrs, self.separator, fills_missing=self.fills_missing)
         if self.decodes:
             require_decoded(array)
@@ -229,10 +226,9 @@ class V2(V3):
             if name != ZATTRS or v2_attributes(named.document):
                 if canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
                     raise RefusedError(f"its {name} is not the one that is stored")
-            elif isinstance(named, ArrayMetadata):
-                copied = edit_attributes(named, copy, shows_missing=self._array(named)[1])
             else:
-                copied = parse_group(with_attributes(stored.document, None, copy))
+                shows_missing = isinstance(named, ArrayMetadata) and self._array(named)[1]
+                copied = parse_node(with_attributes(named.document, copy, shows_missing=shows_missing))
         return copied
 
     def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
@@ -290,16 +286,6 @@ def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[s
     return dict(sorted(document.items()))
 
 
-def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
-    """Return the `fill_value` of the `.zarray` for an array's *document*."""
-    if shows_missing and has_missing_value(document):
-        return missing_value(document)
-    kept = said(document)
-    if "fill_value" in kept:
-        return kept["fill_value"]
-    return v2_fill_value(document["data_type"], fill_element(document["data_type"], document["fill_value"]))
-
-
 def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -> dict[str, dict[str, Any]]:
     attributes = v2_attributes(document)
     return {**documents, ZATTRS: attributes} if attributes else documents
@@ -315,7 +301,7 @@ def edit_array(
     `RefusedError` for any other change, and `MetadataError` for an invalid document.
     """
     if name == ZATTRS:
-        return edit_attributes(shown, _parse(ZATTRS, written), shows_missing=shows_missing)
+        return parse_array(with_attributes(shown.document, _parse(ZATTRS, written), shows_missing=shows_missing))
     if name != ZARRAY or written is None:
         raise RefusedError(f"{name} of an array cannot be changed like this")
     zarray = _parse(ZARRAY, written)
@@ -324,19 +310,7 @@ def edit_array(
     except NotShownError as error:
         raise RefusedError(str(error)) from None
     document = {**shown.document, "shape": zarray["shape"]}
-    if shows_missing and has_missing_value(document):
-        return parse_array(with_missing_value(document, zarray["fill_value"]))
-    if zarray["fill_value"] is not None:
-        kept, was = said(document), document["fill_value"]
-        document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
-        if document["fill_value"] is not was:
-            kept.pop("missing_value", None)
-        if "fill_value" in kept:
-            del kept["fill_value"]
-            if not shown.shape:  # so that it still has no names
-                kept["fill_value"] = zarray["fill_value"]
-        document = saying(document, **kept)
-    return parse_array(document)
+    return parse_array(with_fill_value(document, zarray["fill_value"], shows_missing=shows_missing))
 
 
 def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupMetadata:
@@ -345,7 +319,7 @@ def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupM
     Of `.zmetadata`, only the removal is an edit here; see `parse_consolidated`.
     """
     if name == ZATTRS:
-        return parse_group(with_attributes(shown.document, None, _parse(ZATTRS, written)))
+        return parse_group(with_attributes(shown.document, _parse(ZATTRS, written)))
     if name == ZGROUP and written is not None:
         _parse(ZGROUP, written)
         return shown
@@ -371,44 +345,13 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
         is_null = written["fill_value"] is None and array_documents(array, separator)[ZARRAY]["fill_value"] is not None
         if is_null or not array.shape:
             array = parse_array(saying(array.document, fill_value=written["fill_value"]))
-        array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(describe(array)))
+        shows_missing = fills_missing and can_show_missing(describe(array))
+        array = parse_array(with_attributes(array.document, attributes, shows_missing=shows_missing))
         # What is stored must be shown as it was written: its writer continues with what it reads.
         require_same_encoding(array_documents(array, separator)[ZARRAY], written)
     except (MetadataError, NotShownError, RefusedError) as error:
         raise NotUnshardable(str(error)) from None
     return array
-
-
-def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing: bool) -> ArrayMetadata:
-    """Return *shown* with other attributes.
-
-    With dimension names, an array may have missing values. A new one has that which its `.zarray` shows; without names,
-    the fill value is the stored one, and the missing value is kept until there are names again.
-    """
-    before = shown.document
-    document = with_attributes(before, shown.ndim, attributes, keeps_missing_value=shows_missing)
-    had, has, kept = has_missing_value(before), has_missing_value(document), said(before)
-    if shows_missing and has and not had:
-        value = kept.pop("missing_value") if "missing_value" in kept else shown_fill_value(before, shows_missing=True)
-        document = saying(document, **kept)
-        if FILL_VALUE not in attributes:
-            document = with_missing_value(document, value)
-    elif shows_missing and had and not has:
-        document = saying(document, **{**kept, "missing_value": missing_value(before)})
-    return parse_array(document)
-
-
-def _edited_fill_value(shown: ArrayMetadata, written: Json) -> Json:
-    """Return the fill value in *written*, in the stored spelling if it is the same."""
-    stored, data_type = shown.document["fill_value"], shown.document["data_type"]
-    element, was = v2_fill_element(data_type, written), fill_element(data_type, stored)
-    dtype = DataType.parse(data_type).dtype
-    if dtype.kind == "c" and element != was:
-        # zarr-python 2 adds the parts of a complex number, so a part beside an infinity becomes NaN.
-        real, imaginary = np.frombuffer(was, f"<f{dtype.itemsize // 2}").tolist()
-        value = real + 1j * imaginary
-        was = v2_fill_element(data_type, [value.real, value.imag])
-    return stored if element == was else v3_fill_value(data_type, element)
 
 
 def _new_document(zarray: dict[str, Json]) -> dict[str, Any]:

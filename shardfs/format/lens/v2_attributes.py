@@ -1,4 +1,6 @@
-"""The attributes in a `.zattrs`: dimension names, missing values, and OME-Zarr 0.4 for OME-Zarr 0.5.
+"""What a `.zattrs` says, and the fill value of a `.zarray`: dimension names, missing values, and OME-Zarr 0.4 for 0.5.
+
+Each is a pair: `v2_attributes` and `with_attributes`, `shown_fill_value` and `with_fill_value`.
 
 Dimension names are the attribute `_ARRAY_DIMENSIONS`. A group with metadata of OME-Zarr 0.5, in the attribute `ome`,
 gets the attributes of version 0.4. Sources: Zarr storage specification 2, "Attributes"; `_ARRAY_DIMENSIONS` as xarray
@@ -27,6 +29,7 @@ from shardfs.format.dtype import (
     type_name,
     v2_fill_element,
     v2_fill_value,
+    v3_fill_value,
 )
 from shardfs.format.lens import FillValues
 from shardfs.format.lens.unsharded import UnshardedArray
@@ -117,38 +120,48 @@ def v2_attributes(document: Document) -> dict[str, Json]:
     return attributes
 
 
-def with_attributes(
-    document: Document, ndim: int | None, written: Document, *, keeps_missing_value: bool = False
-) -> dict[str, Any]:
+def with_attributes(document: Document, written: Document, *, shows_missing: bool = False) -> dict[str, Any]:
     """Return the v3 *document* whose `.zattrs` was replaced by *written*; the inverse of `v2_attributes`.
 
-    *ndim* is the number of dimensions of an array, None for a group. With *keeps_missing_value*, the missing value of
-    an array stays if *written* has none.
+    With dimension names, an array may have missing values. One that gets names has the missing value that its `.zarray`
+    showed, if that *shows_missing*; without names, the fill value is the stored one, and the missing value is kept
+    until there are names again.
     """
-    edited = dict(document)
     if canonical(written) == canonical(v2_attributes(document)):
+        return dict(document)
+    if document["node_type"] == "group":
+        return _having(document, stored_image_attributes(document.get("attributes", {}), written))
+    edited, attributes = _with_names(document, written)
+    had, has, kept = has_missing_value(document), has_missing_value(edited), said(document)
+    if has:
+        attributes = stored_attributes(document, attributes, keeps=shows_missing)
+    edited = _having(edited, attributes)
+    if not shows_missing or had == has:
         return edited
-    stored = document.get("attributes", {})
-    if ndim is None:
-        attributes = stored_image_attributes(stored, written)
-        return {**edited, "attributes": attributes} if attributes or "attributes" in document else edited
-    shown = axis_names(document)
-    attributes = dict(written)
-    dimensions = written.get(DIMENSIONS)
-    is_stored = shown is None and DIMENSIONS in stored and canonical(dimensions) == canonical(stored[DIMENSIONS])
-    if _are_names(dimensions, ndim) and not is_stored:
-        edited["dimension_names"] = dimensions
+    if had:
+        return saying(edited, **{**kept, "missing_value": missing_value(document)})
+    value = kept.pop("missing_value") if "missing_value" in kept else shown_fill_value(document, shows_missing=True)
+    edited = saying(edited, **kept)
+    return edited if FILL_VALUE in written else _with_missing_value(edited, value)
+
+
+def _having(document: Document, attributes: Document) -> dict[str, Any]:
+    return {**document, "attributes": attributes} if attributes or "attributes" in document else dict(document)
+
+
+def _with_names(document: Document, written: Document) -> tuple[dict[str, Any], dict[str, Json]]:
+    """Return an array's *document* with the dimension names in the attributes *written*, and all other attributes."""
+    edited, attributes, stored = dict(document), dict(written), document.get("attributes", {})
+    shown, names = axis_names(document), written.get(DIMENSIONS)
+    is_stored = shown is None and DIMENSIONS in stored and canonical(names) == canonical(stored[DIMENSIONS])
+    if _are_names(names, len(document["shape"])) and not is_stored:
+        edited["dimension_names"] = names
         del attributes[DIMENSIONS]
         if shown is not None and DIMENSIONS in stored:
             attributes[DIMENSIONS] = stored[DIMENSIONS]  # not shown
     elif shown is not None:
         del edited["dimension_names"]
-    if attributes or "attributes" in document:
-        edited["attributes"] = attributes
-    if has_missing_value(edited):
-        kept = stored_attributes(document, attributes, keeps=keeps_missing_value)
-        return {**edited, "attributes": kept} if kept else edited
-    return edited
+    return edited, attributes
 
 
 def _are_names(value: Json, ndim: int) -> bool:
@@ -207,18 +220,51 @@ def missing_value(document: Document) -> Json:
     return None if element is None else v2_fill_value(document["data_type"], element)
 
 
-def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
-    """Return an array's document with the missing value in the `fill_value` of a `.zarray`; null is none.
+def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
+    """Return the `fill_value` of the `.zarray` for an array's *document*."""
+    if shows_missing and has_missing_value(document):
+        return missing_value(document)
+    kept = said(document)
+    if "fill_value" in kept:
+        return kept["fill_value"]
+    return v2_fill_value(document["data_type"], fill_element(document["data_type"], document["fill_value"]))
 
-    Raises `MetadataError` if it is invalid for the data type.
+
+def with_fill_value(document: Document, written: Json, *, shows_missing: bool) -> dict[str, Any]:
+    """Return an array's document with another `fill_value` of its `.zarray`; the inverse of `shown_fill_value`.
+
+    Null is no missing value, and changes no fill value. Raises `MetadataError` if it is invalid for the data type.
     """
+    if shows_missing and has_missing_value(document):
+        return _with_missing_value(document, written)
+    if written is None:
+        return dict(document)
+    stored, data_type, kept = document["fill_value"], document["data_type"], said(document)
+    element, was = v2_fill_element(data_type, written), fill_element(data_type, stored)
+    dtype = DataType.parse(data_type).dtype
+    if dtype.kind == "c" and element != was:
+        # zarr-python 2 adds the parts of a complex number, so a part beside an infinity becomes NaN.
+        real, imaginary = np.frombuffer(was, f"<f{dtype.itemsize // 2}").tolist()
+        value = real + 1j * imaginary
+        was = v2_fill_element(data_type, [value.real, value.imag])
+    if element != was:
+        kept.pop("missing_value", None)
+        stored = v3_fill_value(data_type, element)
+    if document["shape"]:
+        kept.pop("fill_value", None)
+    elif "fill_value" in kept:  # so that it still has no names
+        kept["fill_value"] = written
+    return saying({**document, "fill_value": stored}, **kept)
+
+
+def _with_missing_value(document: Document, written: Json) -> dict[str, Any]:
     data_type = document["data_type"]
-    written = None if fill_value is None else v2_fill_element(data_type, fill_value)
-    if written == _stored_element(document):
+    element = None if written is None else v2_fill_element(data_type, written)
+    if element == _stored_element(document):
         return dict(document)
     attributes = {name: value for name, value in document.get("attributes", {}).items() if name != FILL_VALUE}
-    if written is not None:
-        attributes[FILL_VALUE] = _attribute(data_type, written)
+    if element is not None:
+        attributes[FILL_VALUE] = _attribute(data_type, element)
     return {**document, "attributes": attributes}
 
 
