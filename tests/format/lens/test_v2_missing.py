@@ -151,6 +151,8 @@ def test_an_array_without_axes_says_that_it_names_none() -> None:
     assert naming_no_axes(made.document) == made.document
     assert array_documents(made, ".", shows_missing=True).keys() == {".zarray"}
     assert array_documents(made, ".", shows_missing=True)[".zarray"]["fill_value"] == 3
+    other = edited(made.document, ".zarray", {**shown(made.document)[0], "fill_value": 4})
+    assert (other["fill_value"], shown(naming_no_axes(other))[0]["fill_value"]) == (4, 4)
     named = edit_array(made, ".zattrs", text({"_ARRAY_DIMENSIONS": []}), ".", shows_missing=True)
     assert named.document["attributes"] == {"_FillValue": base64_of(3)}
 
