@@ -223,12 +223,11 @@ class V2(V3):
             shown = self._shown(describe(stored))
             named = stored if self.in_image else replace(stored, document=naming_no_axes(stored.document))
         for name, copy in documents.items():
-            if name != ZATTRS or v2_attributes(named.document):
-                if canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
-                    raise RefusedError(f"its {name} is not the one that is stored")
-            else:
+            if name == ZATTRS and not v2_attributes(named.document):
                 shows_missing = isinstance(named, ArrayMetadata) and self._array(named)[1]
                 copied = parse_node(with_attributes(named.document, copy, shows_missing=shows_missing))
+            elif canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
+                raise RefusedError(f"its {name} is not the one that is stored")
         return copied
 
     def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
