@@ -67,7 +67,7 @@ class Changes:
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
         fs, nchanges = self.fs, self.fs.store.nchanges
-        attributes = await self._locks.settled(partial(fs.lookup, parent, name), _is_absent)
+        attributes = await self._locks.settled(partial(fs.lookup, parent, name), lambda found: found.ino == ABSENT)
         if attributes.ino == ABSENT and self.buffers:
             buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
             if buffer is not None:
@@ -265,7 +265,7 @@ class Changes:
 
         async with self._locks.hold(choose, commit):
             new = await self._child(new_parent, new_name)
-            if old != new:
+            if old.path != new.path:
                 buffers = self.buffers.below(old.path) if is_directory else self.buffers.of(old.path)
                 await self._rename(old, new, buffers, exclusive=exclusive)
             return isinstance(old, Passthrough) and old.is_scratch
@@ -373,10 +373,6 @@ class Changes:
         await self.writer.commits.flush()
         await self.documents.drop_all()
         await self.fs.store.flush()
-
-
-def _is_absent(attributes: Attributes) -> bool:
-    return attributes.ino == ABSENT
 
 
 async def _node(path: str) -> Nodes:

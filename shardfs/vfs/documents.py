@@ -85,7 +85,7 @@ class Documents:
         """
         shown = self._fs.hierarchy.last_seen(entry.node_path)
         node = await self._fs.hierarchy.look_again(entry.node_path)
-        if exclusive and await entry.is_there():
+        if exclusive and await entry.current() is not None:
             raise ExistsError(f"{entry.path} exists")
         publication = _Publication(entry, written, rights, mtime_ns, exclusive)
         try:

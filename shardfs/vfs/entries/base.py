@@ -41,7 +41,7 @@ class Entry(ABC):
 
     An entry made from a directory and a name is whatever the name stands for when it is used, or nothing; its *ino* is
     0. An entry made from the inode number *ino* is the version with that number: reading it raises `StaleError` if the
-    name stands for another version by now. Entries with the same path are equal.
+    name stands for another version by now.
     """
 
     __slots__ = ("fs", "ino")
@@ -49,12 +49,6 @@ class Entry(ABC):
     def __init__(self, fs: "Filesystem", ino: int = 0) -> None:
         self.fs = fs
         self.ino = ino
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
 
     @property
     @abstractmethod

@@ -96,19 +96,15 @@ class Document(PublishedEntry):
     *identity* is a hash of its text, so that the inode number stays the same until the text changes.
     """
 
-    __slots__ = ("_path", "identity")
+    __slots__ = ("identity", "path")
+    path: str
     max_nbytes = MAX_DOCUMENT_NBYTES
     is_document = True
 
     def __init__(self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None) -> None:
         super().__init__(fs, ino)
-        self._path = path
+        self.path = path
         self.identity = identity
-
-    @property
-    def path(self) -> str:
-        """The path on the mount."""
-        return self._path
 
     @property
     def name(self) -> str:
@@ -170,10 +166,6 @@ class Document(PublishedEntry):
         is_array = node.document is not None and self.fs.chunk_tree(node) is not None
         return not is_array and not isinstance(node.metadata, GroupMetadata)
 
-    async def is_there(self) -> bool:
-        """Whether there is such a document, published."""
-        return bool((await self._lookup()).ino)
-
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for the document, which does not exist yet."""
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino)
@@ -217,24 +209,18 @@ class Document(PublishedEntry):
             return
         if buffer is not None:
             buffer.check()
-        await self._check(is_open=buffer is not None)
+        else:
+            await self.attributes()  # raises `StaleError` if another version has the name
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
         if buffer is not None and mtime_ns is not None:
             buffer.mtime_ns = mtime_ns
         if mtime_ns is not None:
             self.fs.texts.set_time(self.path, mtime_ns)
-        await self._attributes_changed()
+        await self.fs.hierarchy.node(self.node_path, fresh=True)  # which holds these attributes
 
     async def set_attribute(self, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute of the stored document, or remove it."""
         await super().set_attribute(name, value)
-        await self._attributes_changed()
-
-    async def _check(self, *, is_open: bool) -> None:
-        """Raise `StaleError` if another file is stored under the name."""
-
-    async def _attributes_changed(self) -> None:
-        """Load the node again: it holds the attributes of the stored document."""
         await self.fs.hierarchy.node(self.node_path, fresh=True)
 
 
@@ -254,13 +240,6 @@ class StoredDocument(Document):
     async def open(self) -> FileHandle:
         """Open the stored file."""
         return await self.fs.passthrough(self.path, self.ino, self.identity).open()
-
-    async def _check(self, *, is_open: bool) -> None:
-        if not is_open:
-            await self.attributes()
-
-    async def _attributes_changed(self) -> None:
-        pass
 
 
 def _rights_of(status: Stat) -> NewRights:

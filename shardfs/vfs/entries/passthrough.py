@@ -37,24 +37,20 @@ _REASON: Final = b"user.shardfs.reason"
 class Passthrough(Entry):
     """A file that passes through, or a name that does not exist yet.
 
-    *identity* tells whether *path* still stands for the version *ino*. *is_scratch*: it is shown beside chunks, and
-    kept outside the dataset.
+    *path* is the key in the store, and *identity* tells whether it still stands for the version *ino*. *is_scratch*: it
+    is shown beside chunks, and kept outside the dataset.
     """
 
-    __slots__ = ("_path", "identity", "is_scratch")
+    __slots__ = ("identity", "is_scratch", "path")
+    path: str
 
     def __init__(
         self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None, *, is_scratch: bool = False
     ) -> None:
         super().__init__(fs, ino)
-        self._path = path
+        self.path = path
         self.identity = identity
         self.is_scratch = is_scratch
-
-    @property
-    def path(self) -> str:
-        """The key in the store."""
-        return self._path
 
     def stored_key(self) -> str | None:
         """Return the key in the store."""
