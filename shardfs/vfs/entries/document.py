@@ -11,7 +11,7 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
 from shardfs.vfs.entries.base import PublishedEntry
-from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
+from shardfs.vfs.handles import ABSENT, Attributes, DocumentHandle, FileHandle, Owner
 from shardfs.vfs.write_buffer import State, WriteBuffer
 
 if TYPE_CHECKING:
@@ -141,21 +141,18 @@ class Document(PublishedEntry):
 
     async def current(self, *, fresh: bool = True) -> DocumentHandle | None:
         """Open the current version; None if there is none."""
+        fs, name = self.fs, self.name
         try:
-            found = await self._lookup(fresh=fresh)
+            node = await fs.hierarchy.node(self.node_path, fresh=fresh)
         except NotFoundError:
             return None
+        if name in fs.documents(node):
+            return self.shown_in(node)
+        found = await fs.view.directory(fs, self.node_path).lookup(name)
         if not found.ino:
             return None
-        handle = await (await self.fs.entry(found.ino)).open()
-        if isinstance(handle, PassthroughHandle):  # it is shown as it is stored
-            handle = DocumentHandle(handle.attributes, bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1)))
-        assert isinstance(handle, DocumentHandle)
-        return handle
-
-    async def _lookup(self, *, fresh: bool = True) -> Attributes:
-        await self.fs.hierarchy.node(self.node_path, fresh=fresh)
-        return await self.fs.view.directory(self.fs, self.node_path).lookup(self.name)
+        handle = await (await fs.entry(found.ino)).open()  # it is shown as it is stored
+        return DocumentHandle(handle.attributes, bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1)))
 
     async def makes_node(self) -> bool:
         """Whether publishing it changes what names in its directory stand for.
@@ -176,7 +173,8 @@ class Document(PublishedEntry):
         text, rights = bytes(content.read(0, content.nbytes)), _rights_of(buffer.status)
         await self.fs.publisher.publish(self, text, rights, buffer.mtime_ns, exclusive=buffer.is_exclusive)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
-            buffer.equals((await self._lookup(fresh=False)).ino)
+            handle = await self.current(fresh=False)
+            buffer.equals(handle.ino if handle is not None else ABSENT)
 
     async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
         """Publish *content* as the document, with its modification time."""
