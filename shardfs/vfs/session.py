@@ -9,6 +9,7 @@ from shardfs.dataset.state import StateDirectory, shown, slots_of
 from shardfs.dataset.wal.recovery import log_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
+from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
@@ -57,6 +58,8 @@ class Session:
         see it, and its commit would replace what they write.
         """
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
+        for left in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
+            await self.source.store.unlink(join_key(self.state.drafts_key, left.name))
         log_damage(self.state.journal, self._contents)
         log_damage(self.state.conflicts, self._aside)
         recovery = await replay(self.source, self._contents, self.writer.commits)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.crash.crashes import recover
+from tests.crash.crashes import check_left_behind, recover
 from tests.crash.harness import OWNER, Process, stored
 from tests.crash.histories import NCHUNKS, payload_of
 from tests.support.lossy_disk import LossyDisk, QuickDisk, newest, oldest
@@ -33,6 +33,7 @@ def cut(directory: Path, template: Path, change: Callable[[Process], Awaitable[N
             after = directory / "after"
             disk.after_power_cut(after, choose, at, keeps_inodes=True)
             trio.run(recover, after, QuickDisk(), False)
+            check_left_behind(after, power_cut=True, left=())
             yield after
             shutil.rmtree(after)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+from shardfs.dataset.state import StateDirectory
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
@@ -247,3 +248,22 @@ def test_chunks_that_others_store_in_a_new_array_are_shown(mount: Mounter, sourc
     assert_same(zarr.open_array(str(mounted.path / "a"), mode="r")[:], native[:])
     shutil.rmtree(mounted.path / "a")
     assert os.listdir(mounted.path) == []
+
+
+def test_chunk_files_that_a_killed_mount_left_aside_are_published_by_one_that_decodes(
+    mount: Mounter, source: Path
+) -> None:
+    """They are encoded: they came before the document, on a mount without `--decode`."""
+    made = zarr.create_array(str(source / "a"), shape=(4,), chunks=(2,), shards=(4,), dtype="u2", filters=None)
+    aside = source / StateDirectory(str(source)).staged_key / "a/.chunks/c"
+    aside.mkdir(parents=True)
+    plain = zarr.create_array(str(source / "plain"), shape=(4,), chunks=(2,), dtype="u2", filters=None)
+    plain[:2] = made[:2] = 7
+    shutil.rmtree(source / "a/c")
+    (source / "plain/c/0").rename(aside / "0")
+    shutil.rmtree(source / "plain")
+    mounted = mount(source, write=True, arguments=["--decode"])
+    assert (mounted.path / "a/c/0").read_bytes() == np.array([7, 7], "u2").tobytes()
+    mounted.unmount()
+    assert made[:2].tolist() == [7, 7]
+    assert not (source / ".shardfs").exists()
