@@ -281,8 +281,8 @@ class WriteBuffer:
 class WriteHandle(FileHandle):
     """An open file that is published as a whole.
 
-    *is_cut_now*: it was opened with truncation, or created exclusively, and not flushed since. *is_unflushed*:
-    something was written through it since the last flush; a write may end after the descriptor was closed.
+    *is_cut_now*: it was opened with truncation, or created exclusively, and not flushed since. *has_written*: something
+    was written through it; *is_unflushed*: since the last flush. A write may end after the descriptor was closed.
     """
 
     is_direct = True
@@ -293,7 +293,7 @@ class WriteHandle(FileHandle):
         self._appends = bool(flags & os.O_APPEND)
         self.buffer = buffer
         self.is_cut_now = bool(flags & (os.O_TRUNC | os.O_EXCL))
-        self.is_unflushed = False
+        self.has_written = self.is_unflushed = False
 
     @property
     def path(self) -> str:
@@ -320,13 +320,13 @@ class WriteHandle(FileHandle):
         self._was_written()
 
     def _was_written(self) -> None:
-        self.is_unflushed = True
+        self.has_written = self.is_unflushed = True
         self.buffer.buffers.was_written(self.buffer, self.ino)
 
     async def flush(self) -> None:
-        """Publish what was written and is not published yet."""
+        """Publish what was written and is not published yet; not what only others have written so far."""
         self.is_unflushed = False
-        if self.buffer.state in (State.DIRTY, State.LOST):
+        if self.has_written and self.buffer.state in (State.DIRTY, State.LOST):
             await self.buffer.buffers.publish(self.buffer)
 
     async def sync(self) -> None:

@@ -272,6 +272,21 @@ def test_programs_that_do_not_truncate_a_file_share_its_newest_buffer(
     assert path.read_bytes() == b"211122"
 
 
+def test_who_closes_a_file_publishes_only_what_it_wrote(root: Path) -> None:
+    """Not half of what another program is writing: a chunk or a document is there as a whole."""
+    for name in (KEY, "zarr.json"):
+        path, before = root / name, (root / name).read_bytes()
+        with path.open("r+b", buffering=0) as file:
+            file.write(before[: len(before) // 2][::-1])
+            other = os.open(path, os.O_WRONLY)  # as touch does
+            os.utime(other)
+            os.fsync(other)
+            os.close(other)
+            assert path.read_bytes() == before
+            os.pwrite(file.fileno(), before, 0)
+        assert path.read_bytes() == before
+
+
 def test_a_size_that_no_file_can_have_is_efbig_and_nothing_is_changed(root: Path) -> None:
     for name in ("notes", "c/0/temporary"):
         (root / name).write_bytes(b"notes")
