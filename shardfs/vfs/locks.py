@@ -26,11 +26,12 @@ Nodes = dict[str, bool]
 class _Lock:
     """A reader-writer lock: whoever comes while it is held exclusively, or somebody waits for that, waits."""
 
-    __slots__ = ("__weakref__", "_changed", "is_taken", "nshared", "turns")
+    __slots__ = ("__weakref__", "_changed", "is_alone", "is_taken", "nshared", "turns")
 
     def __init__(self) -> None:
         self.nshared = 0
-        self.is_taken = False
+        self.is_taken = False  # it is held exclusively, or will be when the others are done
+        self.is_alone = False
         self.turns = 0  # how often it was held exclusively
         self._changed: trio.lowlevel.ParkingLot | None = None
 
@@ -47,10 +48,11 @@ class _Lock:
         except BaseException:
             self.release(alone=True)
             raise
+        self.is_alone = True
 
     def release(self, *, alone: bool) -> None:
         if alone:
-            self.is_taken = False
+            self.is_taken = self.is_alone = False
             self.turns += 1
         else:
             self.nshared -= 1
@@ -136,10 +138,10 @@ class Locks:
         structure, turns = self.structure, self.structure.turns
         try:
             found = await look()
-            if not is_missing(found) or (turns == structure.turns and not structure.is_taken):
+            if not is_missing(found) or (turns == structure.turns and not structure.is_alone):
                 return found
         except (NotFoundError, StaleError):
-            if turns == structure.turns and not structure.is_taken:
+            if turns == structure.turns and not structure.is_alone:
                 raise
         await structure.acquire(alone=False)
         try:

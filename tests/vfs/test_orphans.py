@@ -134,6 +134,25 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: 
 
 
 @in_trio
+async def test_a_name_that_is_absent_is_told_while_files_that_will_be_moved_wait_for_a_slow_writer(root: Path) -> None:
+    process = await Process.start(root, Syscalls())
+    changes = process.writing.changes
+
+    async def nodes() -> dict[str, bool]:
+        return {"unchecked": False}
+
+    async def move() -> None:
+        async with changes._locks.hold(structure):
+            pass
+
+    async with trio.open_nursery() as nursery, changes._locks.hold(nodes):
+        nursery.start_soon(move)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(5):
+            assert not (await changes.lookup(ROOT, b"never")).ino
+
+
+@in_trio
 async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it_is_there(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
