@@ -204,13 +204,9 @@ class PublishedEntry(Entry):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        nchanges, base = self.fs.store.nchanges, None
         if flags & os.O_EXCL:
             await self._require_absent()
-        else:
-            base = await self.current(fresh=not flags & os.O_TRUNC)
-        new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
-        return await self._begin(base, new, flags, nchanges)
+        return await self._begin(flags, new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns()))
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
@@ -218,18 +214,15 @@ class PublishedEntry(Entry):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        nchanges, base = self.fs.store.nchanges, await self.current(fresh=not flags & os.O_TRUNC)
-        return await self._begin(base, None, flags, nchanges)
+        return await self._begin(flags, None)
 
-    async def _begin(
-        self, base: ChunkHandle | DocumentHandle | None, new: Stat | None, flags: int, nchanges: int
-    ) -> WriteHandle:
-        """Return a handle to write on top of *base*, the current version, or a file with the status *new*.
-
-        The store had made *nchanges* changes when it was asked for *base*.
-        """
-        buffers, is_cut = self.fs.buffers, bool(flags & os.O_TRUNC)
+    async def _begin(self, flags: int, new: Stat | None) -> WriteHandle:
+        """Return a handle to write on top of the current version, or to a new file with the status *new*."""
+        fs, is_cut, is_exclusive = self.fs, bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
+        buffers, nchanges = fs.buffers, fs.store.nchanges
+        base = None if is_exclusive else await self.current(fresh=not is_cut)
         buffer = None if is_cut else buffers.shared(self, base)
+        is_shared = buffer is not None
         if buffer is None:
             unpublished = buffers.unpublished(self.path)
             known = base.attributes if base is not None else unpublished
@@ -237,12 +230,16 @@ class PublishedEntry(Entry):
             if status is None:
                 raise StaleError(f"{self.path} was removed")
             buffer = buffers.begin(self, base, status, is_cut=is_cut)
-            buffer.is_exclusive = bool(flags & os.O_EXCL)
+            buffer.is_exclusive = is_exclusive
         if base is not None and not is_cut:
-            self.fs.note_shown(self, base, nchanges)
+            fs.note_shown(self, base, nchanges)
         handle = buffers.use(buffer, self.ino or buffer.ino, flags)
-        if not buffer.is_cut:
-            await buffer.catch_up()
+        if is_shared and not buffer.is_cut:
+            try:
+                await buffer.catch_up()
+            except BaseException:
+                await handle.close()
+                raise
         return handle
 
     async def replace(
