@@ -124,8 +124,6 @@ class Documents:
             else:
                 fs.hierarchy.forget(node.path)
         else:
-            if self._view.chunk_view(node) is not None:
-                await self._writer.commits.flush(below=node.path)
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
                 if other in documents and other != entry.name:  # it is removed by a request of its own

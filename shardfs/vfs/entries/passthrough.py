@@ -212,7 +212,8 @@ class Passthrough(Entry):
         await new._make_parents()
         is_directory = await self.is_directory()
         if is_directory:
-            await fs.writer.commits.flush(below=self.path)
+            for path in (self.path, new.path):
+                await fs.writer.commits.flush(below=path)
             await fs.publisher.drop(new.path)
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
