@@ -30,7 +30,7 @@ from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
 from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
-from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, PassthroughHandle, absent
+from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
 from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.views import View
 from shardfs.vfs.write_buffer import WriteBuffers
@@ -362,11 +362,6 @@ class Filesystem:
         self.inodes.moved_directory(old, new)
         self.texts.move(old, new)
         self.ranges.remove_below(old, new)
-
-    def writers(self) -> list[PassthroughHandle]:
-        """Return the passthrough files that are open for writing."""
-        handles = self.open_files.values()
-        return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
 
     def path_of_handle(self, number: int) -> str:
         """Return the path of the open file or directory with the handle *number*, for messages."""

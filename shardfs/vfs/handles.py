@@ -163,16 +163,15 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open passthrough file; *is_direct*: it was created beside chunks, usually to be renamed to one."""
+    """An open passthrough file; if one writer bypasses the page cache, all who open it later must."""
 
-    def __init__(
-        self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
-    ) -> None:
+    def __init__(self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False) -> None:
         self.ino = row.ino
         self._row = row
+        row.nwriters += is_writable
         self.file = file
         self.is_writable = is_writable
-        self.is_direct = is_direct
+        self.is_direct = row.is_direct
         self._ttl = ttl
 
     @property
@@ -212,6 +211,8 @@ class PassthroughHandle(FileHandle):
     async def close(self) -> None:
         """Close the stored file."""
         if self.is_writable:
+            self._row.nwriters -= 1
+            self._row.is_direct &= self._row.nwriters > 0
             await self.file.close()
 
 

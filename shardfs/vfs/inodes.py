@@ -43,7 +43,8 @@ class Row:
     Either it has an *entry* of its own, or *kind* makes the entry from a path; then *identity* tells whether the path
     still stands for it. *path* is the path under which it was last found, which it may have lost since. *nlink* is the
     number of its names, of which only this one is known: the kernel looks a name up before it uses it. *became* is the
-    path of the chunk or document that a passthrough file is renamed to: who writes to it is told.
+    path of the chunk or document that a passthrough file is renamed to: who writes to it is told. *nwriters* is how
+    often that file is open for writing; *is_direct*: it was created beside chunks, and is still open since.
     """
 
     ino: int
@@ -55,6 +56,8 @@ class Row:
     lookups: int = 0
     path: str = ""
     became: str = ""
+    nwriters: int = 0
+    is_direct: bool = False
 
 
 class Inodes:

@@ -61,7 +61,7 @@ class OrphanChunks:
         if not is_below(key, self.directory):
             return False
         row = self._fs.inodes.row_at(key)
-        return row is None or all(handle.ino != row.ino for handle in self._fs.writers())
+        return row is None or not row.nwriters
 
     def array_path(self, key: str) -> str:
         """Return the path of the array of the orphan chunk *key*."""

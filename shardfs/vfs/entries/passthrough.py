@@ -75,11 +75,7 @@ class Passthrough(Entry):
         if file.stat().identity != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
-        # If one writer bypasses the page cache, all others must.
-        writers = self.fs.writers() if self.fs.is_writable else []
-        is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
-        row = self.fs.inodes.row(self.ino)
-        return PassthroughHandle(row, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
+        return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=writable)
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
@@ -95,8 +91,8 @@ class Passthrough(Entry):
                 raise
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
         row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
-        is_direct = is_new and self.is_scratch
-        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_direct)
+        row.is_direct |= is_new and self.is_scratch
+        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True)
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
@@ -253,7 +249,7 @@ async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
         try:
             await handle.file.truncate(0)
         except BaseException:
-            await handle.file.close()
+            await handle.close()
             raise
     return handle
 
