@@ -1,8 +1,8 @@
 """Requests that change something, and requests whose answer depends on what is being written."""
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -234,8 +234,8 @@ class Changes:
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
         self.writer.check()
-        async with self._hold_name(parent, name, makes=False) as entry:
-            await entry.remove()
+        async with self._locks.hold(partial(self._nodes_of, parent, name, makes=False)):
+            await (await self._child(parent, name)).remove()
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
         """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it.
@@ -270,14 +270,8 @@ class Changes:
                 await self._rename(old, new, buffers, exclusive=exclusive)
             return isinstance(old, Passthrough) and old.is_scratch
 
-    @asynccontextmanager
-    async def _hold_name(self, parent: int, name: bytes, *, makes: bool) -> AsyncGenerator[Entry, None]:
-        """Lock what is needed to create or replace *name*, or to remove it if not *makes*."""
-        async with self._locks.hold(partial(self._nodes_of, parent, name, makes=makes)):
-            yield await self._child(parent, name)
-
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
-        """Return which nodes to lock to change *name*; None is all.
+        """Return which nodes to lock to create or replace *name*, or to remove it if not *makes*; None is all.
 
         A document is changed with its node to itself, and it may make its directory a node.
         """
@@ -315,8 +309,8 @@ class Changes:
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; for a chunk or a document, that is a copy."""
         self.writer.check()
-        async with self._hold_name(new_parent, new_name, makes=True) as new:
-            await (await self.fs.entry(ino)).link_to(new)
+        async with self._locks.hold(partial(self._nodes_of, new_parent, new_name)):
+            await (await self.fs.entry(ino)).link_to(await self._child(new_parent, new_name))
             made = await self.fs.lookup(new_parent, new_name)
             if made.ino != ABSENT:
                 return made
