@@ -107,7 +107,8 @@ class Documents:
     async def remove(self, entry: DocumentEntry) -> None:
         """Remove a document.
 
-        The directory stays an array until it is empty or gets a new document.
+        The directory stays an array until it is empty or gets a new document; until then, that of a sharded array stays
+        stored, where `drop` finds it.
         """
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
