@@ -12,7 +12,7 @@ from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, C_ORDER, CRC32C, GZIP, LITTLE, array, sharding, transpose, write_case
 from tests.support.corpus import CASES as CASES_OF_CORPUS
 from tests.support.daemons import kill_daemon
-from tests.support.damage import ENTRY_FAULTS, edit
+from tests.support.damage import ENTRY_FAULTS, SHARD_FAULTS, edit
 from tests.support.datasets import files_below, store
 from tests.support.encoder import Layout
 from tests.support.mounting import Mounter
@@ -104,17 +104,18 @@ def test_a_shard_behind_a_foreign_prefix_is_left_unless_forced(tmp_path: Path) -
         assert len((tmp_path / name / SHARD).read_bytes()) == 6 * 24 + 6 * 16 + 4
 
 
-def test_a_shard_with_a_damaged_entry_is_left_as_it_is(tmp_path: Path) -> None:
-    for name, fault in ENTRY_FAULTS.items():
+def test_a_damaged_shard_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    faults = ENTRY_FAULTS | SHARD_FAULTS
+    for name, fault in faults.items():
         store(tmp_path / name, array((8, 12), (8, 6), sharding((4, 3))), layout=Layout(gaps=True))
         edit(tmp_path / name / SHARD, fault)
     before = files_below(tmp_path)
     lines = compact(tmp_path, "--threshold", "0", "--force")
-    for name in ENTRY_FAULTS:
+    for name in faults:
         assert [line for line in lines if line.startswith(f"left as it is: {name}/{SHARD}: ")]
         assert (tmp_path / name / SHARD).read_bytes() == before[f"{name}/{SHARD}"]
         assert (tmp_path / name / "c/0/1").read_bytes() != before[f"{name}/c/0/1"]  # its neighbour is compacted
-    assert lines[-1].startswith(f"{len(ENTRY_FAULTS)} shards compacted, ")
+    assert lines[-1].startswith(f"{len(faults)} shards compacted, ")
 
 
 @pytest.mark.parametrize("after", [(GZIP,), (CRC32C,)], ids=["gzip", "crc32c"])

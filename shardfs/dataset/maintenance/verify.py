@@ -271,7 +271,8 @@ async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard
     state = await array.shard(coords)
     place = Place(coords, (), (array.grid.index_shape(coords),))
     if state.error is not None:
-        yield Problem(array.layout.shard_key(coords), None, str(state.error)), place
+        key = array.layout.shard_key(coords)
+        yield Problem(key, None, str(state.error).removeprefix(f"{key}: ")), place
     elif state.shard is not None:
         async for found in _within(array, state.shard, place):
             yield found
@@ -331,11 +332,13 @@ async def find_waste(array: Array, shard: Coords, *, threshold: float, force: bo
 
     Dead bytes within enclosed shards stay: our commits leave none there, so others did. A shard that begins with bytes
     that none of its indexes named may be another file too, HDF5 or TIFF for example; it gets a reason not to be
-    compacted, unless *force*.
+    compacted, unless *force*. Raises `CorruptionError` if its index cannot be read.
     """
     use = await measure(array, shard)
     opened = (await array.shard(shard)).shard
-    if use.error is not None or not use.dead or opened is None:
+    if use.error is not None:
+        raise CorruptionError(use.error)
+    if not use.dead or opened is None:
         return None
     if len(array.grid.levels) > 1:  # shards in it are moved as they are
         removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
