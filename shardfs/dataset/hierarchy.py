@@ -149,11 +149,17 @@ class Hierarchy:
         return await self.node(path, fresh=True)
 
     async def array(self, path: str, *, fresh: bool = False) -> Array | None:
-        """Return the array at *path*, sharded or not; None if there is none."""
+        """Return the array at *path*, sharded or not; None if there is none.
+
+        Raises `MetadataError` if its document is broken, which says nothing about the array.
+        """
         try:
-            return (await self.node(path, fresh=fresh)).any_array
+            node = await self.node(path, fresh=fresh)
         except (NotFoundError, NotADirectoryHereError):
             return None
+        if node.metadata is None and node.reason is not None:
+            raise MetadataError(f"{join_key(path, DOCUMENT)} cannot be read: {node.reason}")
+        return node.any_array
 
     def forget(self, path: str) -> None:
         """Load the node at *path*, and those below it, again when they are next wanted."""

@@ -23,7 +23,15 @@ from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
 from shardfs.dataset.wal.recovery import opened, read_left, replay
-from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, ShardfsError, StaleError, StoreError
+from shardfs.errors import (
+    ConflictError,
+    CorruptionError,
+    MetadataError,
+    NoSpaceError,
+    ShardfsError,
+    StaleError,
+    StoreError,
+)
 from shardfs.stores.base import Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalStore
@@ -208,6 +216,23 @@ async def test_what_is_committed_while_it_is_listed_is_listed(arrays: Path, path
     numbers = [number async for run in array.list_row((), 0) for number in run.numbers]
     assert numbers == [0, 1]
     assert not process.writing.writer.commits.npending
+
+
+@in_leaps
+async def test_while_a_document_is_broken_what_was_published_stays_pending(arrays: Path) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, b"new")
+    document = arrays / "end/zarr.json"
+    text = document.read_text()
+    document.write_text(text[:40])
+    os.utime(document, (1e9, 1e9))  # it is not being written at this moment
+    with pytest.raises(MetadataError, match=r"end/zarr.json cannot be read: "):
+        await process.commit()
+    document.write_text(text)
+    await trio.sleep(10)
+    await process.commit()
+    assert await stored(arrays, "end", range(1)) == [b"new"]
+    process.check_done()
 
 
 @pytest.mark.parametrize("nbytes", [2**26, 2**40])
