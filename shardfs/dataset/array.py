@@ -39,7 +39,7 @@ _MAX_LISTED: Final = 1024
 
 
 class _Listed(NamedTuple):
-    """The next coordinates after some prefix, as listed when `ArrayLayout.listing` had this value.
+    """The next coordinates after some prefix, as listed when `PendingShards.listing` had this value.
 
     *others* are the first name that belongs to no shard of the grid, and how many there are.
     """
@@ -72,7 +72,7 @@ class ShardListing:
         directory = prefix if layout.key_encoding.is_nested(layout.grid.ndim) else ()
 
         async def is_current(known: _Listed) -> bool:
-            return known.listing == layout.listing and within_ttl(known.time, self._clock(), self._ttl)
+            return known.listing == layout.pending.listing and within_ttl(known.time, self._clock(), self._ttl)
 
         known = await self._listed.get(directory, partial(self._list, directory), is_current)
         return known.children.get(prefix, ())
@@ -105,7 +105,7 @@ class ShardListing:
     async def _list(self, prefix: Coords) -> _Listed:
         """List the directory of the shards that begin with *prefix*, which is () for keys without directories."""
         layout, begun = self._layout, derived_at(self._clock())
-        encoding, dimensions, listing = layout.key_encoding, layout.grid.shards.dimensions, layout.listing
+        encoding, dimensions, listing = layout.key_encoding, layout.grid.shards.dimensions, layout.pending.listing
         ndim = len(dimensions)
         is_nested, root = encoding.is_nested(ndim), encoding.root(ndim)
         directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)

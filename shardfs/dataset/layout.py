@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 import trio
 
@@ -33,11 +34,14 @@ _RUNS: Final[dict[tuple[int, Coords, int], Segment]] = {}
 class PendingShards:
     """The shards of one array with published changes that are not committed yet, by their coordinates.
 
-    Each change is a record of the write-ahead log, and its bytes are read from there. All layouts of an array share
-    them: another program may change its shape while they are pending.
+    Each change is a record of the write-ahead log, and its bytes are read from there. All *layouts* of an array share
+    them: another program may change its shape while they are pending, or being committed. *listing* counts the commits
+    that created or removed a shard.
     """
 
     def __init__(self) -> None:
+        self.layouts: WeakSet[ArrayLayout] = WeakSet()
+        self.listing = 0
         self._queues: dict[Coords, ShardQueue] = {}
         self._below: dict[Coords, Counter[int]] = {}
 
@@ -100,8 +104,7 @@ class ShardVersion:
 class ArrayLayout:
     """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
-    *pending* are the shards with changes that are not committed yet. *listing* counts the commits that created or
-    removed a shard. *serial* is unique to this layout.
+    *pending* are the shards with changes that are not committed yet. *serial* is unique to this layout.
 
     *directories* is None if the directories of chunks exist throughout the grid. In an array that is being created
     through the mount, it holds those that were created, as next coordinates by prefix: its writer creates every
@@ -113,9 +116,11 @@ class ArrayLayout:
     key_encoding: ChunkKeyEncoding
     pending: PendingShards = field(default_factory=PendingShards)
     directories: dict[Coords, set[int]] | None = None
-    listing: int = 0
     serial: int = field(default_factory=count(1).__next__)
     _run_length: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending.layouts.add(self)
 
     def locate(self, coords: Coords) -> Place:
         """Return the place of the inner chunk at *coords*, which are within the grid; remembers the run of its row."""
@@ -231,7 +236,7 @@ class InodeGenerations:
             version.mtime_ns = stat.mtime_ns
         version.stored = hash(stat.version) if stat is not None else None
         if is_new or stat is None:
-            layout.listing += 1
+            layout.pending.listing += 1
         self._forget(layout, coords)
 
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:

@@ -188,8 +188,9 @@ class ShardCache:
         return state
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
-        """Check the shard at *coords* again at the next request."""
-        self._states.forget((layout, coords, ()))
+        """Check the shard at *coords* again at the next request, in all layouts of the array."""
+        for each in layout.pending.layouts:
+            self._states.forget((each, coords, ()))
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:

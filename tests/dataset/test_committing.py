@@ -235,6 +235,35 @@ async def test_while_a_document_is_broken_what_was_published_stays_pending(array
     process.check_done()
 
 
+@in_trio
+async def test_a_commit_is_seen_at_once_if_another_program_resizes_the_array_meanwhile(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, b"old")
+    await process.commit()
+    for number in (0, PER_SHARD):
+        await process.write("end", number, b"new")
+    process.writing.source.shards.ttl = 60.0
+    splice = LocalEdit.splice
+
+    async def check() -> None:
+        array = await process.array("end")
+        assert [number async for run in array.list_row((), 0) for number in run.numbers] == [0, PER_SHARD]
+        extent = (await array.find((0,)))[1]
+        assert extent is not None
+        assert await extent.read(0, extent.nbytes) == b"new"
+
+    async def resize(edit: LocalEdit, planned: Splice) -> Stat:
+        edit_behind(arrays / "end/zarr.json", shape=[INNER * (NCHUNKS + 1)])
+        await check()
+        return await splice(edit, planned)
+
+    monkeypatch.setattr(LocalEdit, "splice", resize)
+    await process.commit()
+    await check()
+
+
 @pytest.mark.parametrize("nbytes", [2**26, 2**40])
 @in_trio
 async def test_a_chunk_that_names_much_of_a_sparse_shard_is_replaced_and_keeps_nobody_waiting(
