@@ -28,6 +28,7 @@ from shardfs.errors import (
     CorruptionError,
     LockedError,
     ShardfsError,
+    StaleError,
     StoreError,
     UnreachableError,
     counted,
@@ -176,7 +177,7 @@ class GroupCommit:
                         await self._announce([commit])
                         await self._store(commit)
                         await self.log.release_soon(self._settled(queue))
-            except ConflictError as error:
+            except (ConflictError, StaleError) as error:
                 queue.give_way(error)
                 attempts -= not isinstance(error, LockedError)
                 log.info("%s; trying again", error)
@@ -392,7 +393,7 @@ class GroupCommit:
             except ConflictError:
                 await self.log.release_soon(self._settled(commit.queue))  # nothing was changed
                 raise
-            shards.generations.committed(layout, shard, stat, is_new=edit.snapshot is None)
+            shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
@@ -417,7 +418,7 @@ class GroupCommit:
         """Note an error in the block as the reason why a shard is not committed; conflicts are retried at once."""
         try:
             yield
-        except ConflictError as error:
+        except (ConflictError, StaleError) as error:
             log.info("%s; the next commit starts from the new version", error)
             queue.give_way(error)
             self.failing.pop(queue, None)

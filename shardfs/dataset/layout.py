@@ -17,7 +17,7 @@ import trio
 
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Change
-from shardfs.errors import ConflictError, LockedError, ShardfsError
+from shardfs.errors import LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Stat, join_key
@@ -36,7 +36,7 @@ class PendingShards:
 
     Each change is a record of the write-ahead log, and its bytes are read from there. All *layouts* of an array share
     them: another program may change its shape while they are pending, or being committed. *listing* counts the commits
-    that created or removed a shard.
+    after which a listing may name other shards.
     """
 
     def __init__(self) -> None:
@@ -90,6 +90,7 @@ class ShardVersion:
     others wrote. Our own commits change neither *generation* nor *mtime_ns*, because chunks that they do not touch stay
     the same. *own* are the versions of chunks that were published through this mount. If the shard has a history,
     *layout* is set, which keeps it alive. *begins_with_chunk*: `GroupCommit` has seen that no foreign data precede.
+    *is_ours*: our own commit made this version, or one before it that others have not changed.
     """
 
     generation: int
@@ -98,6 +99,7 @@ class ShardVersion:
     own: dict[Coords, OwnVersion] = field(default_factory=dict)
     layout: "ArrayLayout | None" = None
     begins_with_chunk: bool = False
+    is_ours: bool = False
 
 
 @dataclass(eq=False, weakref_slot=True, slots=True)
@@ -226,17 +228,15 @@ class InodeGenerations:
             self._changing.discard((layout.serial, coords))
             self._forget(layout, coords)
 
-    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
-        """Record that our own commit left the shard at *coords* with the status *stat*, None if it was removed.
-
-        *is_new*: the shard did not exist before.
-        """
+    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> None:
+        """Record that our own commit left the shard at *coords* with the status *stat*, None if it was removed."""
         version = self._see(layout, coords)
         if stat is not None and (version.stored is None or layout.grid.is_unsharded):
             version.mtime_ns = stat.mtime_ns
         version.stored = hash(stat.version) if stat is not None else None
-        if is_new or stat is None:
+        if not version.is_ours or stat is None:  # else it is in every listing since our last commit
             layout.pending.listing += 1
+        version.is_ours = stat is not None
         self._forget(layout, coords)
 
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
@@ -270,7 +270,7 @@ class InodeGenerations:
         kept = {chunk: own for chunk, own in version.own.items() if chunk in pending}
         self._nown -= len(version.own) - len(kept)
         version.generation += 1
-        version.begins_with_chunk = False
+        version.begins_with_chunk = version.is_ours = False
         version.own = kept
         version.layout = layout
 
@@ -361,7 +361,7 @@ class ShardQueue:
         """Record the error that prevents the shard from being committed."""
         self.error, self.retry_at = error, trio.current_time() + _RETRY
 
-    def give_way(self, error: ConflictError) -> None:
+    def give_way(self, error: ShardfsError) -> None:
         """Leave the shard alone for a random time: whoever changed it first may have more to change."""
         now = trio.current_time()
         self._nbeaten += 1

@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardfs.dataset import commit
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.shard import NewShard
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import read_log
 from shardfs.dataset.wal.recovery import Recovery, replay
@@ -26,7 +28,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.requests import Condition
 from tests.support.commands import run
-from tests.support.corpus import array, extension
+from tests.support.corpus import array, extension, sharding
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio
@@ -192,6 +194,57 @@ def test_an_unsharded_array_is_a_mapping_of_coordinates_to_bytes(begin: Callable
         trio.run(main)
 
     holds()
+
+
+# Two hosts
+
+
+async def two_hosts(tmp_path: Path, *codecs: Any) -> list[Life]:
+    """Two processes that write the same array: 8 chunks of 3000 bytes, and 4 in a shard."""
+    bucket, lives = FakeS3(), []
+    document = array((24_000,), (12_000,), *codecs, data_type="uint8")
+    for name in ("one", "other"):
+        store = await writing(bucket, tmp_path / name)
+        await store.make_directories("a")
+        await store.replace("a/zarr.json", json.dumps(document).encode())
+        lives.append(await Life.begin(store, tmp_path / name))
+    return lives
+
+
+@in_trio
+async def test_a_chunk_stays_listed_when_it_is_committed_to_a_shard_that_another_host_has_made(tmp_path: Path) -> None:
+    one, other = await two_hosts(tmp_path, sharding((3000,), extension("bytes")))
+    other.source.shards.ttl = 60.0
+    assert not await other.listed()
+    await one.put((0,), b"0")
+    await one.commit()
+    await other.put((1,), b"1")
+    await other.commit()
+    assert await other.listed() == {(0,): 1, (1,): 1}
+
+
+@in_trio
+async def test_a_shard_that_another_host_replaces_while_a_commit_reads_it_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = await two_hosts(tmp_path, sharding((6000,), sharding((3000,), extension("bytes"))))
+    build, is_first = commit.build, True
+
+    async def after_another_commit(*args: Any, **options: Any) -> NewShard:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            await one.commit()
+        return await build(*args, **options)
+
+    for number in range(3):
+        await one.put((number,), b"old" * 1000)
+    await one.commit()
+    await other.put((1,), b"new" * 1000)
+    await one.put((2,), b"new" * 1000)
+    monkeypatch.setattr(commit, "build", after_another_commit)
+    await other.commit()
+    assert [await one.read((number,)) for number in range(3)] == [b"old" * 1000, b"new" * 1000, b"new" * 1000]
 
 
 # On disk
