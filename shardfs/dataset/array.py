@@ -225,10 +225,7 @@ class Array:
     async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
         """Return the outermost and the innermost shard of a chunk, and its index entry."""
         place = self.layout.locate(coords)
-        state = await self._shards.state(self.layout, place.shard, fresh=fresh)
-        state.check()
-        innermost = await self._shards.innermost(self.layout, state, place) if len(place.entries) > 1 else state
-        return state, innermost.shard, place.entries[-1]
+        return *await self._shards.open(self.layout, place, fresh=fresh), place.entries[-1]
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""
@@ -402,13 +399,13 @@ class Array:
         first, length, stride, place = segment
         changes = self._pending(prefix, range(first, first + length), place.shard)
         state = await self.shard(place.shard)
-        run = ListedRun(first, length, state)
         try:
-            state.check()
-            shard = (await self._shards.innermost(self.layout, state, place)).shard
+            state, shard = await self._shards.open(self.layout, place)
         except ShardfsError as error:
-            run = run._replace(numbers=range(first, first + length), sizes=[0] * length, damaged=[True] * length)
-            return _with_pending(run._replace(error=error), changes)
+            every = range(first, first + length)
+            run = ListedRun(first, length, state, every, [0] * length, [True] * length, error=error)
+            return _with_pending(run, changes)
+        run = ListedRun(first, length, state)
         if shard is not None:
             at = place.entries[-1]
             entries = shard.index.entries[at : at + stride * (length - 1) + 1 : stride]

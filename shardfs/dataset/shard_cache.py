@@ -17,6 +17,7 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     ShardfsError,
+    StaleError,
 )
 from shardfs.format.sharding import Coords, Place
 from shardfs.stores.base import Snapshot, Stat, Store
@@ -91,17 +92,28 @@ class ShardCache:
             return known
         return await self._states.get(key, partial(self._load, key), partial(self._confirm, fresh=fresh))
 
-    async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
-        """Return the state of the innermost shard at *place*: *state* itself, or that of a shard within it.
+    async def open(
+        self, layout: ArrayLayout, place: Place, *, fresh: bool = False
+    ) -> tuple[ShardState, OpenShard | None]:
+        """Return the state of the outermost shard at *place*, and the innermost shard.
 
-        Raises `CorruptionError` if a shard between them is damaged.
+        Raises the error that prevents reading one of them.
         """
-        inner = state
-        for depth in range(1, len(layout.grid.levels)):
-            if inner.shard is None:
-                break
-            inner = await self._inner(layout, state, place, depth, inner.shard)
-        return inner
+        try:
+            return await self._open(layout, place, fresh=fresh)
+        except StaleError:  # it was replaced since it was opened
+            self.store.forget(layout.shard_key(place.shard))
+            self.forget(layout, place.shard)
+            return await self._open(layout, place, fresh=fresh)
+
+    async def _open(self, layout: ArrayLayout, place: Place, *, fresh: bool) -> tuple[ShardState, OpenShard | None]:
+        state = await self.state(layout, place.shard, fresh=fresh)
+        state.check()
+        shard = state.shard
+        for depth in range(1, len(place.entries)):
+            if shard is not None:
+                shard = (await self._inner(layout, state, place, depth, shard)).shard
+        return state, shard
 
     async def _inner(
         self, layout: ArrayLayout, state: ShardState, place: Place, depth: int, outer: OpenShard

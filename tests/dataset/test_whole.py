@@ -247,6 +247,24 @@ async def test_a_shard_that_another_host_replaces_while_a_commit_reads_it_is_rea
     assert [await one.read((number,)) for number in range(3)] == [b"old" * 1000, b"new" * 1000, b"new" * 1000]
 
 
+@in_trio
+async def test_a_nested_shard_that_another_host_has_replaced_is_opened_again(tmp_path: Path) -> None:
+    """Within the TTL too: nothing can be read of the version that is known."""
+    one, other = await two_hosts(tmp_path, sharding((6000,), sharding((3000,), extension("bytes"))))
+    other.source.shards.ttl = 60.0
+    for number in range(0, 8, 2):
+        await one.put((number,), b"old" * 1000)
+    await one.commit()
+    for number in (0, 4):  # the index of another inner shard
+        assert await (await other.array()).find((number,))
+        await one.put((number,), b"new" * 1000)
+    await one.commit()
+    _, extent = await (await other.array()).find((2,))
+    assert extent is not None
+    assert await extent.read(0, 9) == b"oldoldold"
+    assert await other.listed() == dict.fromkeys([(0,), (2,), (4,), (6,)], 3000)
+
+
 # On disk
 
 
