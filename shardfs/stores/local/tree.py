@@ -10,7 +10,6 @@ from typing import Final, TypeVar, Unpack
 import trio
 
 from shardfs.errors import (
-    ExistsError,
     NoAttributeError,
     NotADirectoryHereError,
     NotFoundError,
@@ -175,8 +174,6 @@ class LocalStore(LocalReader):
             rights = Rights(**new).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                if exclusive:
-                    raise ExistsError(f"{key} exists")
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None

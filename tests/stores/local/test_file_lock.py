@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from shardfs.errors import LockedError
+from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Kept, Splice
 from shardfs.stores.local import file_lock
 from shardfs.stores.local.syscalls import Syscalls, ofd_lock
@@ -87,6 +87,30 @@ async def test_the_lock_file_of_a_killed_process_is_taken_over(source: Path) -> 
     assert files(source) == {"d/f", "d/f.__lock"}
     with trio.fail_after(5):
         await append(LocalStore(str(source)), b"x")
+    assert files(source) == {"d/f"}
+
+
+@in_trio
+async def test_a_lock_file_with_content_is_not_taken_over(source: Path) -> None:
+    """tensorstore writes into a lock file of ours that was left, and would not truncate it the next time."""
+    lock = source / "d/f.__lock"
+    lock.write_bytes(b"theirs")
+    lock.chmod(0o1666)
+    with pytest.raises(LockedError):
+        async with LocalStore(str(source)).edit("d/f"):
+            pass
+    assert lock.read_bytes() == b"theirs"
+
+
+@in_trio
+async def test_where_files_cannot_be_locked_no_lock_file_is_left(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(fd: int) -> bool:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(file_lock, "ofd_lock", no_locks)
+    with pytest.raises(StoreError, match="No locks available"):
+        async with LocalStore(str(source)).edit("d/f"):
+            pass
     assert files(source) == {"d/f"}
 
 
