@@ -97,7 +97,7 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     def fail(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "injected")
 
-    monkeypatch.setattr(tree, "write_aside", fail)
+    monkeypatch.setattr(tree, "write_and_rename", fail)
     with pytest.raises(NoSpaceError):
         await text.flush()
     monkeypatch.undo()

@@ -1,6 +1,6 @@
 """Files that are written under a temporary name, and renamed when they are complete.
 
-`write_aside` writes given content; a `NewFile` is written from first byte to last in the directory `UNFINISHED`.
+`write_and_rename` writes given content; a `NewFile` is written from first byte to last in the directory `UNFINISHED`.
 """
 
 import errno
@@ -77,7 +77,7 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def write_aside(
+def write_and_rename(
     syscalls: Syscalls,
     directory: Descriptor,
     temporary: str,

@@ -6,22 +6,25 @@ Memory is bounded by a batch and the tail of the object. A failed change in plac
 import errno
 import mmap
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
-from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_aside
+from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import LocalReader, LocalSnapshot, status_of, to_stat
+from shardfs.stores.local.reader import LocalSnapshot, status_of, to_stat
 from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
 from shardfs.stores.memory import JoinedContent, Slice
+
+if TYPE_CHECKING:
+    from shardfs.stores.local.tree import LocalStore
 
 BATCH_NBYTES: Final = 8 * 2**20
 """The largest write, apart from a tail."""
@@ -167,8 +170,7 @@ class LocalEdit:
     change is made. *rights* are for a new file.
     """
 
-    store: LocalReader
-    make_directories: Callable[[str, Rights], Awaitable[None]]
+    store: "LocalStore"
     key: str
     rights: Rights
     lock: FileLock | None
@@ -207,7 +209,7 @@ class LocalEdit:
             if change.is_cut or (change.is_appended and not has_names):
                 return await self._change_in_place(change)
             if self.snapshot is None:
-                await self.make_directories(self._parent, self.rights)
+                await self.store.make_directories(self._parent, self.rights)
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
                 self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
@@ -269,7 +271,7 @@ class LocalEdit:
         clone_fd = None if clone_of is None else clone_of.fd
         check = None if self.snapshot is None else self._require_unchanged
         try:
-            self.file, stat = write_aside(
+            self.file, stat = write_and_rename(
                 self.store.syscalls, directory, temporary, self._name, rights, content, check=check, clone_of=clone_fd
             )
         except FileExistsError:

@@ -29,7 +29,7 @@ from shardfs.stores.local.atomic_write import (
     new_file,
     rename_to_absent,
     temporary_name,
-    write_aside,
+    write_and_rename,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
@@ -91,7 +91,7 @@ class LocalStore(LocalReader):
         with suppress(NotFoundError):  # the directory does not exist yet
             parent, owner = await self._change(key, look)
             held = await lock(self, parent, key, owner, waited)
-        edit = LocalEdit(self, self.make_directories, key, new, held)
+        edit = LocalEdit(self, key, new, held)
         try:
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)
@@ -177,7 +177,9 @@ class LocalStore(LocalReader):
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None
-            made, _ = write_aside(self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check)
+            made, _ = write_and_rename(
+                self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check
+            )
             return _change_attributes(self.syscalls, made.fd, made.fd, {"mtime_ns": mtime_ns})
 
         _require_name(key)

@@ -88,7 +88,7 @@ class Case:
 
 WHOLE = Kept(0, len(OLD))
 OLD_TAIL = Kept(len(OLD) - TAIL_NBYTES, TAIL_NBYTES)
-WRITE_ASIDE = ("create", "pwrite", "chmod", "sync")
+WRITTEN = ("create", "pwrite", "chmod", "sync")
 CASES = {
     "append": Case(
         (WHOLE, content(b"one"), content(b"two"), content(b"t" * TAIL_NBYTES)),
@@ -115,15 +115,15 @@ CASES = {
     "compacted": Case(
         (Kept(5000, 100), content(b"one"), Kept(0, 10), content(b"t" * TAIL_NBYTES)),
         TAIL_NBYTES,
-        (*WRITE_ASIDE, "rename", "sync_directory"),
+        (*WRITTEN, "rename", "sync_directory"),
         in_place=False,
     ),
-    "end kept": Case((Kept(5000, 5000),), 0, (*WRITE_ASIDE, "rename", "sync_directory"), in_place=False),
-    "replaced": Case((content(b"all"), content(b"new")), 0, (*WRITE_ASIDE, "rename", "sync_directory"), in_place=False),
+    "end kept": Case((Kept(5000, 5000),), 0, (*WRITTEN, "rename", "sync_directory"), in_place=False),
+    "replaced": Case((content(b"all"), content(b"new")), 0, (*WRITTEN, "rename", "sync_directory"), in_place=False),
     "new": Case(
         (content(b"all"), content(b"new")),
         0,
-        ("mkdir", "sync_directory", "mkdir", "sync_directory", *WRITE_ASIDE, "rename_exclusive", "sync_directory"),
+        ("mkdir", "sync_directory", "mkdir", "sync_directory", *WRITTEN, "rename_exclusive", "sync_directory"),
         is_new=True,
         in_place=False,
     ),
