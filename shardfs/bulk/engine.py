@@ -205,7 +205,7 @@ class _Crew(Generic[T, R]):
     """An executor and its tasks: a given executor, or a pool of *jobs* processes.
 
     When a process dies, its pool breaks, and nobody knows which task is to blame. All that may be are suspects: each is
-    run again alone. With each task goes how many processes died while they may have had it.
+    run again alone, after all other tasks. With each task goes how many processes died while they may have had it.
     """
 
     def __init__(self, done: Callable[[Sequence[R]], None], executor: Executor | None, jobs: int) -> None:
@@ -221,8 +221,7 @@ class _Crew(Generic[T, R]):
 
     async def add(self, task: Task[T, R]) -> None:
         """Hand a task over as soon as there is room."""
-        # A given executor goes on, because a suspect that runs alone would keep many machines waiting.
-        while len(self._under_way) >= self._window or (self._suspects and self._given is None):
+        while len(self._under_way) >= self._window:
             await self._settle_next()
         self._submit(task, 0)
 

@@ -1,6 +1,8 @@
 """The engine: every task is done or named, whoever dies over it; Ctrl-C waits for what runs, and no process is left."""
 
 import fcntl
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -52,6 +54,13 @@ def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp
     failed = {result.name: str(result.error) for result in results if result.error is not None}
     assert failed == {"always": "each process that worked on it died; is there enough memory?"}
     assert len(list((tmp_path / "always").iterdir())) == 3
+
+
+def test_where_no_process_can_be_started_nothing_is_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiprocessing.resource_tracker.ensure_running()  # which is a process, too
+    monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: b"/bin/false")
+    with pytest.raises(StoreError, match="no process can be started to work in; --jobs 1 does without"):
+        run([Task(("a",)), Task(("b",))], jobs=2)
 
 
 class Run:

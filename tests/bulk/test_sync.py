@@ -285,6 +285,19 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     assert zarr.open_group(made)["a"][:4].tolist() == [3, 4, 3, 4]
 
 
+def test_a_destination_that_is_mounted_to_write_is_refused(tmp_path: Path, mount: Mounter) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(source)
+    pack(source, made, "--shards", "4")
+    mount(made, write=True)
+    (source / "file").write_text("changed")
+    before = files_below(made)
+    done = run("pack", "--shards", "4", "--sync", "--jobs", "1", source, made)
+    assert done.returncode == SOURCE
+    assert "is already being written by" in done.stderr
+    assert files_below(made) == before
+
+
 def write_small(path: Path) -> None:
     group = zarr.open_group(path, mode="w", zarr_format=3, attributes={"a": 1})
     group.create_array("a", shape=(12,), chunks=(2,), dtype="i4")[...] = np.arange(1, 13)
