@@ -292,10 +292,10 @@ async def new_file(store: LocalReader, key: str, head_nbytes: int) -> AsyncItera
 
 
 def clear_unfinished(store: LocalReader) -> None:
-    """Remove all incomplete files and their directory."""
+    """Remove all incomplete files of `NewFile`, and their directory."""
     with suppress(FileNotFoundError):
         directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
-        for name in os.listdir(directory.fd):
+        for name in filter(is_temporary, os.listdir(directory.fd)):  # a hostile link may lead to others
             store.syscalls.unlink(name, directory.fd)
         above, _, name = UNFINISHED.rpartition("/")
         directory = open_beneath(store.directory, above, DIRECTORY)

@@ -14,6 +14,7 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
+    ShardfsError,
     UnsupportedError,
     UsageError,
 )
@@ -60,12 +61,14 @@ class LocalStore(LocalReader):
         self._making_directories = trio.Lock()
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Do nothing: reserved names are in the source, and its lock keeps other mounts away.
+        """Remove what a killed `pack` left: reserved names are in the source, and its lock keeps others away.
 
         Raises `UsageError` for a *single_writer*, of which there is no need.
         """
         if single_writer:
             raise UsageError(f"--single-writer is for s3:// sources, and {self.root} is on this machine")
+        with suppress(ShardfsError):  # it only takes room
+            await self.clear_unfinished(())
 
     async def flush(self) -> None:
         """Do nothing: what is written is stored at once."""

@@ -102,6 +102,31 @@ async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_remov
 
 
 @in_trio
+async def test_who_writes_next_removes_what_a_killed_process_left_of_new_objects(root: Path) -> None:
+    before, store = files(root), LocalStore(str(root))
+
+    async def make(disk: LossyDisk) -> None:
+        async with LocalStore(str(root), disk).new_object("new", 3) as new:
+            await new.write([b"new"])
+            await new.finish()
+
+    for _ in range(2):  # the first makes the directory
+        disk = LossyDisk(root)
+        await make(disk)
+        (root / "new").unlink()
+    with pytest.raises(Killed):
+        await make(LossyDisk(root, {disk.names.index("rename"): Fault(Killed())}))
+    assert len(files(root) - before) == 1
+    await store.start_writing(str(root), single_writer=False)
+    assert files(root) == before
+
+    (root / ".shardfs").mkdir(exist_ok=True)
+    (root / ".shardfs/unfinished").symlink_to("../d")
+    await store.start_writing(str(root), single_writer=False)
+    assert (root / "d/f").exists()
+
+
+@in_trio
 async def test_a_large_new_object_is_durable_before_it_has_its_name(root: Path) -> None:
     disk = LossyDisk(root)
     async with LocalStore(str(root), disk).new_object("new", 8 * 2**20) as new:
