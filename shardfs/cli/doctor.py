@@ -19,7 +19,7 @@ from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
 from shardfs.dataset.state import Slot, StateDirectory, all_slots, find_holder, hold, slots_of
 from shardfs.dataset.wal.recovery import recover_command
-from shardfs.errors import ShardfsError, counted
+from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store
@@ -104,11 +104,8 @@ def _library(name: str) -> Finding:
 
 def _left(slot: Slot) -> Iterator[Finding]:
     """Say what an ended process has left in a slot."""
-    nfiles = len(slot.state.kept_files()) if slot.holder is None else 0
-    has_journal = slot.holder is None and slot.state.has_journal()
-    if has_journal or nfiles:
-        found = ["a journal of chunks that are not committed"] if has_journal else []
-        found += [counted(nfiles, "file") + " that could not be stored"] if nfiles else []
+    found = slot.state.left() if slot.holder is None else []
+    if found:
         what = f"{slot.state.root}, of {slot.address or 'an unknown source'}, has {' and '.join(found)}"
         command = f"`{recover_command(slot.address)}`" if slot.address is not None else "`shardfs recover`"
         yield Finding("problem", what, f"{command} shows it; the next mount with --write takes it over")

@@ -8,8 +8,8 @@ that ends. The lock file says who holds it, which counts where locks do not reac
 A source that is not a local directory may be written by several processes, on one host or several. Each has a slot of
 the user's state directory, `shardfs/remote/<name>-<hash>/<number>`, which contains `.shardfs`, and `source.json`, which
 names the source. A process takes the first slot that nobody has, and of those one in which a killed process left
-something. Slots are never removed, so none disappears while it is looked at. In a home that is shared by hosts that do
-not see each other's locks, a slot belongs to the host that had it last, until somebody removes its lock file.
+something. It removes the slot at its end, unless something is left. In a home that is shared by hosts that do not see
+each other's locks, a slot belongs to the host that had it last, until somebody removes its lock file.
 """
 
 import errno
@@ -30,7 +30,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import holds_chunks
-from shardfs.errors import ShardfsError, SourceError, UsageError
+from shardfs.errors import ShardfsError, SourceError, UsageError, first_of
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Address, Descriptor, Store
@@ -38,6 +38,10 @@ from shardfs.stores.kept_files import KeptFile, KeptFiles, read_note, write_note
 from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 DIRECTORY: Final = ".shardfs"
+
+PENDING: Final = "chunks that may not be committed yet"
+
+_MAX_NAMED: Final = 3  # files that are not stored
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """The errors of a file system without locks, such as NFS without its lock service."""
@@ -107,6 +111,14 @@ class StateDirectory:
         """Whether it has any file but the lock file."""
         return any(names and names != ["lock"] for _, _, names in os.walk(self.path))
 
+    def left(self) -> list[str]:
+        """Say what programs wrote that may not be in the store."""
+        files = [file.key for file in self.kept_files()]
+        found = [PENDING] if self.has_pending() else []
+        found += ["conflicts"] if self.has_conflicts() else []
+        found += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
+        return found
+
     def kept_files(self) -> Sequence[KeptFile]:
         """Return the files that could not be stored in a remote store."""
         return KeptFiles(self.spools).find()
@@ -130,20 +142,18 @@ def needed(path: str) -> Iterator[None]:
 def _make_directory(path: str) -> None:
     """Create a directory of our own, unless it exists.
 
-    A link is refused: it may come with a dataset and lead anywhere.
+    A link is refused, with `SourceError`: it may come with a dataset and lead anywhere.
     """
-    with needed(path):
-        with suppress(FileExistsError):
-            os.mkdir(path, mode=0o700)
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
+    with suppress(FileExistsError):
+        os.mkdir(path, mode=0o700)
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
 
 
 def _sync_directory(path: str) -> None:
-    """Make the names in a directory durable; raises `SourceError`."""
-    with needed(path):
-        directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        SYSCALLS.sync_directory(directory.fd)
+    """Make the names in a directory durable."""
+    directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    SYSCALLS.sync_directory(directory.fd)
 
 
 def shown(path: str) -> str:
@@ -188,7 +198,8 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     those has changes that are not in the store, which only a mount of that source may commit.
     """
     root = state.root
-    file = _try_lock(state)
+    with needed(state.path):
+        file = _try_lock(state)
     if file is None:
         raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
     try:
@@ -211,19 +222,17 @@ def _try_lock(state: StateDirectory) -> Descriptor | None:
     """Lock a directory of our own, which is created if it is missing; return the lock file.
 
     Returns None if another process has it: one that holds the lock, or one on another host where locks may not reach.
-    Raises `SourceError` if the lock cannot be created.
     """
-    with needed(state.lock):
-        while True:
-            _make_directory(state.path)
-            file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            if not ofd_lock(file.fd):
-                return None
-            if _is_lock_of(state, file):
-                break  # else whoever had it has removed it
-        if _other_host(state) is not None:
+    while True:
+        _make_directory(state.path)
+        file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        if not ofd_lock(file.fd):
             return None
-        _write_holder(file.fd, Holder(os.getpid(), socket.gethostname()))
+        if _is_lock_of(state, file):
+            break  # else whoever had it has removed it
+    if _other_host(state) is not None:
+        return None
+    _write_holder(file.fd, Holder(os.getpid(), socket.gethostname()))
     return file
 
 
@@ -272,10 +281,11 @@ def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
 
 def _prepare(state: StateDirectory) -> None:
     """Create the contents of a locked directory; raises `SourceError`."""
-    for directory in (state.journal, state.conflicts, state.drafts):
-        _make_directory(directory)
-    for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
-        _sync_directory(directory)
+    with needed(state.path):
+        for directory in (state.journal, state.conflicts, state.drafts):
+            _make_directory(directory)
+        for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
+            _sync_directory(directory)
 
 
 def _require_in_place(state: StateDirectory) -> None:
@@ -367,9 +377,9 @@ class Slot:
     holder: Holder | None
 
     @property
-    def may_be_left(self) -> bool:
-        """Whether it has a journal of a process that ended, or may have: one on another host."""
-        return (self.holder is None or self.holder.is_elsewhere) and self.state.has_journal()
+    def is_in_use(self) -> bool:
+        """Whether a process on this machine has it."""
+        return self.holder is not None and not self.holder.is_elsewhere
 
 
 @contextmanager
@@ -389,7 +399,7 @@ def hold(store: Store) -> Iterator[StateDirectory]:
     for slot in sorted(free, key=lambda slot: (not slot.state.has_pending(), not slot.state.is_left())):
         if slot.address is None and slot.state.is_left():
             raise SourceError(f"{slot.state.root} does not name {store.address} as its source; move it away")
-        if slot.address is not None and (file := _try_lock(slot.state)) is not None:
+        if slot.address is not None and (file := _take(slot)) is not None:
             break
     else:
         slot, file = _new_slot(directory, store.address)
@@ -402,9 +412,9 @@ def hold_all(store: Store) -> Iterator[Sequence[StateDirectory]]:
     """Hold the directory that `hold` does, and all others in which processes that ended left something."""
     with hold(store) as own, ExitStack() as held:
         states = [own]
-        for slot in slots_of(store):
+        for slot in slots_of(store) if store.root is None else ():
             is_free = slot.holder is None and slot.address is not None
-            if is_free and slot.state.is_left() and (file := _try_lock(slot.state)) is not None:
+            if is_free and slot.state.is_left() and (file := _take(slot)) is not None:
                 held.enter_context(_released(slot.state, file))
                 states.append(slot.state)
         yield states
@@ -453,6 +463,13 @@ def _directory(address: Address) -> str:
     return os.path.join(_home(), f"{name}-{digest}")
 
 
+def _take(slot: Slot) -> Descriptor | None:
+    """Lock a slot; None if another process has it, or has removed it."""
+    with needed(slot.state.path), suppress(FileNotFoundError):
+        return _try_lock(slot.state)
+    return None
+
+
 def _new_slot(directory: str, address: Address) -> tuple[Slot, Descriptor]:
     """Make and lock a slot, which gets the first free number when it is complete."""
     with needed(directory):
@@ -470,19 +487,29 @@ def _new_slot(directory: str, address: Address) -> tuple[Slot, Descriptor]:
                     raise
             else:
                 break
-    _sync_directory(directory)
+        _sync_directory(directory)
     return Slot(address, number, state, None), file
 
 
 @contextmanager
 def _released(state: StateDirectory, file: Descriptor) -> Iterator[None]:
-    """Release the lock of a slot after the block; its lock file then says on which host it was."""
+    """Release the lock of a slot after the block, and remove the slot unless something is left in it.
+
+    The lock file of one that stays says on which host it was.
+    """
     try:
         _prepare(state)
         yield
     finally:
         _tidy(state, file)
         with suppress(OSError):
+            if _is_lock_of(state, file) and not state.is_left():
+                away = StateDirectory(tempfile.mkdtemp(prefix=".old-", dir=os.path.dirname(state.root)))
+                os.rename(state.root, away.root)  # at once: nobody may find it without its source
+                os.unlink(away.lock)
+                os.rmdir(away.path)
+                os.unlink(os.path.join(away.root, _SOURCE))
+                os.rmdir(away.root)
             _write_holder(file.fd, Holder(host=socket.gethostname()))
         ofd_unlock(file.fd)
 
@@ -492,8 +519,9 @@ def _make_directories(path: str) -> None:
     if not os.path.isdir(path):
         parent = os.path.dirname(path)
         _make_directories(parent)
-        _make_directory(path)
-        _sync_directory(parent)
+        with needed(path):
+            _make_directory(path)
+            _sync_directory(parent)
 
 
 def _names(directory: str) -> Sequence[str]:

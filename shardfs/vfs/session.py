@@ -75,9 +75,10 @@ class Session:
         found += ["damage"] if self._contents.damage or self._aside.damage else []
         problems = [f"its journal has {' and '.join(found)}"] if found else []
         for slot in slots_of(self.source.store):
-            if slot.state != self.state and slot.may_be_left:
-                whose = slot.holder or "a mount that was killed"
-                problems.append(f"{slot.state.root} has a journal of {whose}, which this mount does not show")
+            left = slot.state.left() if slot.state != self.state and not slot.is_in_use else []
+            if left:
+                whose = f"{' and '.join(left)}, of {slot.holder or 'a mount that was killed'}"
+                problems.append(f"{slot.state.root} has {whose}, which this mount does not show")
                 log.warning("%s", problems[-1])
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 

@@ -81,6 +81,6 @@ def test_problems_of_a_source_have_a_way_out(background: Background, source: Pat
     assert dead["way_out"].endswith(f"shardfs umount {place}")
     assert run("umount", place).returncode == 0
     found_all = findings("--write", source, status=FAILED)
-    problem = one(found_all, "has a journal of chunks that are not committed")
+    problem = one(found_all, "has chunks that may not be committed yet")
     assert f"`shardfs recover {source}`" in problem["way_out"]
     assert one(found_all, "it was not tested whether")["kind"] == "note"

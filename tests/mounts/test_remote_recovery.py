@@ -28,7 +28,9 @@ def test_the_next_mount_takes_over_one_journal_and_names_the_others(host: Host) 
     publish(second, _1=OTHER)
     (second.path / "notes.txt").write_text("closed")
     kill(first, second)
-    mounted = host.mount(expect=("has a journal of a mount that was killed, which this mount does not show",))
+    mounted = host.mount(
+        expect=("has chunks that may not be committed yet, of a mount that was killed; this mount does",)
+    )
     assert (mounted.path / "c/0/0").read_bytes() == NEW
     assert (mounted.path / "notes.txt").read_bytes() == b"closed"
     assert host.chunk(0, 1) != OTHER
@@ -36,6 +38,22 @@ def test_the_next_mount_takes_over_one_journal_and_names_the_others(host: Host) 
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
     mounted.unmount()
     assert host.recover() == []
+
+
+def test_a_file_that_a_killed_mount_could_not_store_is_named_by_the_next_one(host: Host) -> None:
+    name = f"{PREFIX}/notes.txt"
+    host.bucket.put(name, b"first")
+    first, second = host.mount(), host.mount(expect=("is kept in",))
+    publish(first, _0=NEW)
+    (second.path / "notes.txt").read_bytes()
+    host.bucket.put(name, b"of another host")
+    with pytest.raises(OSError):
+        (second.path / "notes.txt").write_bytes(b"ours")
+    kill(first, second)
+    host.mount(expect=("has notes.txt, which is not stored, of a mount that was killed, which this mount",)).unmount()
+    host.recover("--apply", host.url)
+    assert (host.bucket.get(name), host.recover()) == (b"ours", [])
+    assert not [*host.state.glob("shardfs/remote/*/*")], "slots in which nothing is left are removed"
 
 
 def test_changes_of_another_host_to_the_same_shard_are_kept(host: Host) -> None:

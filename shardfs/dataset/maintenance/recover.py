@@ -18,7 +18,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
-from shardfs.dataset.state import Slot, StateDirectory, all_slots, hold_all, slots_of
+from shardfs.dataset.state import PENDING, Slot, StateDirectory, all_slots, hold_all, slots_of
 from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
@@ -344,12 +344,8 @@ def list_slots(found: Findings) -> None:
     """List what mounts of remote sources have, or left, on this machine; changes nothing, asks no store."""
     for slot in all_slots():
         state, holder = slot.state, slot.holder
-        is_running = holder is not None and not holder.is_elsewhere
-        held = ["conflicts"] if state.has_conflicts() else []
-        held += [f"{file.key}, which is not stored" for file in state.kept_files()]
-        if state.has_pending() and not is_running:
-            held.insert(0, "chunks that may not be committed yet")
-        if not held and not is_running:
+        held = [each for each in state.left() if not slot.is_in_use or each != PENDING]
+        if not held and not slot.is_in_use:
             continue
         where, command = str(slot.address or state.root), None
         if holder is not None:
@@ -358,7 +354,7 @@ def list_slots(found: Findings) -> None:
             end = "the directory does not name its source, or was moved; move it away"
         else:
             end = "to recover them"
-        if slot.address is not None and not is_running:
+        if slot.address is not None and not slot.is_in_use:
             command = recover_command(slot.address, "--apply")
             end += f": {command}"
         line = "; ".join([f"{where}, slot {slot.number}", *held, end])
