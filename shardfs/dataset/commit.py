@@ -21,7 +21,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord, pack_ranges
+from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import (
     ConflictError,
@@ -35,7 +35,6 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ShardWriter, join_key
-from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
@@ -357,9 +356,8 @@ class GroupCommit:
         announced: list[UndoRecord] = []
         try:
             async with self.log.appending:
-                for commit, undo in zip(commits, undos, strict=True):
-                    named = pack_ranges(sorted(record.sequence for record in commit.records))
-                    announced.append(self.log.append(undo, MemoryContent(memoryview(named))))
+                for undo in undos:
+                    announced.append(self.log.append(undo))
                 self.undos |= {undo.key: undo for undo in announced}
         except ShardfsError:
             await self.log.release_soon(announced)

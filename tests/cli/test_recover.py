@@ -267,7 +267,7 @@ def test_changes_are_kept_while_their_array_is_missing(background: Background, s
     assert run("recover", group).stdout == "nothing to recover\n"
 
 
-UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", 0, 0, 0, 0, 0, b"", b"", "")
+UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", "")
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
 BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
     "new bytes": lambda journal, key: journal.append(

@@ -13,8 +13,8 @@ The first checksum covers everything of the record but itself and the payload. S
 and are never used again, not even after a failed append. Meta bytes are the fields of a record, but for its sequence
 and payload, in the order in which its class has them and as `FIELDS` says.
 
-The payload of a Put is the encoded inner chunk, that of an UndoRecord and of a Checkpoint ranges of sequences, each its
-first and the one behind its last (uint64). Others have none.
+The payload of a Put is the encoded inner chunk, that of a Checkpoint ranges of sequences, each its first and the one
+behind its last (uint64). Others have none.
 
 What is read is input like any other: paths, keys and numbers may be of another's making.
 """
@@ -36,7 +36,7 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
-VERSION: Final = 5
+VERSION: Final = 6
 RECORD_NBYTES: Final = 40
 """The size of a record without its meta bytes and payload."""
 SALT_NBYTES: Final = 8
@@ -169,26 +169,25 @@ class Shrink(_Record):
 class UndoRecord(_Record):
     """The shard at *shard* of the array at *path*, stored under *key*, is about to get its next version.
 
-    *inode* is that of the file that is appended to; 0 if another file or object replaces it, written under the key
-    *temporary* ("" if there is none). Its size changes from *old_nbytes* to *planned_nbytes*, and *checksum* is the
-    `reversed_checksum` of the new bytes from *checked_from* on. An append has the `hash_of` the index at the old end
-    and of that at the new one. The payload lists the records in the new version.
+    Another file or object may replace it, written under the key *temporary* ("" if there is none). If the file with
+    the number *inode* (else 0) is appended to, its size changes from *old_nbytes* to *planned_nbytes*, *checksum* is
+    the `reversed_checksum` of the new bytes, and the hashes are the `hash_of` the index at the old end and of that at
+    the new one.
     """
 
-    FIELDS: ClassVar[str] = "tatqqqqqbbt"
+    FIELDS: ClassVar[str] = "tattqqqqbb"
     KIND: ClassVar[int] = 4
 
     path: str
     shard: tuple[int, ...]
     key: str
-    inode: int
-    old_nbytes: int
-    planned_nbytes: int
-    checked_from: int
-    checksum: int
-    old_index_hash: bytes
-    new_index_hash: bytes
     temporary: str
+    inode: int = 0
+    old_nbytes: int = 0
+    planned_nbytes: int = 0
+    checksum: int = 0
+    old_index_hash: bytes = b""
+    new_index_hash: bytes = b""
 
     @property
     def subject(self) -> Hashable:
@@ -271,7 +270,7 @@ def pack_ranges(sequences: Iterable[int]) -> bytes:
     return np.stack([found[is_first], found[is_last] + 1], axis=1).astype("<u8").tobytes()
 
 
-def unpack_ranges(record: UndoRecord | Checkpoint) -> npt.NDArray[np.uint64]:
+def unpack_ranges(record: Checkpoint) -> npt.NDArray[np.uint64]:
     """Return the ranges in the payload of a record, as rows; blocks.
 
     Raises `CorruptionError` if they do not precede the record.

@@ -1,10 +1,10 @@
 """Recovery: bringing the write-ahead log of an earlier process into the store.
 
-Commits that were under way are first completed or undone (`shardfs.dataset.wal.undo`). The other records were
-published, and may not be in a shard. A record becomes pending again if the chunk is still the one that it was published
-over: its array has the same metadata, and its index entry is the same. It is released if its very bytes are stored,
-whoever wrote later versions of the shard. Otherwise it is a conflict and goes to the conflict log: what somebody else
-may have written since is not replaced unasked. A record that cannot be handled blocks no other.
+Commits that were torn are first undone (`shardfs.dataset.wal.undo`). A record becomes pending again if the chunk is
+still the one that it was published over: its array has the same metadata, and its index entry is the same. It is
+released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict and goes to
+the conflict log: what somebody else may have written since is not replaced unasked. A record that cannot be handled
+blocks no other.
 
 A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
 store says.
@@ -13,13 +13,11 @@ store says.
 import logging
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
-
-import numpy as np
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import while_it_changes
@@ -28,9 +26,9 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
-from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name, unpack_ranges
-from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits
+from shardfs.dataset.wal.reading import Damage, LogContents, read_log
+from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name
+from shardfs.dataset.wal.undo import Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
@@ -69,18 +67,14 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     """Find out which changes are pending again and which are conflicts, given the outcomes of the commits."""
     recovery = Recovery(commits, released=[undone.undo for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
-    complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
     unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
     for change in changes:
-        array: Array | None = None
-        reason: str | None = None
-        if change.sequence not in complete:
-            try:
-                array, reason = await _judge(source, change, unsettled)
-            except ShardfsError as error:
-                if source.store.root is None:
-                    raise  # when the log is replayed next, the server may answer
-                reason = str(error)
+        try:
+            array, reason = await _judge(source, change, unsettled)
+        except ShardfsError as error:
+            if source.store.root is None:
+                raise  # when the log is replayed next, the server may answer
+            array, reason = None, str(error)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -89,16 +83,6 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
             recovery.released.append(change)
     recovery.shrinks = [record for record in contents.records if isinstance(record, Shrink)]
     return recovery
-
-
-def _named_by(commits: Iterable[Undone], changes: Sequence[Change]) -> set[int]:
-    """Return the sequences of those of *changes* that *commits* were to bring into their shards."""
-    sequences = np.array([change.sequence for change in changes], np.uint64)
-    found: set[int] = set()
-    for undone in commits:
-        with suppress(CorruptionError):  # an undo record cannot name later records
-            found.update(sequences[are_within(sequences, unpack_ranges(undone.undo))].tolist())
-    return found
 
 
 async def replay(source: Source, contents: LogContents, commits: GroupCommit) -> Recovery:

@@ -1,7 +1,7 @@
-"""The outcome of commits that were under way when a process ended, by their undo records.
+"""Undoing of commits that were under way when a process ended, by their undo records.
 
-A commit is complete if the shard has the planned size, and the bytes that the commit wrote have the planned checksum. A
-torn commit, which can only be an append, is undone. In any other state, the shard is left alone.
+Only an append can be torn: it is complete if the shard has the planned size, and what was written the planned checksum.
+A torn append is undone. In any other state, the shard is left alone.
 """
 
 import logging
@@ -46,10 +46,8 @@ T = TypeVar("T")
 class Outcome(Enum):
     """The outcome of a commit that was under way."""
 
-    COMPLETE = auto()
-    """The shard contains it."""
-    UNTOUCHED = auto()
-    """It had not begun, or another program has written another version since."""
+    WHOLE = auto()
+    """There is nothing to undo: it is complete or had not begun, or another program has written another version."""
     TORN = auto()
     """The shard is its old version, followed by part of the append, which is to be undone."""
     UNCLEAR = auto()
@@ -102,36 +100,18 @@ def undo_record(
 ) -> UndoRecord:
     """Return the undo record to append to the log before a shard is changed; blocks.
 
-    *index* is the new index if the shard, which is *old*, is appended to.
+    *index* is the new index if the shard, which is *old*, is appended to in place.
     """
-    snapshot, pieces = edit.snapshot, splice.pieces if splice is not None else ()
-    old_nbytes = snapshot.size if snapshot is not None else 0
-    planned_nbytes = splice.nbytes if splice is not None else 0
-    undo = UndoRecord(
-        sequence=0,
-        path=path,
-        shard=shard,
-        key=key,
-        inode=0,
-        old_nbytes=old_nbytes,
-        planned_nbytes=planned_nbytes,
-        checked_from=planned_nbytes,
-        checksum=0,
-        old_index_hash=b"",
-        new_index_hash=b"",
-        temporary=edit.temporary,
-    )
-    if index is None or old is None or snapshot is None or snapshot.stat.file is None:
-        if not any(isinstance(piece, Kept) for piece in pieces):
-            undo.checked_from = 0
-            undo.checksum = checksum_of(piece for piece in pieces if not isinstance(piece, Kept))
+    snapshot = edit.snapshot
+    undo = UndoRecord(0, path, shard, key, edit.temporary)
+    if index is None or old is None or splice is None or snapshot is None or snapshot.stat.file is None:
         return undo
-    undo.inode, undo.checked_from = snapshot.stat.file[1], old_nbytes
+    undo.inode, undo.old_nbytes, undo.planned_nbytes = snapshot.stat.file[1], snapshot.size, splice.nbytes
     undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
     added: list[Content] = []
     position = 0
-    for piece in pieces:
-        if position >= old_nbytes:
+    for piece in splice.pieces:
+        if position >= undo.old_nbytes:
             added.append(snapshot.content(piece.offset, piece.nbytes) if isinstance(piece, Kept) else piece)
         position += piece.nbytes
     undo.checksum = checksum_of(added)
@@ -200,28 +180,26 @@ async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Ou
 
 
 async def _look(source: Source, undo: UndoRecord) -> Outcome:
-    if source.store.rewrites and undo.checked_from >= undo.planned_nbytes:
-        return Outcome.UNTOUCHED  # nothing can be torn, and the records themselves can be compared
     with suppress(NotFoundError, NotADirectoryHereError):
-        return await _outcome(source, undo, await source.store.open(undo.key))
-    return Outcome.UNTOUCHED
+        if undo.inode:
+            return await _outcome(source, undo, await source.store.open(undo.key))
+    return Outcome.WHOLE
 
 
 async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) -> Outcome:
     """Return the outcome of a commit to the shard *snapshot*; None if there is no shard."""
-    if snapshot is None:
-        return Outcome.UNTOUCHED
-    size, file = snapshot.size, snapshot.stat.file
-    if undo.checked_from < size == undo.planned_nbytes:
-        snapshot.expect(undo.checked_from, size - undo.checked_from)
+    if snapshot is None or snapshot.stat.file is None:
+        return Outcome.WHOLE
+    size = snapshot.size
+    # Device numbers may change at a restart; inode numbers do not.
+    if snapshot.stat.file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
+        return Outcome.WHOLE
+    if size == undo.planned_nbytes:
         found = 0
-        for start, nbytes in in_pieces(size, undo.checked_from):
+        for start, nbytes in in_pieces(size, undo.old_nbytes):
             found = reversed_checksum(await snapshot.read(start, nbytes), found)
         if found == undo.checksum:
-            return Outcome.COMPLETE
-    # Device numbers may change at a restart; inode numbers do not.
-    if not undo.inode or file is None or file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
-        return Outcome.UNTOUCHED
+            return Outcome.WHOLE
     return await _outcome_at_end(source, undo, snapshot)
 
 
@@ -239,7 +217,7 @@ async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) 
     if hash_of(end) in (undo.old_index_hash, undo.new_index_hash):
         return Outcome.TORN if is_old_there else Outcome.UNCLEAR
     if _is_index_of_others(grid, undo, end, old if is_old_there else None, snapshot.size):
-        return Outcome.UNTOUCHED
+        return Outcome.WHOLE
     return Outcome.TORN if is_old_there else Outcome.UNCLEAR
 
 
@@ -288,9 +266,13 @@ async def _make_durable(source: Source, key: str) -> None:
     with suppress(ShardfsError):  # whoever has it now removes it
         async with source.store.edit(key):
             pass
-    with suppress(NotFoundError, NotADirectoryHereError):
-        await (await source.store.open_passthrough(key, writable=False)).sync()
+    try:
+        file = await source.store.open_passthrough(key, writable=False)
+    except ShardfsError:
+        pass  # what cannot be opened cannot be compared with records either, so none is released for it
+    else:
+        await file.sync()
     while key:
         key = key.rpartition("/")[0]
-        with suppress(NotFoundError, NotADirectoryHereError):
+        with suppress(*_LASTING):
             await source.store.sync_directory(key)
