@@ -539,5 +539,9 @@ def _slots(directory: str) -> Sequence[Slot]:
             address = Address(str(note["url"]), str(note["endpoint"]))
         if address is not None and _directory(address) != directory:
             address = None
-        found.append(Slot(address, number, state, find_holder(state)))
+        try:
+            holder = find_holder(state)
+        except SourceError:  # it is of another user
+            holder = Holder()
+        found.append(Slot(address, number, state, holder))
     return found

@@ -15,6 +15,7 @@ from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.local import syscalls
 from tests.support.mounting import PATIENCE
+from tests.support.users import AS_NOBODY, NOBODY, shared_directory
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")
 JOURNAL = "journal/00000001.journal"
@@ -90,6 +91,26 @@ def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None
     processes = [subprocess.Popen([sys.executable, "-c", CLAIMING]) for _ in range(4)]
     assert [process.wait(PATIENCE) for process in processes] == [0] * 4
     assert [os.listdir(path) for path in home.iterdir()] == [[]], "slots in which nothing is left are removed"
+
+
+MOUNTING = """
+from shardfs.dataset.state import has_journal, hold
+from tests.dataset.test_state import remote
+assert not has_journal(remote())
+with hold(remote()) as state:
+    print(state.root)
+"""
+
+
+def test_a_slot_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of root, who used the home of somebody else."""
+    with shared_directory() as home:
+        monkeypatch.setenv("XDG_STATE_HOME", str(home))
+        (state,) = leave(JOURNAL)
+        for path in Path(state.root).parents[:4]:
+            os.chown(path, NOBODY, NOBODY)
+        done = subprocess.run([*AS_NOBODY, sys.executable, "-c", MOUNTING], capture_output=True, text=True, check=False)
+        assert (done.stderr, done.stdout) == ("", f"{Path(state.root).with_name('1')}\n")
 
 
 # The lock of a directory
