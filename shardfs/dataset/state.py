@@ -97,15 +97,11 @@ class StateDirectory:
 
     def has_journal(self) -> bool:
         """Whether there may be published changes that are not in the store."""
-        return self.has_pending() or self.has_conflicts()
+        return self.has_pending() or _has_segments(self.conflicts)
 
     def has_pending(self) -> bool:
         """Whether there may be changes that the next mount commits; conflicts are not."""
         return _has_segments(self.journal)
-
-    def has_conflicts(self) -> bool:
-        """Whether there may be changes in the conflict log."""
-        return _has_segments(self.conflicts)
 
     def is_left(self) -> bool:
         """Whether it has any file but the lock file."""
@@ -115,7 +111,7 @@ class StateDirectory:
         """Say what programs wrote that may not be in the store."""
         files = [file.key for file in self.kept_files()]
         found = [PENDING] if self.has_pending() else []
-        found += ["conflicts"] if self.has_conflicts() else []
+        found += ["conflicts"] if _has_segments(self.conflicts) else []
         found += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
         return found
 

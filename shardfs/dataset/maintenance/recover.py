@@ -22,20 +22,21 @@ from shardfs.dataset.state import PENDING, Slot, StateDirectory, all_slots, hold
 from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
-    Conflict,
+    CHANGED,
     Recovery,
     classify,
     describe,
     describe_change,
     describe_damage,
     finish_shrink,
+    judge,
     opened,
     read_left,
     recover_command,
     replay,
     why_not,
 )
-from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
+from shardfs.dataset.wal.undo import Outcome, undo_commits
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
 from shardfs.format.sharding import Coords, ShardingLevel
@@ -222,14 +223,14 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
     _report_commits(recovery, found, "torn by a commit that can be undone", left=True)
     changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
     found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
-    found += [Finding("conflict", f"conflict: {describe(conflict)}", left=True) for conflict in recovery.conflicts]
+    found += [Finding("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
 
 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
     """Report the changes in the conflict log."""
     for change in _changes(read_left(state.conflicts)):
         reason = await why_not(source, change) or "it fits what is stored"
-        line = f"put aside: {describe(Conflict(change, reason))}; `shardfs recover --apply` applies it"
+        line = f"put aside: {describe(change, reason)}; `shardfs recover --apply` applies it"
         found.append(Finding("conflict", line, left=True))
 
 
@@ -252,7 +253,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
                     Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
             else:
-                line = f"cannot be applied: {describe(Conflict(change, reason))}"
+                line = f"cannot be applied: {describe(change, reason)}"
                 found.append(Finding("conflict", line, left=True))
         try:
             await commits.flush()
@@ -265,17 +266,12 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
     """Make a change from the conflict log pending again, whatever the chunk is now; returns why that is impossible."""
     try:
-        check_name(change.path)
         if isinstance(change, Shrink):
             await finish_shrink(source, commits, change)
             return None
-        array = await source.hierarchy.array(change.path)
-        if array is None:
-            return "there is no such array any more"
-        if array.fingerprint != change.fingerprint:
-            return "the metadata of the array has changed"
-        if not array.grid.contains(change.coords):
-            return "it lies outside the array now"
+        array, reason = await judge(source, change)
+        if array is None or reason not in (None, CHANGED):
+            return reason
         if array.change(change.coords) is not None:
             return "a later change of the chunk is not committed yet"
         entry = await array.stored_entry(change.coords)

@@ -38,27 +38,20 @@ from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 
-_CHANGED: Final = "another program has changed the chunk since"
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A change that does not fit what is stored now, and why."""
-
-    change: Change | Shrink
-    reason: str
+CHANGED: Final = "another program has changed the chunk since"
+"""The reason of a conflict that can be applied all the same."""
 
 
 @dataclass
 class Recovery:
-    """What was found in a log: commits and their outcomes, changes that are pending again, and conflicts.
+    """What was found in a log: commits and their outcomes, changes that are pending again, and conflicts with reasons.
 
     The records *released* are not needed any more.
     """
 
     commits: Sequence[Undone]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
+    conflicts: list[tuple[Change | Shrink, str]] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
 
@@ -70,13 +63,13 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
     for change in changes:
         try:
-            array, reason = await _judge(source, change, unsettled)
+            array, reason = await judge(source, change, unsettled)
         except ShardfsError as error:
             if source.store.root is None:
                 raise  # when the log is replayed next, the server may answer
             array, reason = None, str(error)
         if reason is not None:
-            recovery.conflicts.append(Conflict(change, reason))
+            recovery.conflicts.append((change, reason))
         elif array is not None:
             recovery.pending.append((array, change))
         else:
@@ -99,7 +92,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
             await finish_shrink(source, commits, shrink)
         except ShardfsError as error:
             if is_lasting(error):
-                recovery.conflicts.append(Conflict(shrink, str(error)))
+                recovery.conflicts.append((shrink, str(error)))
             else:
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
@@ -108,17 +101,17 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for conflict in recovery.conflicts:
-        log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
-    await commits.put_aside([conflict.change for conflict in recovery.conflicts])
+        log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(*conflict))
+    await commits.put_aside([change for change, _ in recovery.conflicts])
     await commits.log.release_soon(recovery.released)
     contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
 
 
-def describe(conflict: Conflict) -> str:
+def describe(change: Change | Shrink, reason: str) -> str:
     """Return one line about a conflict."""
-    return f"{describe_change(conflict.change)}: {conflict.reason}"
+    return f"{describe_change(change)}: {reason}"
 
 
 def describe_change(change: Change | Shrink) -> str:
@@ -130,7 +123,7 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def _judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> tuple[Array | None, str | None]:
+async def judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> tuple[Array | None, str | None]:
     """Return the array of *change*, and why the change does not fit; neither if there is nothing to do.
 
     Shards under the keys *unsettled* may be damaged until a commit is undone, before the next one. Raises a passing
@@ -159,15 +152,14 @@ async def _judge(source: Source, change: Change, unsettled: Collection[str] = ()
 
 
 async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
-    """Return the same as `_judge`, by looking at the stored chunk."""
-    if array.fingerprint == change.fingerprint:
-        if await array.stored_entry(change.coords) == change.superseded:
-            return array, None
-        return (None, None) if await _is_stored(array, change) else (array, _CHANGED)
-    with suppress(CorruptionError):  # it may have been written for other codecs
+    """Return the same as `judge`, by looking at the stored chunk."""
+    is_same = array.fingerprint == change.fingerprint
+    if is_same and await array.stored_entry(change.coords) == change.superseded:
+        return array, None
+    with suppress(CorruptionError):  # it may be damaged, or have been written for other codecs
         if await _is_stored(array, change):
             return None, None
-    return array, "the metadata of the array has changed"
+    return array, CHANGED if is_same else "the metadata of the array has changed"
 
 
 async def _is_stored(array: Array, change: Change) -> bool:
@@ -190,7 +182,7 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
             check_name(change.path)
             is_there = (await source.hierarchy.node(change.path)).any_array is not None
             return None if is_there else "there is no such array any more"
-        array, reason = await _judge(source, change)
+        array, reason = await judge(source, change)
     except ShardfsError as error:
         return str(error)
     return reason if array is not None or reason is not None else "the chunk already is like that"
