@@ -16,7 +16,7 @@ from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
-from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
+from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -42,8 +42,7 @@ class Writer:
 
     def check(self) -> None:
         """Raise the error that prevents publishing, if there is one."""
-        if self.log.failure:
-            raise ReadOnlyError("the mount is read-only because its journal failed; unmount and mount again")
+        self.log.check()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether one more chunk of *nbytes* bytes may be published."""
@@ -75,7 +74,6 @@ class Writer:
 
         Then `empty_outside` removes what is outside its new shape.
         """
-        self.check()
         async with self.log.appending:
             record = self.log.append(Shrink(0, path, shape))
         await self.log.sync_soon()
@@ -98,7 +96,6 @@ class Writer:
                         await self.source.store.check_writable(queue.key)
                     change.superseded = await array.stored_entry(change.coords)
                     async with self.log.appending:
-                        self.check()
                         if nbytes > _IN_LOOP_NBYTES:
                             await trio.to_thread.run_sync(self.log.append, change, content)
                         else:

@@ -184,7 +184,7 @@ class _Daemon:
             async with trio.open_nursery() as nursery:
                 await watching.start(self._end_on_signal, nursery)
                 if writing is not None:
-                    nursery.start_soon(writing.run)
+                    nursery.start_soon(writing.writer.commits.run)
                 nursery.start_soon(self._announce, ready, note)
                 await pyfuse3.main(max_tasks=_MAX_REQUESTS)
                 self._figures.end()

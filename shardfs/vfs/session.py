@@ -6,7 +6,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory, shown, slots_of
-from shardfs.dataset.wal.recovery import log_damage, open_log, recover_command, replay
+from shardfs.dataset.wal.recovery import describe_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
 from shardfs.stores.base import join_key
@@ -58,10 +58,11 @@ class Session:
         see it, and its commit would replace what they write.
         """
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
-        for left in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
-            await self.source.store.unlink(join_key(self.state.drafts_key, left.name))
-        log_damage(self.state.journal, self._contents)
-        log_damage(self.state.conflicts, self._aside)
+        for draft in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
+            await self.source.store.unlink(join_key(self.state.drafts_key, draft.name))
+        for directory, contents in ((self.state.journal, self._contents), (self.state.conflicts, self._aside)):
+            for damage in contents.damage:
+                log.error("%s", describe_damage(directory, damage))
         recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
@@ -81,10 +82,6 @@ class Session:
                 problems.append(f"{slot.state.root} has {whose}, which this mount does not show")
                 log.warning("%s", problems[-1])
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
-
-    async def run(self) -> None:
-        """Commit what is due, until cancelled."""
-        await self.writer.commits.run()
 
     async def commit(self) -> bool:
         """Commit and store everything that is pending; return whether that succeeded. Failures are logged."""

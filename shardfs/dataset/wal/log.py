@@ -143,6 +143,11 @@ class WriteAheadLog:
         """Whether a payload of *nbytes* bytes may be appended now; an empty log takes any payload."""
         return self.nbytes + nbytes < (self.limit() if nbytes else self.max_nbytes) or not self.live
 
+    def check(self) -> None:
+        """Raise `ReadOnlyError` if nothing is accepted any more."""
+        if self.failure:
+            raise ReadOnlyError(f"{self.failure}; nothing can be published any more: unmount, and mount again")
+
     def room(self) -> int:
         """Return how many bytes are free on the disk; the last known value if it does not answer."""
         with contextlib.suppress(OSError):
@@ -204,7 +209,7 @@ class WriteAheadLog:
         If the disk is full, they are recorded together with the next ones. Raises `StoreError` if a segment cannot be
         removed, and the errors of `sync`.
         """
-        self._check()
+        self.check()
         for record in records:
             found = self._live.get(record.subject)
             if found is not None and found[1].sequence == record.sequence:
@@ -219,7 +224,7 @@ class WriteAheadLog:
         They get a new sequence and a new payload; a reader of an old payload keeps its disk space in use. Raises the
         errors of `release` and `append`; what was carried until then is in the new place.
         """
-        self._check()
+        self.check()
         if not self._segments:
             return
         oldest = self._segments[0]
@@ -239,9 +244,10 @@ class WriteAheadLog:
         so the log accepts nothing any more: every later call raises `ReadOnlyError`.
         """
         with self._syncing:
-            self._check()
+            self.check()
             sequence = self.last_sequence
             ends = [(segment, segment.end) for segment in [*self._segments]]
+            are_named = all(segment.synced for segment, _ in ends)
             for segment, end in ends:
                 self._look(segment, end)
             for segment, end in ends:
@@ -251,10 +257,8 @@ class WriteAheadLog:
                     except OSError as error:
                         raise self._lost(f"could not be made durable: {error.strerror}") from None
                     segment.synced = end
-            if not all(segment.is_named for segment, _ in ends):
+            if not are_named:
                 self._sync_names()
-                for segment, _ in ends:
-                    segment.is_named = True
             self.synced_sequence = sequence
 
     async def sync_soon(self) -> None:
@@ -301,7 +305,7 @@ class WriteAheadLog:
 
     def _open_segment(self, nbytes: int | None) -> Segment:
         """Return the segment for the next *nbytes* bytes, a new one if need be; None takes the active one."""
-        self._check()
+        self.check()
         segment = self._active
         if segment is not None:
             self._look(segment, segment.end)
@@ -375,11 +379,6 @@ class WriteAheadLog:
         self._sync_names()
 
     # Failing
-
-    def _check(self) -> None:
-        """Raise `ReadOnlyError` if nothing is accepted any more."""
-        if self.failure:
-            raise ReadOnlyError(f"{self.failure}; nothing can be published any more")
 
     def _look(self, segment: Segment, end: int) -> None:
         """Find out whether somebody else removed a segment, or cut it before *end*."""

@@ -62,16 +62,15 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One file: *end* is where its last record ends, *synced* how much of it is known to be durable.
+    """One file: *end* is where its last record ends, *synced* how much of it is known to be durable, with its name.
 
-    *is_named*: its name is durable, too. *nlive* of its records are live.
+    *nlive* of its records are live.
     """
 
     name: str
     descriptor: Descriptor
     end: int
     synced: int = 0
-    is_named: bool = False
     is_damaged: bool = False
     is_removed: bool = False
     nlive: int = 0

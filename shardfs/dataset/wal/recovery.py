@@ -228,12 +228,6 @@ def describe_damage(directory: str, damage: Damage) -> str:
     return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
 
 
-def log_damage(directory: str, contents: LogContents) -> None:
-    """Log what is damaged in the journal in *directory*."""
-    for damage in contents.damage:
-        log.error("%s", describe_damage(directory, damage))
-
-
 def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAheadLog]:
     """Open the log in the directory *path*, whose lock the caller holds; returns what it contained, too."""
     directory = open_directory(path)
