@@ -154,18 +154,22 @@ def test_a_file_that_is_renamed_while_it_is_open_is_stored_under_its_new_name(sh
     assert key("draft.txt") not in shared.bucket.keys(PREFIX)
 
 
-def test_a_file_that_another_host_changed_can_be_read_while_a_program_has_it_open(host: Host) -> None:
-    mounted = host.mount(expect=(CHANGED,))
+def test_a_file_that_another_host_changed_can_be_edited_while_a_program_has_it_open(host: Host) -> None:
+    mounted = host.mount(expect=(CHANGED, "was replaced while it was open"))
     path = mounted.path / "notes.txt"
     in_place(path, b"ours")
-    file = os.open(path, os.O_RDWR)
+    files = [os.open(path, os.O_RDWR) for _ in range(2)]
     host.bucket.put(key("notes.txt"), b"of another host")
-    refused(lambda: os.pwrite(file, b"O", 0))
+    refused(lambda: os.pwrite(files[0], b"O", 0))
     assert path.read_bytes() == b"of another host"
-    os.ftruncate(file, 0)
-    os.pwrite(file, b"made of what was read", 0)
-    os.close(file)
-    assert path.read_bytes() == host.bucket.get(key("notes.txt")) == b"made of what was read"
+    with open(path, "r+b") as edited:
+        edited.write(b"OF")
+    assert host.bucket.get(key("notes.txt")) == b"OF another host"
+    for change in (lambda: os.ftruncate(files[0], 0), lambda: os.pwrite(files[1], b"O", 0)):
+        refused(change)
+    for file in files:
+        os.close(file)
+    assert path.read_bytes() == host.bucket.get(key("notes.txt")) == b"OF another host"
 
 
 def test_a_file_that_another_host_changed_can_be_moved(host: Host) -> None:

@@ -289,7 +289,8 @@ class Files:
     async def local_file(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to change.
 
-        If it does not exist yet, create it with the first *nbytes* bytes of the object, or with all.
+        If it does not exist yet, create it with the first *nbytes* bytes of the object, or with all. Raises
+        `StaleError` if that is not what the key stands for.
         """
         if spool.file is not None:
             return spool.file
@@ -304,14 +305,16 @@ class Files:
         except BaseException:
             remove_kept(self.kept.path(spool.name))
             raise
+        if not self.spools.names(spool):
+            remove_kept(self.kept.path(spool.name))
+            if snapshot is not None:
+                raise StaleError(f"{spool.key} was replaced while it was open")
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
-            if nbytes and self.spools.names(spool):  # this version is changed, whatever was shown before
+            if nbytes:  # this version is changed, whatever was shown before
                 self.heads.note_shown(spool.key, snapshot.object)
             shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
-        if not self.spools.names(spool):
-            remove_kept(self.kept.path(spool.name))
         return spool.file
 
 

@@ -378,13 +378,11 @@ class S3Store:
     async def _open_file(self, key: str, *, writable: bool) -> SpoolFile:
         files = self._writable() if writable else None
         spool = self._spools.get(key)
-        if spool is None or not (writable or spool.is_local):
+        if spool is None or not spool.is_local:
             snapshot = await self.objects.open(key)
             spool = self._spools.get(key)
-            if spool is None and files is not None:
-                spool = files.begin(key, snapshot)
-            elif spool is None or not (writable or spool.is_current(snapshot)):
-                spool = Spool(key, snapshot)
+            if spool is None or not spool.is_current(snapshot):
+                spool = Spool(key, snapshot) if files is None else files.begin(key, snapshot)
         return SpoolFile(spool, files)
 
     @_routed_change
