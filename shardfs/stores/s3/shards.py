@@ -318,9 +318,8 @@ class S3Edit:
                 wanted = Range(first, last.offset + last.nbytes - first)
                 data = (await self._client.get(self._source.key, wanted, etag=self._source.object.etag)).data
                 require_all(self._source.key, wanted.nbytes, data)
-                for kept in group:
-                    start = kept.offset - first
-                    await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])
+                pieces = [data[kept.offset - first :][: kept.nbytes] for kept in group]
+                await trio.to_thread.run_sync(file.writelines, pieces)
             yield JoinedContent(contents)
 
     def _changed(self) -> ConflictError:
