@@ -182,7 +182,7 @@ class S3Client:
             arguments["ContinuationToken"] = token
         reply = await self._read(partial(self._call, request, **arguments))
         following = reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
-        if reply.get("IsTruncated") and not following:
+        if reply.get("IsTruncated") and following in (None, "", token):
             raise StoreError(f"{request.target}: the server lists only some of the keys, and not how to get the others")
         objects = [(entry["Key"], stat_of(entry)) for entry in reply.get("Contents", ())]
         prefixes = [entry["Prefix"] for entry in reply.get("CommonPrefixes", ())]

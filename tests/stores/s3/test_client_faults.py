@@ -8,6 +8,7 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.s3.requests import Condition, Range
+from shardfs.stores.s3.session import Session
 from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_faults import Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
@@ -253,3 +254,13 @@ def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
         run(partial(hasty.client.get, key, WHOLE))
     assert hasty.counts.requests == {"GetObject": 2}
     fault.release()
+
+
+@pytest.mark.parametrize("token", [None, "the same"])
+def test_a_listing_that_never_ends_is_an_error(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    reply = {"IsTruncated": True, "NextContinuationToken": token}
+    monkeypatch.setattr(Session, "call", lambda *_, **__: reply)
+    with pytest.raises(StoreError, match="lists only some of the keys"):
+        run(partial(tried.client.list_page, "", token=token))
