@@ -199,11 +199,12 @@ class DiskCache:
     def add(self, name: str, etag: str, offset: int, data: Buffer) -> None:
         """Keep *data*, the bytes from *offset* of the version *etag* of an object.
 
-        Raises nothing: if the directory cannot be written, this is logged, and the cache pauses for a minute.
+        Raises nothing: if the directory cannot be written, this is logged, and the cache pauses for a minute. While
+        another thread counts and evicts, which may take long, nothing is added.
         """
         view, now = memoryview(data).cast("B"), self._clock()
         entry = Entry(_version(name, etag), Span(offset, offset + view.nbytes))
-        if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES):
+        if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES) or self._counting.locked():
             return
         with self._lock:
             around = self._known.get(entry.version, Spans()).at(offset)
@@ -238,9 +239,11 @@ class DiskCache:
             self._room -= nbytes
         for span in within:
             self._unlink(entry._replace(span=span).path)
-        with self._counting:
-            if self._room < 0:
+        if self._room < 0 and self._counting.acquire(blocking=False):
+            try:
                 self._count()
+            finally:
+                self._counting.release()
 
     def _look_up(self, version: str, offset: int) -> Entry | None:
         """Return the entry that extends furthest from *offset*, including those of other processes."""
@@ -265,9 +268,10 @@ class DiskCache:
 
     def _drop(self, entry: Entry) -> None:
         """Forget an entry and remove it; shorter ones that it hid are found by listing its drawer again."""
+        is_removed = self._unlink(entry.path)
         with self._lock:
             self._known.get(entry.version, Spans()).discard(entry.span)
-            if self._unlink(entry.path):
+            if is_removed:
                 self._listed.pop(entry.drawer, None)
 
     def _unlink(self, path: str) -> bool:

@@ -7,8 +7,10 @@ import shutil
 import tempfile
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
@@ -185,6 +187,34 @@ def test_several_mounts_exceed_the_size_by_a_tenth_each_at_most(make: Make, dire
         mounts[i % 3].add(f"{i}", ETAG, 0, bytes(40_000))
         if i % 10 == 0:
             assert disk_nbytes(directory) <= 4 * MIB * 1.3 + 45_056
+
+
+def test_while_one_thread_evicts_no_other_waits(make: Make) -> None:
+    begun, go_on = Event(), Event()
+
+    class Slow(Syscalls):
+        """Removes nothing before it may go on."""
+
+        def unlink(self, path: str, dir_fd: int) -> None:
+            begun.set()
+            assert go_on.wait(50)
+            super().unlink(path, dir_fd)
+
+    cache = make(MIB, disk=Slow())
+
+    def fill() -> None:
+        for i in range(10):
+            cache.add(f"{i}", ETAG, 0, bytes(MIB // 8))
+
+    with ThreadPoolExecutor(2) as pool:
+        filling = pool.submit(fill)
+        assert begun.wait(50)
+        try:
+            pool.submit(cache.add, "other", ETAG, 0, b"data").result(5)
+            pool.submit(cache.find, "other", ETAG, 0, 4).result(5)
+        finally:
+            go_on.set()
+        filling.result()
 
 
 # What it bears
