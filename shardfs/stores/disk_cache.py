@@ -148,7 +148,7 @@ class DiskCache:
         disk: Syscalls = SYSCALLS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create or open the cache, and look at all entries; raises `UsageError` if it cannot be used.
+        """Create or open the cache; raises `UsageError` if it cannot be used.
 
         *clock* returns seconds since 1970.
         """
@@ -164,13 +164,11 @@ class DiskCache:
         """When a drawer was listed, since the last count."""
         self._failed = _NEVER
         self._room = 0
-        """How many bytes may be added before everything is counted again."""
+        """How many bytes may be added before everything is counted, for the first time or again."""
         self._lock = Lock()
         """Held while any of this, or of the counts, is used."""
         self._counting = Lock()
         self._folder = _open_folder(directory, disk)
-        with suppress(OSError):  # there is no room before it succeeds
-            self._count()
 
     def find(self, name: str, etag: str, offset: int, nbytes: int) -> memoryview | None:
         """Return bytes from *offset* of the version *etag* of an object, at most *nbytes*, if they are undamaged.

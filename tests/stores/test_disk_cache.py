@@ -256,11 +256,12 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
         def pwrite(self, fd: int, buffers: Any, offset: int) -> None:
             super().pwrite(fd, buffers, offset)
             if self.is_watching:
-                make()
+                make().add("other", ETAG, 0, b"data")
                 seen.append(sorted(path.name for path in directory.glob("*/new-*")))
 
     disk = Watching()
     cache = make(disk=disk)
+    cache.add("first", ETAG, 0, b"data")
     assert not list(directory.glob("*/new-*"))
     disk.is_watching = True
     cache.add(NAME, ETAG, 0, b"data")
@@ -280,6 +281,7 @@ def test_however_many_entries_there_are_no_memory_is_taken_before_they_are_wante
         (folder(directory) / Entry(version, Span(0, 4096)).path).touch()
     tracemalloc.start()
     kept = make()
+    kept.add("other", ETAG, 0, b"data")
     nbytes, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept.find(NAME, ETAG, 0, 1) is None
