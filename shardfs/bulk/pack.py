@@ -95,22 +95,24 @@ class CopyFiles(StoreTask):
 
 @dataclass(frozen=True)
 class StoreTexts(StoreTask):
-    """Stores a text for each item."""
+    """Stores a text for each item, with the fingerprint of the `Transfer` if it is the document of a packed array."""
 
-    texts: tuple[bytes, ...]
+    texts: tuple[tuple[bytes, bytes | None], ...]
 
     async def begin(self, context: Context) -> Storer:
         """Return a function that stores one of them."""
         texts = dict(zip(self.items, self.texts, strict=True))
 
         async def write(item: Item) -> Delivered:
-            text = texts[item]
+            text, fingerprint = texts[item]
+            made_of = MadeOf(fingerprint)
+            made_of.add(text)
 
             async def produce(new: NewObject) -> Stat:
                 await new.write([text])
                 return await new.finish()
 
-            return await deliver(self.job, self.job.made(context).store, item, MadeOf(text), len(text), produce)
+            return await deliver(self.job, self.job.made(context).store, item, made_of, len(text), produce)
 
         return write
 
@@ -349,12 +351,17 @@ class PackPlan(Plan):
 
     def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
         """Return the task that stores these documents."""
-        return StoreTexts(items, 0, job, tuple(self._texts[item.key] for item in items))
+        fingerprints = {join_key(path, DOCUMENT): fingerprint for path, (fingerprint, _) in self.arrays.items()}
+        return StoreTexts(items, 0, job, tuple((self._texts[item.key], fingerprints.get(item.key)) for item in items))
 
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
         version = self.arrays[path]
         transfer = await Transfer.find(context, job, path, self.packing, version)
+        (document,) = manifest.items([join_key(path, DOCUMENT)])
+        if document.made_of and not MadeOf(transfer.fingerprint).has_form_of(document.made_of):
+            # Until all shards are stored that it describes, nobody may take those of another document for them.
+            await job.made(context).store.discard(document.key)
 
         def fail(error: ShardfsError) -> None:
             self.report.problems.append(left_out(path, error))

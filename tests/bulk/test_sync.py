@@ -140,6 +140,32 @@ def test_a_shard_of_other_codecs_is_made_again_also_if_the_source_is_damaged(tmp
     assert [*zarr.open_array(made)[...]] == [2] * 4 + [0] * 4 + [2] * 8
 
 
+def test_after_an_interruption_no_old_document_describes_new_shards(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    create = partial(zarr.create_array, source, shape=(16,), chunks=(1,), dtype="i4", overwrite=True)
+    create(compressors=None)[...] = 1
+    pack(source, made, "--shards", "8")
+
+    def interrupt(report: Report) -> None:
+        if report.stored:
+            raise KeyboardInterrupt
+
+    def begin() -> set[str]:
+        plan, how = PackPlan(Packing(chunks_per_shard=(8,))), RunOptions(True, jobs=1, progress=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
+        return set(files_below(made))
+
+    array = create()
+    array[...] = 2
+    assert begin() == {"c/0", "c/1"}
+    pack(source, made, "--shards", "8", "--sync")
+    assert [*zarr.open_array(made)[...]] == [2] * 16
+    array.resize(32)
+    array[:8] = 3
+    assert begin() == {"zarr.json", "c/0", "c/1"}, "shards of both shapes are right in the old document"
+
+
 def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path) -> None:
     """It may be the only copy of something else, or have shards of what is gone from the source."""
     source, made, packed = tmp_path / "source", tmp_path / "made", tmp_path / "packed"
