@@ -145,7 +145,7 @@ MAX_RUN: Final = 1024
 class Extent(NamedTuple):
     """The encoded bytes of one version of an inner chunk: *nbytes* bytes from *offset* of *shard*.
 
-    For a pending chunk, *shard* is its record in the log.
+    Of a pending chunk, *shard* is the record in the log, which has its bytes.
     """
 
     shard: OpenShard | Put

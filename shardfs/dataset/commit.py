@@ -131,7 +131,8 @@ class GroupCommit:
         """Commit what is pending now in arrays at and below the path *below*.
 
         Changes published meanwhile need not be included. Raises the error that prevents a commit; what is pending stays
-        pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log.
+        pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log; that
+        another program changed a shard first is no error, and the commit is tried again.
         """
         nconflicts, attempts = self.nconflicts, _ATTEMPTS
         asked = {queue: [*queue.changes.values()] for queue in self.pending if is_below(queue.layout.path, below)}
@@ -273,7 +274,7 @@ class GroupCommit:
         return fitting
 
     async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
-        """Put changes durably into the conflict log, and release their records."""
+        """Put changes durably into the conflict log, and release their records in the log."""
         if not changes:
             return
 
@@ -389,7 +390,7 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ConflictError:
-                await self.log.release_soon(self._settled(commit.queue))  # nothing was changed
+                await self.log.release_soon(self._settled(commit.queue))  # what has the key was not changed
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1

@@ -54,8 +54,8 @@ class Node:
 
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* is what it says, None if it is
     missing or broken. *any_array* is set for a sharded array that can be shown unsharded, and for an unsharded array
-    whose chunks all have one shape. *reason* says why only the stored files are shown. After an array's document was
-    removed through the mount, the array stays, with its *metadata* and without *document*: see `leave`. *in_image*: the
+    whose chunks all have one shape. *reason* says why only the stored files are shown. If the document of an array was
+    removed through the mount, the array stays, with *metadata* and without *document*: see `leave`. *in_image*: the
     node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what
     the view generates for it, given the *context*.
 
@@ -85,7 +85,7 @@ class Node:
 
     @property
     def stored(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document says, complete."""
+        """What the document says, complete; of an array that was left (`Hierarchy.leave`), just *metadata*."""
         if self.document is None or self.metadata is None or len(self.document) <= LARGE_NBYTES:
             return self.metadata
         return parse_document(self.document)
@@ -167,9 +167,11 @@ class Hierarchy:
             self._nodes.forget(known)
 
     def leave(self, node: Node) -> bool:
-        """Let the directory of *node* stay an array, without document, until it is emptied; return whether it was one.
+        """Show *node* as what it is without its document, which a program removes; return whether an array was left.
 
-        The document itself is to stay stored until then, or until another one is: a killed mount leaves the array.
+        A directory that is shown as an array stays that array, though without document, until it is abandoned or
+        somebody stores another document. The caller does not remove the stored document then, so that an array is there
+        after the mount is killed too: `Documents.drop` does so later. If there is no such array, the caller removes it.
         """
         is_left = self._is_shown(node)
         if is_left:
@@ -180,11 +182,14 @@ class Hierarchy:
 
     @property
     def left(self) -> Collection[str]:
-        """The paths given to `leave`, as long as nothing else was found there."""
+        """The paths of arrays that were left, as long as no other document was found there."""
         return list(self._left)
 
     async def is_left(self, path: str) -> bool:
-        """Whether the array at *path* was left, and nobody has stored another document since."""
+        """Whether the array at *path* was left, and nobody has stored another document since.
+
+        The removed document may be stored still, or not.
+        """
         left = self._left.get(path)
         if left is None:
             return False

@@ -25,15 +25,16 @@ from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
-_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard, with the entries that lead to it
+_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # the entries lead to an inner shard; none if it is not one
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ShardState:
     """What is known about one shard: the open *shard*, or the *error* why it cannot be opened, or that it is missing.
 
-    *stored_key* is the key of the outermost shard. *generation* counts the versions that were seen under it. *checked*
-    is when the store was last asked. *stat* is the status of the file, None if there is none or it could not be opened.
+    *stored_key* is the key of the file, and *generation* counts the versions that were seen under it. *checked* is when
+    the store was last asked. *stat* is the status of the file, None if there is none or it could not be opened. The
+    state of an inner shard has just *shard*, None if there is none, and the *snapshot* that it is in.
     """
 
     checked: float

@@ -55,8 +55,8 @@ class StateDirectory:
     by then.
     """
 
-    # Keys in the store: of scratch files, of chunk files of arrays that are being created, of large files being
-    # written, and of what was cut off torn shards.
+    # Keys in the store: of scratch files; of orphan chunks, which came before the document of their array; of files
+    # that have no name yet, large write buffers among them; and of what was cut off torn shards.
     scratch_key: ClassVar[str] = f"{DIRECTORY}/scratch"
     staged_key: ClassVar[str] = f"{DIRECTORY}/staged"
     drafts_key: ClassVar[str] = f"{DIRECTORY}/drafts"
@@ -82,7 +82,7 @@ class StateDirectory:
 
     @property
     def drafts(self) -> str:
-        """The directory for large files that are being written."""
+        """The directory for files that have no name yet."""
         return os.path.join(self.path, "drafts")
 
     @property

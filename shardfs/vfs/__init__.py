@@ -4,9 +4,10 @@ It may import the rooms below (`dataset`, `stores`, `format`). It knows nothing 
 without a mount.
 
 A request names an inode, or a directory and a name in it. `Filesystem` turns that into an *entry* (`entries`: chunk,
-directory of chunks, document, passthrough), which does the work. Inode numbers of chunks are computed; all others are
-rows of a table (both in `inodes`). A `View` (`views`) decides how a node looks: its documents, the names of its chunks,
-and whether they are decoded (`chunk_cache`). The rooms below know encoded chunks only.
+directory of chunks, document, passthrough), which does the work. Inode numbers of stored chunks are computed; all
+others, and those of chunks that were published on this mount, are rows of a table (both in `inodes`). A `View`
+(`views`) decides how a node looks: its documents, the names of its chunks, and whether they are decoded
+(`chunk_cache`). The rooms below know encoded chunks only.
 
 Requests that change something enter through `Changes`, and are carried out by entries too. What is written to a chunk
 or a document is in a `WriteBuffer` until it is published.

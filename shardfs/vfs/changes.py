@@ -363,7 +363,7 @@ class Changes:
         await (await self.fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
-        """Commit everything that is pending, and store all files that are being written."""
+        """Commit everything that is pending, remove removed documents from the store, and store files being written."""
         await self.writer.commits.flush()
         await self.documents.drop_all()
         await self.fs.store.flush()

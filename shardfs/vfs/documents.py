@@ -107,8 +107,8 @@ class Documents:
     async def remove(self, entry: DocumentEntry) -> None:
         """Remove a document.
 
-        The directory stays an array until it is empty or gets a new document; until then, that of a sharded array stays
-        stored, where `drop` finds it.
+        The directory of an array stays that array until it is empty or gets another document. The removed one stays
+        stored until then, or until `drop`.
         """
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
@@ -138,7 +138,11 @@ class Documents:
         fs.texts.forget(entry.path)
 
     async def drop(self, path: str) -> None:
-        """Remove the document of the array at *path* from the store, if it was removed on the mount."""
+        """Remove the document of the array at *path* from the store, if `remove` left it there.
+
+        What is pending in the array was committed: a chunk in the log is a conflict after a crash if there is no
+        document. No other document is stored there meanwhile, because it would be removed instead.
+        """
         key = join_key(path, DOCUMENT)
         self._fs.store.forget(key)
         if await self._fs.hierarchy.is_left(path):
@@ -146,7 +150,7 @@ class Documents:
                 await self._fs.store.unlink(key)
 
     async def drop_all(self) -> None:
-        """Remove all such documents, also of arrays that have chunks."""
+        """Remove all documents that `remove` left in the store, also of arrays that have chunks; see `drop`."""
         for path in self._fs.hierarchy.left:
             await self.drop(path)
 

@@ -1,9 +1,10 @@
 """Locks that keep the meaning of names while they are worked on.
 
 Every request that changes something takes the lock of the mount's *structure* in shared mode, and that of its *node* (a
-directory, by path). Documents, and whatever is moved out of a node, take the node exclusively, so that nothing is
-published in the array meanwhile; other nodes are not affected. Moving a directory, and documents that make their
-directory a node, take the structure exclusively, because names below stand for something else afterwards.
+directory, by path). Who changes a document, moves a chunk to another name, or removes the directory of a node takes the
+node exclusively, so that nothing is published in it meanwhile; other nodes are not affected. Who moves a directory, or
+publishes a document that makes its directory a node, takes the structure exclusively, because names below stand for
+something else afterwards.
 
 Locks are taken in this order: structure, nodes by path, write buffers. Commits take none of them.
 """

@@ -84,7 +84,7 @@ class Session:
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def commit(self) -> bool:
-        """Commit and store everything that is pending; return whether that succeeded. Failures are logged."""
+        """Do what `Changes.flush_all` does; return whether that succeeded. Failures are logged."""
         is_committed = True
         try:
             await self.writer.commits.flush()

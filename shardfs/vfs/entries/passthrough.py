@@ -203,7 +203,7 @@ class Passthrough(Entry):
         return (await self.fs.store.stat(self.path)).kind is Kind.DIRECTORY
 
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
-        """Move the file or directory to the name *new*, after committing what is pending below it."""
+        """Move the file to the name *new*, or the directory, after committing what is pending below both names."""
         fs = self.fs
         await new._make_parents()
         is_directory = await self.is_directory()
