@@ -365,8 +365,14 @@ class Changes:
     async def flush_all(self) -> None:
         """Commit everything that is pending, remove removed documents from the store, and store files being written."""
         await self.writer.commits.flush()
-        await self.documents.drop_all()
+        await self.drop_removed()
         await self.fs.store.flush()
+
+    async def drop_removed(self) -> None:
+        """Remove the stored documents of arrays whose documents were removed on the mount, and replaced by none."""
+        for path in self.fs.hierarchy.left:
+            async with self._locks.hold(partial(_node, path)):  # else a new one might be removed
+                await self.documents.drop(path)
 
 
 async def _node(path: str) -> Nodes:

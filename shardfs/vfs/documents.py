@@ -141,18 +141,13 @@ class Documents:
         """Remove the document of the array at *path* from the store, if `remove` left it there.
 
         What is pending in the array was committed: a chunk in the log is a conflict after a crash if there is no
-        document. No other document is stored there meanwhile, because it would be removed instead.
+        document. The caller holds the lock of the node: a document that is stored meanwhile would be removed instead.
         """
         key = join_key(path, DOCUMENT)
         self._fs.store.forget(key)
         if await self._fs.hierarchy.is_left(path):
             with suppress(NotFoundError):
                 await self._fs.store.unlink(key)
-
-    async def drop_all(self) -> None:
-        """Remove all documents that `remove` left in the store, also of arrays that have chunks; see `drop`."""
-        for path in self._fs.hierarchy.left:
-            await self.drop(path)
 
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, without its array if the document was removed and no chunk is left.

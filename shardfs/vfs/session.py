@@ -88,7 +88,7 @@ class Session:
         is_committed = True
         try:
             await self.writer.commits.flush()
-            await self.changes.documents.drop_all()
+            await self.changes.drop_removed()
         except ConflictError as error:
             log.error("%s: %s", self.source.store.url, error)  # noqa: TRY400
             is_committed = False

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,50 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
         await fs.open_files[number].flush()
         await changes.close(number)
     assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
+
+
+class Late:
+    """A call of a store for *key* that is made, or *answers*, only when a test says so: the first one."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]], key: str, *, answers: bool) -> None:
+        self.begun, self.may_end = trio.Event(), trio.Event()
+        self._call = call
+        self._key = key
+        self._answers = answers
+
+    async def __call__(self, key: str, *args: Any, **options: Any) -> Any:
+        is_late = key == self._key and not self.begun.is_set()
+        if is_late and not self._answers:
+            await self._wait()
+        try:
+            return await self._call(key, *args, **options)
+        finally:
+            if is_late and self._answers:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self.begun.set()
+        await self.may_end.wait()
+
+
+@in_trio
+async def test_a_document_that_is_written_anew_while_all_is_flushed_stays(root: Path) -> None:
+    """The flush removes the one that was removed on the mount, as tar does first; a store may take long for that."""
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    await process.write("end", 0, b"data")
+    directory = (await find(fs, "end")).ino
+    text = await read_file(fs, (await find(fs, "end/zarr.json")).ino)
+    await changes.unlink(directory, b"zarr.json")
+    fs.store.unlink = late = Late(fs.store.unlink, "end/zarr.json", answers=False)  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(changes.flush_all)
+        await late.begun.wait()
+        nursery.start_soon(write, changes, directory, b"zarr.json", text)
+        await trio.testing.wait_all_tasks_blocked(0.2)  # threads that sync a file take less
+        late.may_end.set()
+    assert await read_file(fs, (await find(fs, "end/zarr.json")).ino) == text
+    assert (root / "end/zarr.json").exists()
 
 
 @in_trio
