@@ -254,9 +254,11 @@ class Hierarchy:
         stat, context = await self._store.stat(path), await self._context(path, known)
         key, lens = join_key(path, DOCUMENT), self._lens
         node = Node(path, stat, in_image=context.in_image, context=context)
-        if await self.is_left(path):
-            return replace(self._left[path], stat=stat, document=None, document_stat=None)
-        self._left.pop(path, None)
+        left = self._left.get(path)  # while the store is asked, it may be abandoned, or another one left
+        if left is not None and await self.is_left(path):
+            return replace(left, stat=stat, document=None, document_stat=None)
+        if self._left.get(path) is left:
+            self._left.pop(path, None)
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version

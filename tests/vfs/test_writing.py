@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,25 @@ async def test_a_document_that_is_written_anew_while_all_is_flushed_stays(root: 
         late.may_end.set()
     assert await read_file(fs, (await find(fs, "end/zarr.json")).ino) == text
     assert (root / "end/zarr.json").exists()
+
+
+@in_trio
+async def test_an_array_is_looked_at_while_it_is_removed(root: Path) -> None:
+    """Also by a commit, which would end the mount by any unexpected error."""
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    await changes.unlink((await find(fs, "end")).ino, b"zarr.json")
+    fs.store.rmdir = removing = Late(fs.store.rmdir, "end", answers=False)  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(changes.rmdir, ROOT, b"end")
+        await removing.begun.wait()
+        fs.store.stat = looking = Late(fs.store.stat, "end/zarr.json", answers=True)  # type: ignore[method-assign]
+        nursery.start_soon(partial(fs.hierarchy.array, "end", fresh=True))
+        await looking.begun.wait()
+        removing.may_end.set()
+        await trio.testing.wait_all_tasks_blocked()
+        looking.may_end.set()
+    assert await fs.hierarchy.array("end", fresh=True) is None
 
 
 @in_trio
