@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.errors import RefusedError, StaleError
+from shardfs.errors import ExistsError, RefusedError, StaleError
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import documents, write_buffer
@@ -330,6 +330,34 @@ async def test_an_array_is_looked_at_while_it_is_removed(root: Path) -> None:
         await trio.testing.wait_all_tasks_blocked()
         looking.may_end.set()
     assert await fs.hierarchy.array("end", fresh=True) is None
+
+
+@in_trio
+async def test_of_two_programs_that_create_a_chunk_exclusively_one_is_told_that_it_exists(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls())
+    changes, current = process.writing.changes, Chunk.current
+    directory = (await find(process.fs, "unchecked/c")).ino
+    told: list[bool] = []
+
+    async def slow_current(self: Chunk, *, fresh: bool = True) -> Any:
+        await trio.lowlevel.checkpoint()
+        return await current(self, fresh=fresh)
+
+    async def create() -> None:
+        try:
+            await changes.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY | os.O_EXCL, OWNER)
+        except ExistsError:
+            told.append(True)
+        else:
+            told.append(False)
+
+    monkeypatch.setattr(Chunk, "current", slow_current)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(create)
+        nursery.start_soon(create)
+    assert sorted(told) == [False, True]
 
 
 @in_trio

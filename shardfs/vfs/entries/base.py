@@ -195,7 +195,7 @@ class PublishedEntry(Entry):
 
     async def _require_absent(self) -> None:
         """Raise `ExistsError` if there is such a file, published or being written."""
-        if self.fs.buffers.unpublished(self.path) is not None or await self.existing() is not None:
+        if await self.existing() is not None or self.fs.buffers.unpublished(self.path) is not None:
             raise ExistsError(f"{self.path} exists")
 
     async def existing(self) -> ChunkHandle | DocumentHandle | None:
