@@ -63,7 +63,8 @@ class Row:
 class Inodes:
     """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
 
-    Of those that the kernel was not told of, the newest *max_untold* stay: requests that will tell it are under way.
+    Of those that the kernel was not told of, *max_untold* stay, those found last: requests that will tell it are under
+    way.
     A row is found by its number, by its path, or by its key, which identifies a file with several names.
     """
 
@@ -72,7 +73,7 @@ class Inodes:
         self._rows: dict[int, Row] = {}
         self._keys: dict[Hashable, Row] = {}
         self._paths: dict[str, Row] = {}
-        self._untold: dict[int, Row] = {}  # without references since they were made, oldest first
+        self._untold: dict[int, Row] = {}  # without references since they were made, found last at the end
         self._last = ROOT - 1
 
     def __len__(self) -> int:
@@ -107,6 +108,8 @@ class Inodes:
             row = None
         if row is None:
             row = self._add(Row(self.reserve(), kind, identity, key=key))
+        elif self._untold.pop(row.ino, None) is not None:
+            self._untold[row.ino] = row
         row.nlink = nlink
         self._bind(row, path)
         return row.ino

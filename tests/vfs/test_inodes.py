@@ -140,3 +140,12 @@ def test_names_of_one_file_share_its_number_until_the_last_of_them_is_removed() 
     table.removed("b")
     assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
     assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
+
+
+def test_a_number_that_is_found_again_is_as_new_as_one_that_was_just_made() -> None:
+    """The request that found it will tell the kernel, after others have found more."""
+    table = Inodes(max_untold=3)
+    first, *_ = [table.number("file", path, "identity") for path in "abc"]
+    assert table.number("file", "a", "identity") == first
+    table.number("file", "d", "identity")
+    assert table.retain(first)
