@@ -298,6 +298,8 @@ class Changes:
         try:
             attributes, content = await old.content()
             has_one_name = row is not None and attributes.status.nlink == 1
+            if row is not None and not has_one_name:  # another program gave it a second one just now
+                row.became = ""
             await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
             self.buffers.detach(buffers, moved=True)
             await old.remove()

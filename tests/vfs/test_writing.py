@@ -19,6 +19,7 @@ from shardfs.vfs import documents, write_buffer
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
+from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
@@ -184,6 +185,27 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
         await chunk.replace(MemoryContent(memoryview(b"new")), handle.attributes, None)
     found = [await find(fs, path) for path in ("unchecked/c/0", "moved")]
     assert [await read_file(fs, each.ino) for each in found if each.ino] == [b"new"]
+
+
+@in_trio
+async def test_a_file_that_gets_a_second_name_while_it_is_renamed_onto_a_chunk_can_be_written_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls())
+    fs, changes, content = process.fs, process.writing.changes, Passthrough.content
+    await write(changes, ROOT, b"temporary", b"data")
+
+    async def linked_content(self: Passthrough) -> Any:
+        os.link(root / "temporary", root / "second")
+        return await content(self)
+
+    monkeypatch.setattr(Passthrough, "content", linked_content)
+    await changes.rename(ROOT, b"temporary", (await find(fs, "unchecked/c")).ino, b"0", exclusive=False)
+    number, _ = await changes.open((await find(fs, "second")).ino, os.O_WRONLY)
+    await fs.open_files[number].write(0, b"more")
+    await changes.close(number)
+    assert (root / "second").read_bytes() == b"more"
+    assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"data"
 
 
 @pytest.mark.parametrize(
