@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from shardfs.errors import NoSpaceError
+from shardfs.errors import NoSpaceError, ShardfsError
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.syscalls import READ, SYSCALLS, changing
 
@@ -93,10 +93,15 @@ class KeptFiles:
             )
 
     async def keep(self, name: str, key: str, reason: str, content: Buffer | None = None) -> None:
-        """Keep the file *name*, which was written to *key* and not stored; with *content*, create it."""
-        path = self.path(name)
+        """Keep the file *name*, which was written to *key* and not stored; with *content*, create it.
 
-        def keep() -> int:
+        The same content of a key is kept only once: the kernel sends a rename again that failed with `ESTALE`.
+        """
+        path, earlier = self.path(name), tuple(self._by_key.get(key, ()))
+
+        def keep() -> int | None:
+            if content is not None and any(self._renew(each, content) for each in earlier):
+                return None
             with changing(path):
                 if content is not None:
                     with open(path, "xb") as file:
@@ -108,7 +113,11 @@ class KeptFiles:
 
         self._by_key.setdefault(key, set()).add(name)
         with trio.CancelScope(shield=True):
-            self._nbytes += await trio.to_thread.run_sync(keep)
+            nbytes = await trio.to_thread.run_sync(keep)
+        if nbytes is None:
+            self._by_key.get(key, set()).discard(name)
+            return
+        self._nbytes += nbytes
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
     def stored(self, key: str, name: str | None) -> None:
@@ -138,6 +147,15 @@ class KeptFiles:
     def path(self, name: str) -> str:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
+
+    def _renew(self, name: str, content: Buffer) -> bool:
+        """If *content* is what the file *name* keeps, make that the latest of its key."""
+        with suppress(OSError, ValueError, KeyError, TypeError, ShardfsError):
+            file = self._read(name)
+            if file.nbytes == len(content) and file.read(0, file.nbytes) == content:
+                os.utime(file.path)
+                return True
+        return False
 
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)

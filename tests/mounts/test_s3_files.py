@@ -263,6 +263,16 @@ def test_of_two_hosts_that_edit_a_document_the_second_is_refused(host: Host) -> 
     assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1, "other": 1}
 
 
+def test_a_refused_rename_keeps_one_version(host: Host) -> None:
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    ours = json.loads((mounted.path / "zarr.json").read_bytes()) | {"attributes": {"ours": 1}}
+    host.bucket.put(key("zarr.json"), json.dumps(ours | {"attributes": {"theirs": 1}}).encode())
+    refused(lambda: by_rename(mounted.path / "zarr.json", json.dumps(ours).encode()))
+    mounted.unmount()
+    (left,) = host.recover(host.url, status=FAILED)
+    assert attributes(Path(left["path"]).read_bytes()) == {"ours": 1}
+
+
 def test_an_edit_is_compared_with_what_its_program_read(host: Host) -> None:
     other = host.elsewhere()
     mounted = host.mounter(

@@ -1,5 +1,6 @@
 """Files that pass through: spooled on this machine while they are open, stored on condition when they are closed."""
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -393,6 +394,21 @@ async def test_with_too_much_kept_nothing_more_is_written(
         path.unlink()
     await put_file(store, "g", b"x")
     assert objects(fake)["g"] == b"x"
+
+
+@on_mock_clock
+async def test_what_is_refused_again_is_kept_once_and_is_the_latest(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    store.note_shown("f", None, since=store.nchanges)
+    fake.store(f"{PREFIX}/f", b"of another host")
+    for mtime_ns, content in enumerate((b"first", b"other", b"first")):
+        with pytest.raises(StaleError):
+            await store.replace("f", content)
+        for path in (tmp_path / SPOOLS).glob("????????????????"):
+            if path.stat().st_mtime_ns > 2 and path.read_bytes() == content:
+                os.utime(path, ns=(mtime_ns, mtime_ns))
+    files = KeptFiles(str(tmp_path / SPOOLS)).find()
+    assert [file.read(0, file.nbytes) for file in files] == [b"other", b"first"]
 
 
 @on_mock_clock
