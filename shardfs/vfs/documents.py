@@ -300,12 +300,15 @@ class Documents:
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         _require_readable(content)
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
-        is_new = node.document is None and not await fs.hierarchy.is_left(node.path)
-        exclusive, mtime_ns = publication.exclusive and is_new, publication.mtime_ns
+        replaced, mtime_ns = node.document_stat, publication.mtime_ns
+        if node.document is None and await fs.hierarchy.is_left(node.path):
+            with suppress(NotFoundError):
+                replaced = await fs.store.stat(key)  # the removed document, unless it was dropped
+        exclusive = publication.exclusive and replaced is None
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
-        fs.store.note_shown(key, node.document_stat)
+        fs.store.note_shown(key, replaced)
         try:
             stored = await fs.store.replace(key, content, exclusive=exclusive, mtime_ns=mtime_ns, **publication.rights)
             for name, text in beside.items():

@@ -293,6 +293,20 @@ def test_an_edit_is_compared_with_what_its_program_read(host: Host) -> None:
     assert host.bucket.get(key("zarr.json")) == theirs
 
 
+@pytest.mark.parametrize("is_looked_for", [False, True])
+def test_a_document_that_is_removed_and_created_anew_is_stored(host: Host, is_looked_for: bool) -> None:
+    """As `tar -x` and `cp --remove-destination` do, which read no document."""
+    mounted = host.mount()
+    shown = json.loads((mounted.path / "zarr.json").read_bytes())
+    mounted.unmount()
+    mounted = host.mount()
+    (mounted.path / "zarr.json").unlink()
+    if is_looked_for:
+        assert not (mounted.path / "zarr.json").exists()
+    (mounted.path / "zarr.json").write_text(json.dumps(shown | {"attributes": {"anew": 1}}))
+    assert attributes(host.bucket.get(key("zarr.json"))) == {"anew": 1}
+
+
 @pytest.mark.parametrize(("name", "write"), [("notes.txt", by_rename), ("new/zarr.json", in_place)])
 def test_a_file_created_after_enoent_never_replaces_another(
     host: Host, write: Callable[[Path, bytes], None], name: str
