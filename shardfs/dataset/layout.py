@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from threading import Lock
 from typing import Final, NamedTuple
 from weakref import WeakSet
 
@@ -29,6 +30,7 @@ _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
 
 _RUNS: Final[dict[tuple[int, Coords, int], Segment]] = {}
 """The runs that were located last, of all layouts together: by serial number, row, and number within the row."""
+_REMEMBERING: Final = Lock()  # threads of one process may each have a source open
 
 
 class PendingShards:
@@ -138,9 +140,10 @@ class ArrayLayout:
             start = number * self._run_length
             runs = self.grid.row(row, range(start, start + self._run_length))
             found = next(run for run in runs if last < run.first + run.length)
-            _RUNS[key] = found
-            if len(_RUNS) > _MAX_RUNS:
-                del _RUNS[next(iter(_RUNS))]
+            with _REMEMBERING:
+                _RUNS[key] = found
+                if len(_RUNS) > _MAX_RUNS:
+                    del _RUNS[next(iter(_RUNS))]
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import trio
 
+from shardfs.dataset import layout
 from shardfs.dataset.array import Array, Extent
 from shardfs.errors import CorruptionError
 from shardfs.format.sharding import Coords
@@ -102,3 +105,24 @@ async def test_decoded_shards_are_bounded_by_bytes_and_decoded_again_for_what_is
         for number in numbers:
             assert await whole(extents[number]) == bytes(4096)
         assert source.statistics.whole_shard_decodes == ndecoded
+
+
+def test_threads_that_each_have_a_source_open_locate_chunks_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path / "a", array((8000, 2), (2, 2), sharding((1, 1))))
+    monkeypatch.setattr(layout, "_MAX_RUNS", 10)
+    interval = sys.getswitchinterval()
+
+    async def locate() -> None:
+        found = await open_source(tmp_path).array("a")
+        for n in range(8000):
+            assert found.layout.locate((n, 1)).shard == (n // 2, 0)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            for future in [threads.submit(trio.run, locate) for _ in range(3)]:
+                future.result()
+    finally:
+        sys.setswitchinterval(interval)
