@@ -362,6 +362,8 @@ def test_a_document_with_another_codec_makes_what_is_pending_conflicts(source: P
     shown = run("recover", source)
     assert shown.returncode == FAILED
     assert "put aside: the new bytes of chunk 0/0 of image" in shown.stdout
+    assert f"{source / '.shardfs/conflicts'} keeps it, and it cannot be applied while that is so" in shown.stdout
+    assert "applies it" not in shown.stdout
     applied = run("recover", "--apply", source)
     assert applied.returncode == FAILED
     assert "cannot be applied: the new bytes of chunk 0/0 of image: the metadata of the array has changed" in (

@@ -23,6 +23,7 @@ from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
     CHANGED,
+    DONE,
     Recovery,
     classify,
     describe,
@@ -229,8 +230,12 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
     """Report the changes in the conflict log."""
     for change in _changes(read_left(state.conflicts)):
-        reason = await why_not(source, change) or "it fits what is stored"
-        line = f"put aside: {describe(change, reason)}; `shardfs recover --apply` applies it"
+        reason = await why_not(source, change)
+        if reason in (None, CHANGED, DONE):
+            way_out = "`shardfs recover --apply` applies it"
+        else:
+            way_out = f"{state.conflicts} keeps it, and it cannot be applied while that is so"
+        line = f"put aside: {describe(change, reason or 'it fits what is stored')}; {way_out}"
         found.append(Finding("conflict", line, left=True))
 
 

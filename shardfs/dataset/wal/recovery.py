@@ -39,6 +39,7 @@ from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 log = logging.getLogger(__name__)
 
 CHANGED: Final = "another program has changed the chunk since"
+DONE: Final = "the chunk already is like that"
 """The reason of a conflict that can be applied all the same."""
 
 
@@ -185,7 +186,7 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
         array, reason = await judge(source, change)
     except ShardfsError as error:
         return str(error)
-    return reason if array is not None or reason is not None else "the chunk already is like that"
+    return reason if array is not None or reason is not None else DONE
 
 
 async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) -> None:
