@@ -434,7 +434,8 @@ class WriteBuffers:
         buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl())
         others = self._by_path.setdefault(entry.path, [])
         for other in others:
-            buffer.lock, other.is_exclusive = other.lock, False  # a program of this mount writes to the same file
+            buffer.lock = other.lock
+            other.is_exclusive = False  # that a program of this mount writes to the file too is no conflict
         others.append(buffer)
         return buffer
 

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from shardfs.errors import ExistsError, RefusedError, StaleError
+from shardfs.stores.base import Buffer
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import documents, write_buffer
@@ -20,7 +21,7 @@ from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
-from shardfs.vfs.handles import Owner
+from shardfs.vfs.handles import ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process
@@ -154,6 +155,31 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(r
     assert await read_file(process.fs, (await files.lookup(directory, b"0")).ino) == b"first and the rest"
     await files.fs.open_files[beside].flush()
     await files.close(beside)
+
+
+@in_trio
+async def test_a_write_that_began_before_its_chunk_was_renamed_brings_nothing_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await Process.start(root, Syscalls())
+    files = process.writing.changes
+    await process.write("unchecked", 0, b"old")
+    directory = (await find(process.fs, "unchecked/c")).ino
+    handle, _ = await files.open((await files.lookup(directory, b"0")).ino, os.O_WRONLY)
+    read = ChunkHandle.read
+
+    async def rename_first(self: ChunkHandle, offset: int, nbytes: int) -> Buffer:
+        monkeypatch.setattr(ChunkHandle, "read", read)
+        await files.rename(directory, b"0", directory, b"1", exclusive=False)
+        return await self.read(offset, nbytes)
+
+    monkeypatch.setattr(ChunkHandle, "read", rename_first)
+    for _ in range(2):
+        with pytest.raises(StaleError):
+            await files.fs.open_files[handle].write(0, b"new")
+    with suppress(StaleError):
+        await files.close(handle)
+    assert (await process.read("unchecked", 0), await process.read("unchecked", 1)) == (None, b"old")
 
 
 @in_trio
