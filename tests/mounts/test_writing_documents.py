@@ -270,6 +270,17 @@ def test_a_directory_may_replace_an_array_that_has_neither_document_nor_chunks(m
     assert len(files_below(root / "old")) == 5
 
 
+def test_a_directory_that_cannot_replace_an_array_leaves_it_as_it_is(mounted: Mount, root: Path) -> None:
+    """Its document was removed, and is the only one that says how its chunks are sharded."""
+    (mounted.path / "new").mkdir()
+    (root / "zarr.json").unlink()
+    chunks = files_below(root / "c")
+    with refuses(errno.ENOTEMPTY):
+        os.rename(mounted.path / "new", root)
+    assert (mounted.source / root.name / "zarr.json").exists()
+    assert files_below(root / "c") == chunks
+
+
 def test_a_directory_without_its_document_gets_none_that_changes_chunks(mounted: Mount, root: Path) -> None:
     shown, stored = document_of(root), document_of(mounted.source / root.name)
     (root / "zarr.json").unlink()

@@ -170,6 +170,18 @@ class Passthrough(Entry):
     async def remove_directory(self) -> None:
         """Remove the directory, with what is left of an array that has no chunks any more."""
         fs = self.fs
+        await self._clear()
+        await fs.store.rmdir(self.path)
+        fs.inodes.removed(self.path)
+        await fs.remove_scratch(self.path)
+        fs.hierarchy.abandon(self.path)
+
+    async def _clear(self) -> None:
+        """Remove what is stored of an array in the directory whose document and chunks were removed.
+
+        Raises `NotEmptyError` if only a part of them was.
+        """
+        fs = self.fs
         node = await fs.hierarchy.node(self.path)
         emptied = fs.chunk_tree(node)
         if emptied is not None:
@@ -179,10 +191,6 @@ class Passthrough(Entry):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
             await emptied.prune()
             await fs.publisher.drop(self.path)
-        await fs.store.rmdir(self.path)
-        fs.inodes.removed(self.path)
-        await fs.remove_scratch(self.path)
-        fs.hierarchy.abandon(self.path)
 
     async def make_link(self, target: bytes) -> None:
         """Create a symbolic link under this name."""
@@ -210,7 +218,9 @@ class Passthrough(Entry):
         if is_directory:
             for path in (self.path, new.path):
                 await fs.writer.commits.flush(below=path)
-            await fs.publisher.drop(new.path)
+            if not exclusive:
+                with suppress(NotFoundError):
+                    await new._clear()
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
