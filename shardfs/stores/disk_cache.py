@@ -183,10 +183,11 @@ class DiskCache:
             except FileNotFoundError:  # another process has evicted it
                 self._drop(entry)
             except (CorruptionError, OSError) as error:
-                with self._lock:
-                    self._counts.cache_damaged += 1
-                log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, printable(self._path), error)
-                self._drop(entry)
+                if self._drop(entry):  # else another reader has found it at the same time
+                    with self._lock:
+                        self._counts.cache_damaged += 1
+                    told = printable(self._path)
+                    log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, told, error)
             else:
                 with self._lock:
                     self._counts.cache_hits += 1
@@ -264,13 +265,16 @@ class DiskCache:
             return [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
         return []
 
-    def _drop(self, entry: Entry) -> None:
-        """Forget an entry and remove it; shorter ones that it hid are found by listing its drawer again."""
+    def _drop(self, entry: Entry) -> bool:
+        """Forget an entry and remove it; return whether it was known.
+
+        Shorter ones that it hid are found by listing its drawer again.
+        """
         is_removed = self._unlink(entry.path)
         with self._lock:
-            self._known.get(entry.version, Spans()).discard(entry.span)
             if is_removed:
                 self._listed.pop(entry.drawer, None)
+            return self._known.get(entry.version, Spans()).discard(entry.span)
 
     def _unlink(self, path: str) -> bool:
         """Remove a file; return whether it was there: another process may have been faster."""

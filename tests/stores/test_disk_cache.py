@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -176,6 +176,25 @@ def test_a_name_that_is_not_that_of_its_bytes_hides_nothing(
     assert later.find(NAME, ETAG, 0, 200) is None
     assert later.find(NAME, ETAG, 10, 200) == b"x" * 200
     assert counts.cache_damaged == 1
+
+
+def test_damage_that_two_readers_find_at_the_same_time_is_counted_once(
+    make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, meeting, read = Counts(), Barrier(2), Entry.read
+    make().add(NAME, ETAG, 0, bytes(MIB))
+    (path,) = directory.rglob("*-0-*")
+    path.write_bytes(b"x" * path.stat().st_size)
+
+    def read_together(entry: Entry, fd: int, span: Span) -> memoryview:
+        meeting.wait(10)
+        return read(entry, fd, span)
+
+    monkeypatch.setattr(Entry, "read", read_together)
+    cache = make(counts=counts)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda offset: cache.find(NAME, ETAG, offset, 100), (0, BLOCK_NBYTES)))
+    assert (found, counts.cache_damaged) == ([None, None], 1)
 
 
 # Eviction
