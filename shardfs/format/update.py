@@ -90,9 +90,11 @@ def plan_write(
     """Plan a new version of a shard: *puts* gives entries their new size in bytes, *erases* empties entries.
 
     By default the old shard stays in place. The payloads follow in C order, and the new index comes last, or first if
-    it is at the start. An old index at the end stays as dead bytes, unless *drop_index* is set and no entry names bytes
-    of it. A shard that is new, completely replaced, or *compact*, is laid out anew: payloads in C order, without dead
-    bytes. Entries that share bytes continue to share them.
+    it is at the start. An old index at the end stays as dead bytes, unless *drop_index* is set and it is not needed: no
+    entry names bytes of it, and it is not the last to name a chunk at the beginning of the shard. Without one that
+    does, nobody could tell that no other format owns these bytes. A shard that is new, completely replaced, or
+    *compact*, is laid out anew: payloads in C order, without dead bytes. Entries that share bytes continue to share
+    them.
 
     With an *alignment*, an index at the end ends at a multiple of it: padding is put before the payloads, so that the
     last one ends where the index begins. Payloads of more than *at_once* bytes are then appended in two steps: the
@@ -108,7 +110,7 @@ def plan_write(
     if not compact:
         if layout.at_start:
             alignment = 1
-        return _append(layout, values, puts, old.shard_nbytes, drop_index, alignment, at_once)
+        return _append(layout, old, values, puts, drop_index, alignment, at_once)
     values[list(puts)] = _EMPTY
     for entry in damaged(values, old.shard_nbytes):
         old.range(entry)  # raises
@@ -123,9 +125,9 @@ def plan_empty(layout: IndexLayout) -> WritePlan:
 
 def _append(
     layout: IndexLayout,
+    old: ShardIndex,
     values: npt.NDArray[np.uint64],
     puts: Mapping[int, int],
-    shard_nbytes: int,
     drop_index: bool,
     alignment: int,
     at_once: int,
@@ -133,10 +135,14 @@ def _append(
     """Plan an append to a shard with the entries *values*; those of *puts* are ignored."""
     entries, sizes = _in_c_order(puts)
     values[entries] = _EMPTY
-    kept_nbytes = shard_nbytes
+    kept_nbytes = shard_nbytes = old.shard_nbytes
     if drop_index and not layout.at_start:
+        sound = are_sound(values, shard_nbytes)
         without = shard_nbytes - layout.nbytes
-        if not (are_sound(values, shard_nbytes) & ~are_sound(values, without)).any():
+        is_named = (sound & ~are_sound(values, without)).any()
+        is_witness = bool(layout.codecs.checksums) and old.first_live_byte == 0
+        is_last_witness = is_witness and not (sound & (values[:, 0] == 0)).any()
+        if not is_named and not is_last_witness:
             kept_nbytes = without
     tail_nbytes = 0 if layout.at_start else layout.nbytes
     nbytes = kept_nbytes
