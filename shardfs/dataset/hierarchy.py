@@ -31,7 +31,7 @@ from shardfs.errors import (
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import NO_CONTEXT, Context, Lens, Shown
-from shardfs.format.lens.show import read_document, read_large_document
+from shardfs.format.lens.show import Contents, read_document, read_large_document
 from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.stores.base import Stat, Store, join_key
@@ -49,34 +49,109 @@ _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectory
 
 
 @dataclass(frozen=True, eq=False)
+class Plain:
+    """A directory without a document."""
+
+
+@dataclass(frozen=True, eq=False)
+class Broken:
+    """A node whose document says nothing that can be used, for the *reason*.
+
+    *document* is None if not even its bytes could be read.
+    """
+
+    reason: str
+    document: bytes | None = None
+    document_stat: Stat | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A group with its stored *document*; *metadata* of a large one lacks attributes and copies: see `Node.stored`."""
+
+    metadata: GroupMetadata
+    document: bytes
+    document_stat: Stat
+
+
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array with its stored *document*; *metadata* of a large one lacks attributes: see `Node.stored`.
+
+    *array* is set for a sharded array that can be shown unsharded, and for an unsharded one whose chunks all have one
+    shape. *reason* says why a sharded array is shown as it is stored.
+    """
+
+    metadata: ArrayMetadata
+    document: bytes
+    document_stat: Stat
+    array: Array | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedArray:
+    """An array whose document was removed through the mount; its directory stays that array: see `Hierarchy.leave`.
+
+    *was* is the array with the removed document.
+    """
+
+    was: StoredArray
+
+
+PLAIN: Final = Plain()
+
+
+@dataclass(frozen=True, eq=False)
 class Node:
-    """A directory of the source; *stat* is the status of the directory.
+    """A directory of the source; *stat* is the status of the directory, and *kind* says what it is.
 
-    *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* is what it says, None if it is
-    missing or broken. *any_array* is set for a sharded array that can be shown unsharded, and for an unsharded array
-    whose chunks all have one shape. *reason* says why only the stored files are shown. If the document of an array was
-    removed through the mount, the array stays, with *metadata* and without *document*: see `leave`. *in_image*: the
-    node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`. *shown* is what
-    the view generates for it, given the *context*.
+    *in_image*: the node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`.
+    *shown* is what the view generates for it, given the *context*.
 
-    For a large document, *metadata* lacks attributes and consolidated copies: see `stored`.
+    Match *kind* where what is done differs by kind. The properties are for one question about all kinds.
     """
 
     path: str
     stat: Stat
-    document: bytes | None = None
-    document_stat: Stat | None = None
-    metadata: ArrayMetadata | GroupMetadata | None = None
-    any_array: Array | None = None
-    reason: str | None = None
+    kind: Plain | Broken | Group | StoredArray | RemovedArray = PLAIN
     in_image: bool = False
     context: Context = NO_CONTEXT
     shown: Shown | None = None
 
     @property
+    def document(self) -> bytes | None:
+        """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
+        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document
+
+    @property
+    def document_stat(self) -> Stat | None:
+        """The status of `document`."""
+        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document_stat
+
+    @property
+    def metadata(self) -> ArrayMetadata | GroupMetadata | None:
+        """What the document of a group or of an array says, also of one that was removed through the mount."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return None if isinstance(kind, Plain | Broken) else kind.metadata
+
+    @property
+    def any_array(self) -> Array | None:
+        """The array whose chunks can be read, sharded or not."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return kind.array if isinstance(kind, StoredArray) else None
+
+    @property
     def array(self) -> Array | None:
         """The array, if it is stored sharded."""
-        return self.any_array if self.any_array is not None and not self.any_array.grid.is_unsharded else None
+        array = self.any_array
+        return array if array is not None and not array.grid.is_unsharded else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why only the stored files are shown."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return kind.reason if isinstance(kind, Broken | StoredArray) else None
 
     @property
     def memory(self) -> int:
@@ -85,7 +160,7 @@ class Node:
 
     @property
     def stored(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document says, complete; of an array that was left (`Hierarchy.leave`), just *metadata*."""
+        """What the document says, complete; of a removed one, just `metadata`."""
         if self.document is None or self.metadata is None or len(self.document) <= LARGE_NBYTES:
             return self.metadata
         return parse_document(self.document)
@@ -174,8 +249,8 @@ class Hierarchy:
         after the mount is killed too: `Documents.drop` does so later. If there is no such array, the caller removes it.
         """
         is_left = self._is_shown(node)
-        if is_left:
-            self._left[node.path] = node
+        if is_left and isinstance(node.kind, StoredArray):
+            self._left[node.path] = replace(node, kind=RemovedArray(node.kind))
         self.show_unsharded(node.path)
         self.forget(node.path)
         return is_left
@@ -191,13 +266,13 @@ class Hierarchy:
         The removed document may be stored still, or not.
         """
         left = self._left.get(path)
-        if left is None:
+        if left is None or not isinstance(left.kind, RemovedArray):
             return False
         try:
             now = await self._store.stat(join_key(path, DOCUMENT))
         except (NotFoundError, NotADirectoryHereError):
             return True
-        return left.document_stat is not None and now.version == left.document_stat.version
+        return now.version == left.kind.was.document_stat.version
 
     def abandon(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
@@ -256,17 +331,17 @@ class Hierarchy:
         node = Node(path, stat, in_image=context.in_image, context=context)
         left = self._left.get(path)  # while the store is asked, it may be abandoned, or another one left
         if left is not None and await self.is_left(path):
-            return replace(left, stat=stat, document=None, document_stat=None)
+            return replace(left, stat=stat)
         if self._left.get(path) is left:
             self._left.pop(path, None)
+        stored: tuple[bytes, Stat] | tuple[None, None] = None, None
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
                 if is_same and known.context == context:
                     return known
-            document, document_stat = await while_it_changes(partial(self._read, key))
-            node = replace(node, document=document, document_stat=document_stat)
+            stored = document, document_stat = await while_it_changes(partial(self._read, key))
             if self._worker is not None and len(document) > LARGE_NBYTES:
                 contents = await self._worker.call(read_large_document, document, lens, context)
             else:
@@ -280,16 +355,10 @@ class Hierarchy:
             reason = str(error)
             in_image = known.in_image if known is not None else context.in_image
             shown = lens.show_broken(reason) if lens is not None else None
-            node = replace(node, reason=reason, in_image=in_image, shown=shown)
+            node = replace(node, kind=Broken(reason, *stored), in_image=in_image, shown=shown)
         else:
-            node = replace(
-                node,
-                metadata=contents.metadata,
-                any_array=self._array(path, contents.array, contents.fingerprint) if contents.array else None,
-                reason=contents.reason,
-                in_image=contents.in_image,
-                shown=contents.shown,
-            )
+            kind = self._kind(path, contents, document, document_stat)
+            node = replace(node, kind=kind, in_image=contents.in_image, shown=contents.shown)
         # Programs that have read the array's document must not get shards in place of chunks.
         if node.reason is not None and path in self._shown and _is_being_written(self._shown[path], node.document_stat):
             raise StoreError(f"{key} is being written: {node.reason}")
@@ -297,6 +366,12 @@ class Hierarchy:
             self._shown[path] = hash(node.document_stat.identity)
         self._tell(node, known)
         return node
+
+    def _kind(self, path: str, contents: Contents, document: bytes, document_stat: Stat) -> Group | StoredArray:
+        if isinstance(contents.metadata, GroupMetadata):
+            return Group(contents.metadata, document, document_stat)
+        array = self._array(path, contents.array, contents.fingerprint) if contents.array is not None else None
+        return StoredArray(contents.metadata, document, document_stat, array, contents.reason)
 
     def _is_shown(self, node: Node) -> bool:
         """Whether a node is shown as an array, which must not be taken for stored files."""

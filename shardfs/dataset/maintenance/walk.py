@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Node, Source
+from shardfs.dataset.hierarchy import DOCUMENT, Broken, Node, Source
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -87,7 +87,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
             if above is None:
                 raise
             if node is None or node.reason is None:  # else it has reported that already
-                yield Node(path, above, reason=str(error))
+                yield Node(path, above, Broken(str(error)))
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
         names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
