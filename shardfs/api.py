@@ -3,19 +3,21 @@
 import operator
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import trio
 
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.dataset.hierarchy import DOCUMENT, Node, Source, open_source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import walk_nodes
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import FuseUnavailableError, NotFoundError, NotUnshardable, StoreError, UnfinishedError, UsageError
 from shardfs.format.document import parse_json
 from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
@@ -24,8 +26,7 @@ from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
-from shardfs.stores.loop import LoopThread
-from shardfs.stores.url import StoreOptions, resolve
+from shardfs.stores.url import StoreOptions, open_store, resolve
 from shardfs.vfs.views import ZarrV3
 
 __all__ = ["Dataset", "DatasetNode", "MountOptions", "Report", "StoreOptions", "mount", "pack", "unpack"]
@@ -134,11 +135,9 @@ def unpack(
 
 
 class Dataset:
-    """A source, read without FUSE; a context manager, which closes it.
+    """A source, read without FUSE.
 
-    It lives in an event loop in a thread of its own, so it may be used from any number of threads at the same time.
-    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3. After
-    `close`, and in a process that was forked meanwhile, everything raises `ClosedError`.
+    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3.
     """
 
     def __init__(
@@ -148,27 +147,19 @@ class Dataset:
         metadata_ttl: float | None = None,
         store_options: StoreOptions | None = None,
     ) -> None:
-        self.url, _ = resolve(os.fspath(source))
-        opening = open_source(os.fspath(source), store_options, ttl=metadata_ttl)
-        self._loop = LoopThread(opening, f"the dataset {self.url}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End reads under way, and release everything; may be called again."""
-        self._loop.close()
+        store = open_store(os.fspath(source), store_options or StoreOptions(), ttl=metadata_ttl)
+        trio.run(store.check)
+        self._source = Source.of(store)
+        self._lock = threading.Lock()  # what is cached belongs to one event loop at a time
 
     def __iter__(self) -> Iterator[str]:
         """Return the paths of all arrays and groups, parents first."""
-        return iter(self._loop.call(_paths))
+        with self._lock:
+            return iter(trio.run(_paths, self._source))
 
     def __getitem__(self, path: str) -> "DatasetNode":
         """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
-        node = DatasetNode(self._loop, self.url, path.strip("/"))
+        node = DatasetNode(self._source, path.strip("/"), self._lock)
         node.metadata  # noqa: B018 - raises if there is none
         return node
 
@@ -176,18 +167,19 @@ class Dataset:
 class DatasetNode:
     """An array or a group of a dataset, as a mount shows it; its *path* is relative to the source."""
 
-    def __init__(self, loop: LoopThread[Source], url: str, path: str) -> None:
+    def __init__(self, source: Source, path: str, lock: threading.Lock) -> None:
         self.path = path
-        self._url = url
-        self._loop = loop
+        self._source = source
+        self._lock = lock
 
     def __repr__(self) -> str:
-        return f"<shardfs node {self.path!r} of {self._url}>"
+        return f"<shardfs node {self.path!r} of {self._source.store.url}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The document that a mount shows: that of a sharded array has its inner chunks as chunks."""
-        node = self._loop.call(_find, self.path)
+        with self._lock:
+            node = trio.run(_find, self._source, self.path)
         text = ZarrV3().documents(node).get(DOCUMENT, node.document)
         return dict(parse_json(text or b"{}"))
 
@@ -197,7 +189,8 @@ class DatasetNode:
         Raises `IndexError` outside the grid, `NotUnshardable` for an array without inner chunks, `CorruptionError` for
         a damaged chunk or shard.
         """
-        return self._loop.call(_read, self.path, tuple(map(operator.index, coords)))
+        with self._lock:
+            return trio.run(_read, self._source, self.path, tuple(map(operator.index, coords)))
 
 
 async def _paths(source: Source) -> list[str]:
@@ -209,7 +202,7 @@ async def _find(source: Source, path: str) -> Node:
     if node.metadata is None:
         reason = f": {node.reason}" if node.reason else ""
         raise NotFoundError(f"{path or 'the source'} is not an array or group{reason}")
-    return node
+    return await source.hierarchy.copies.consolidated(node)
 
 
 async def _read(source: Source, path: str, coords: Coords) -> bytes | None:

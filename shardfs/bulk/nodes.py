@@ -9,9 +9,11 @@ from itertools import product
 from shardfs.bulk.delivery import Job, MadeOf, state_of
 from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import (
+    CorruptionError,
     IsADirectoryHereError,
     MetadataError,
     NotADirectoryHereError,
@@ -66,10 +68,10 @@ class BulkNode:
 async def find_node(source: Source, path: str, names: Collection[str] | None = None) -> BulkNode | None:
     """Return the node at *path*, None if there is none; *names* are those in its directory, if known.
 
-    Raises `MetadataError` for an invalid document, `NotUnshardable` for a v2 one without a v3 form, and the error that
-    prevents reading a document.
+    Raises `MetadataError` for an invalid document, `NotUnshardable` for a v2 one without a v3 form, the error that
+    prevents reading a document, and `CorruptionError` if only a copy in a group says of which array the shards are.
     """
-    found = await _find_v3(source, path) if names is None or DOCUMENT in names else None
+    found = await _find_v3(source, path)
     if found is None and (names is None or V2_NAMES & set(names)):
         found = await _find_v2(source, path)
     return found
@@ -77,11 +79,15 @@ async def find_node(source: Source, path: str, names: Collection[str] | None = N
 
 async def _find_v3(source: Source, path: str) -> BulkNode | None:
     node = await source.hierarchy.node(path)
+    if node.sharded_copy is not None:
+        raise CorruptionError(str(node.reason))
     if node.metadata is None or node.document is None:
         if node.reason is None:
             return None
         raise (StoreError if node.document is None else MetadataError)(node.reason)
-    return BulkNode(path, node.metadata, {DOCUMENT: node.document}, node.any_array)
+    metadata = (await source.hierarchy.copies.consolidated(node)).metadata
+    assert metadata is not None
+    return BulkNode(path, metadata, {DOCUMENT: node.document}, node.any_array)
 
 
 async def _find_v2(source: Source, path: str) -> BulkNode | None:

@@ -30,8 +30,9 @@ from shardfs.bulk.engine import Context, batched, each
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
-from shardfs.dataset.hierarchy import DOCUMENT, Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import walk_files, walk_shards
+from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
@@ -385,7 +386,7 @@ class PackPlan(Plan):
         key, text = join_key(node.path, DOCUMENT), node.documents.get(DOCUMENT)
         if isinstance(node.metadata, GroupMetadata):
             document = Consolidated(self.packing).get(node.metadata.document)
-            is_same = text is not None and document is node.metadata.document
+            is_same = text is not None and node.metadata.is_as_stored and document is node.metadata.document
             self._texts[key] = text if is_same and text is not None else encode_json(document)
             if ZMETADATA in node.documents:
                 self._copies[node.path] = [path for path in parse_consolidated(node.documents[ZMETADATA]) if path]

@@ -22,8 +22,8 @@ from shardfs.bulk.delivery import (
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
-from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -88,6 +88,7 @@ class WriteFiles(StoreTask):
             attributes = await tree.lookup(await find(above), os.fsencode(name))
             try:
                 if attributes.status.kind is not Kind.FILE:  # a link, followed within the source
+                    await tree.check(item.key)
                     return await copy_file(self.job, source.store, store, item)
                 entry = await tree.entry(attributes.ino)
                 number, handle = await tree.open(attributes.ino)
@@ -133,7 +134,9 @@ class UnpackPlan(Plan):
             self.report.total += 1
             if node.document is not None:
                 self.sources.append(join_key(node.path, DOCUMENT))
-            if reason is not None:
+            if node.sharded_copy is not None:
+                self.report.problems.append(left_out(node.path, node.reason or ""))
+            elif reason is not None:
                 self.report.problems.append(left_out(node.path, reason))
             elif node.reason is not None:
                 if node.document is not None:  # else what cannot be read is left out, and reported then

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.node import Node
 from shardfs.errors import MetadataError, counted
 from shardfs.format.codecs import compose, composed_order
 from shardfs.format.document import Extension

@@ -15,14 +15,16 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 import click
+import trio
 
 from shardfs import errors
 from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
-from shardfs.cli.sources import in_session, source_options
+from shardfs.cli.sources import open_source, source_options
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Node, Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import no_progress, walk_files, walk_nodes, what_else
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.index import are_sound
@@ -133,23 +135,24 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     array that the view cannot show. Each is named with the reason. If something could not be read, the exit status is
     1, and the file of --output stays as it was; on standard output all other arrays are printed.
     """
+    opened = open_source(source, store_options)
+    shown = make_view(view, opened.store)
     if output is None:
-        if in_session(source, store_options, write_references, sys.stdout, view, skip_encoded):
+        if trio.run(write_references, opened, sys.stdout, shown, skip_encoded):
             sys.exit(1)
         return
     with replacing(output) as file:
-        if in_session(source, store_options, write_references, file, view, skip_encoded):
+        if trio.run(write_references, opened, file, shown, skip_encoded):
             raise errors.CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")
 
 
-async def write_references(source: Source, file: TextIO, view_name: str, skip_encoded: bool) -> int:
-    """Write kerchunk references to what the view *view_name* shows as JSON, one line each.
+async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
+    """Write kerchunk references to what *view* shows as JSON, one line each.
 
     Returns how many arrays are left out because they could not be read or referenced, and prints a line about each on
     standard error. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
     encoded as a whole.
     """
-    view = make_view(view_name, source.store)
     source.hierarchy.looks_above = view.lens.looks_above
     arrays: list[Node] = []
     groups, left_out, failed, separator = [], 0, 0, "\n"
@@ -193,7 +196,8 @@ async def write_references(source: Source, file: TextIO, view_name: str, skip_en
     if not arrays:
         complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
     for path in groups:  # last, when it is known whether any array is left out
-        for key, text in document_references(view, await source.hierarchy.node(path), has_copies=not left_out):
+        node = await source.hierarchy.copies.consolidated(await source.hierarchy.node(path))
+        for key, text in document_references(view, node, has_copies=not left_out):
             file.write(f"{separator}{_line(key, text)}")
             separator = ",\n"
     file.write("\n}}\n")

@@ -17,8 +17,9 @@ from weakref import WeakValueDictionary
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
+from shardfs.dataset.node import DOCUMENT, is_below
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord

@@ -5,8 +5,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, MutableMapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,18 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
+from shardfs.dataset.copies import ConsolidatedCopies
 from shardfs.dataset.layout import ArrayLayout, PendingShards
+from shardfs.dataset.node import (
+    DOCUMENT,
+    Broken,
+    Group,
+    Node,
+    RemovedArray,
+    StoredArray,
+    groups_above,
+    is_below,
+)
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
@@ -30,17 +41,21 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import NO_CONTEXT, Context, Lens, Shown
-from shardfs.format.lens.show import Contents, read_document, read_large_document
-from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.stores.base import Entry, Stat, Store, join_key
+from shardfs.format.lens import Context, Lens
+from shardfs.format.lens.show import (
+    Contents,
+    Rest,
+    read_broken,
+    read_document,
+    read_large_document,
+)
+from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.metadata import GroupMetadata
+from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.ttl import derived_at, within_ttl
-from shardfs.stores.url import StoreOptions, open_store
 
 log = logging.getLogger(__name__)
 
-DOCUMENT: Final = ZARR_JSON
 _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
@@ -49,129 +64,12 @@ _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectory
 """Errors that make a node be shown as stored; passing errors are raised instead."""
 
 
-@dataclass(frozen=True, eq=False)
-class Plain:
-    """A directory without a document."""
-
-
-@dataclass(frozen=True, eq=False)
-class Broken:
-    """A node whose document says nothing that can be used, for the *reason*.
-
-    *document* is None if not even its bytes could be read.
-    """
-
-    reason: str
-    document: bytes | None = None
-    document_stat: Stat | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """A group with its stored *document*; *metadata* of a large one lacks attributes and copies: see `Node.stored`."""
-
-    metadata: GroupMetadata
-    document: bytes
-    document_stat: Stat
-
-
-@dataclass(frozen=True, eq=False)
-class StoredArray:
-    """An array with its stored *document*; *metadata* of a large one lacks attributes: see `Node.stored`.
-
-    *array* is set for a sharded array that can be shown unsharded, and for an unsharded one whose chunks all have one
-    shape. *reason* says why a sharded array is shown as it is stored.
-    """
-
-    metadata: ArrayMetadata
-    document: bytes
-    document_stat: Stat
-    array: Array | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class RemovedArray:
-    """An array whose document was removed through the mount; its directory stays that array: see `Hierarchy.leave`.
-
-    *was* is the array with the removed document.
-    """
-
-    was: StoredArray
-
-
-PLAIN: Final = Plain()
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A directory of the source; *stat* is the status of the directory, and *kind* says what it is.
-
-    *in_image*: the node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`.
-    *shown* is what the view generates for it, given the *context*.
-
-    Match *kind* where what is done differs by kind. The properties are for one question about all kinds.
-    """
-
-    path: str
-    stat: Stat
-    kind: Plain | Broken | Group | StoredArray | RemovedArray = PLAIN
-    in_image: bool = False
-    context: Context = NO_CONTEXT
-    shown: Shown | None = None
-
-    @property
-    def document(self) -> bytes | None:
-        """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
-        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document
-
-    @property
-    def document_stat(self) -> Stat | None:
-        """The status of `document`."""
-        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document_stat
-
-    @property
-    def metadata(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document of a group or of an array says, also of one that was removed through the mount."""
-        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return None if isinstance(kind, Plain | Broken) else kind.metadata
-
-    @property
-    def any_array(self) -> Array | None:
-        """The array whose chunks can be read, sharded or not."""
-        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return kind.array if isinstance(kind, StoredArray) else None
-
-    @property
-    def array(self) -> Array | None:
-        """The array, if it is stored sharded."""
-        array = self.any_array
-        return array if array is not None and not array.grid.is_unsharded else None
-
-    @property
-    def reason(self) -> str | None:
-        """Why only the stored files are shown."""
-        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return kind.reason if isinstance(kind, Broken | StoredArray) else None
-
-    @property
-    def memory(self) -> int:
-        """Size of the documents, stored and generated; everything else that a node holds is in proportion."""
-        return len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
-
-    @property
-    def stored(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document says, complete; of a removed one, just `metadata`."""
-        if self.document is None or self.metadata is None or len(self.document) <= LARGE_NBYTES:
-            return self.metadata
-        return parse_document(self.document)
-
-
 class Hierarchy:
     """The nodes of a source; each is checked again *ttl* seconds after it was last checked.
 
     *takes_unsharded*: unsharded arrays are shown as arrays too, not just as stored files; they are then protected
     against half-written documents like sharded ones. *looks_above*: how a node is shown depends on the groups above it.
+    *copies* make what groups say of nodes below them.
     """
 
     def __init__(
@@ -179,7 +77,7 @@ class Hierarchy:
     ) -> None:
         self._store = store
         self._shards = shards
-        self._ttl = ttl
+        self.ttl = ttl
         self.clock = clock
         self.takes_unsharded = False
         self.looks_above = False
@@ -196,17 +94,19 @@ class Hierarchy:
         )
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
+        self.copies = ConsolidatedCopies(self, store)
 
     def show(self, lens: Lens, worker: Worker | None = None) -> None:
         """Let *lens* generate what nodes show; *worker* processes large documents."""
         self._lens, self._worker = lens, worker
+        self.copies.show(lens, worker)
         self.takes_unsharded, self.looks_above = lens.translates, lens.looks_above
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
 
         async def is_current(known: tuple[Node, float]) -> bool:
-            return not fresh and within_ttl(known[1], self.clock(), self._ttl)
+            return not fresh and within_ttl(known[1], self.clock(), self.ttl)
 
         async def load() -> tuple[Node, float]:
             known, now = self._nodes.peek(path), self.clock()
@@ -241,6 +141,7 @@ class Hierarchy:
         """Load the node at *path*, and those below it, again when they are next wanted."""
         for known in [known for known in self._nodes.known() if is_below(known, path)]:
             self._nodes.forget(known)
+        self.copies.forget(path)
 
     def leave(self, node: Node) -> bool:
         """Show *node* as what it is without its document, which a program removes; return whether an array was left.
@@ -302,20 +203,20 @@ class Hierarchy:
         """Show the sharded array at *path* as stored from now on: its writer writes shards."""
         if path not in self._as_stored:
             self._as_stored.add(path)
-            self._forget_copies(path)
+            self._forget_above(path)
         self.forget(path)
 
     def show_unsharded(self, path: str) -> None:
         """Show the array at *path* unsharded from now on."""
         if path in self._as_stored:
             self._as_stored.remove(path)
-            self._forget_copies(path)
+            self._forget_above(path)
 
-    def _forget_copies(self, path: str) -> None:
-        """Load the groups above *path* again: their consolidated metadata may describe it."""
-        while path:
-            path = path.rpartition("/")[0]
-            self._nodes.forget(path)
+    def _forget_above(self, path: str) -> None:
+        """Load the groups above *path* again: how they are shown depends on whether it is shown as stored."""
+        for group, _ in groups_above(path):
+            self._nodes.forget(group)
+        self.copies.forget(path)
 
     def as_stored(self, path: str) -> frozenset[str]:
         """Return which arrays at *path* and below are shown as stored, by paths relative to it."""
@@ -324,9 +225,41 @@ class Hierarchy:
     def remaining(self, path: str) -> float:
         """Return for how many seconds the node at *path* may still be trusted."""
         known = self._nodes.peek(path)
-        return max(0.0, known[1] + self._ttl - self.clock()) if known else 0.0
+        return max(0.0, known[1] + self.ttl - self.clock()) if known else 0.0
 
     async def _load(self, path: str, known: Node | None) -> Node:
+        node = await self._load_own(path, known)
+        group, copy = "", None
+        if not isinstance(node.kind, StoredArray | RemovedArray) and path not in self._as_stored:
+            group, copy = await self.copies.above(path)
+        if copy == node.sharded_copy:
+            return node
+        if node.sharded_copy is not None:
+            node = await self._load_own(path, None)
+        if copy is None:
+            return node
+        has = "is missing" if node.reason is None else f"cannot be used ({node.reason})"
+        has = "is that of a group" if isinstance(node.kind, Group) else has
+        reason = (
+            f"its {DOCUMENT} {has}, and the consolidated metadata of {group or 'the source'} says that it is a sharded "
+            "array; shards must not be taken for chunks, so they are neither read nor changed here: without a mount, "
+            f"restore {DOCUMENT}, or write the consolidated metadata anew"
+        )
+        if known is None or known.reason != reason:
+            log.warning("%s cannot be read: %s", path or "the source", reason)
+        rest = await self._read_broken(node.document, reason)
+        broken = Broken(
+            reason, node.document, node.document_stat, rest.copies, rest.has_unknown_copies, sharded_copy=copy
+        )
+        return replace(node, kind=broken, shown=rest.shown)
+
+    async def _read_broken(self, document: bytes | None, reason: str) -> Rest:
+        if self._worker is None:
+            return read_broken(document, self._lens, reason)
+        return await self._worker.work(read_broken, document, self._lens, reason)
+
+    async def _load_own(self, path: str, known: Node | None) -> Node:
+        """Load a node without regard to what groups above it say."""
         stat, context = await self._store.stat(path), await self._context(path, known)
         key, lens = join_key(path, DOCUMENT), self._lens
         node = Node(path, stat, in_image=context.in_image, context=context)
@@ -355,8 +288,11 @@ class Hierarchy:
                 raise
             reason = str(error)
             in_image = known.in_image if known is not None else context.in_image
-            shown = lens.show_broken(reason) if lens is not None else None
-            node = replace(node, kind=Broken(reason, *stored), in_image=in_image, shown=shown)
+            rest = await self._read_broken(stored[0], reason)
+            is_too_large = stored[0] is None and isinstance(error, MetadataError)
+            is_unknown = rest.has_unknown_copies or is_too_large
+            broken = replace(Broken(reason, *stored), copies=rest.copies, has_unknown_copies=is_unknown)
+            node = replace(node, kind=broken, in_image=in_image, shown=rest.shown)
         else:
             kind = self._kind(path, contents, document, document_stat)
             node = replace(node, kind=kind, in_image=contents.in_image, shown=contents.shown)
@@ -370,7 +306,7 @@ class Hierarchy:
 
     def _kind(self, path: str, contents: Contents, document: bytes, document_stat: Stat) -> Group | StoredArray:
         if isinstance(contents.metadata, GroupMetadata):
-            return Group(contents.metadata, document, document_stat)
+            return Group(contents.metadata, document, document_stat, contents.copies)
         array = self._array(path, contents.array, contents.fingerprint) if contents.array is not None else None
         return StoredArray(contents.metadata, document, document_stat, array, contents.reason)
 
@@ -416,11 +352,6 @@ class Hierarchy:
         return Array(layout, unsharded, self._shards, fingerprint)
 
 
-def is_below(path: str, directory: str) -> bool:
-    """Whether *path* is *directory* or is below it."""
-    return not directory or path == directory or path.startswith(directory + "/")
-
-
 def _is_being_written(identity: int, now: Stat | None) -> bool:
     """Whether the file of this *identity* was just changed in place, so that it may be half a document."""
     return now is not None and hash(now.identity) == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
@@ -428,35 +359,17 @@ def _is_being_written(identity: int, now: Stat | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A store, its open shards, and its nodes. Compared by identity.
-
-    *names* are those at the top when it was opened, None if they are unknown, or too many.
-    """
+    """A store, its open shards, and its nodes. Compared by identity."""
 
     store: Store
     statistics: Statistics
     shards: ShardCache
     hierarchy: Hierarchy
-    names: Sequence[Entry] | None = None
 
     @classmethod
-    def of(
-        cls, store: Store, *, ttl: float | None = None, max_open: int = 512, names: Sequence[Entry] | None = None
-    ) -> "Source":
+    def of(cls, store: Store, *, ttl: float | None = None, max_open: int = 512) -> "Source":
         """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
         shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
-        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl), names)
-
-
-@asynccontextmanager
-async def open_source(
-    url: str, options: StoreOptions | None = None, *, ttl: float | None = None, max_open: int = 512
-) -> AsyncIterator[Source]:
-    """Open a source for the length of the block, which is its session: all that it owns ends there.
-
-    The arguments are those of `open_store` and `Source.of`. Raises `SourceError` if the source cannot be read.
-    """
-    async with open_store(url, options or StoreOptions(), ttl=ttl) as store:
-        yield Source.of(store, max_open=max_open, names=await store.check())
+        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))

@@ -28,8 +28,8 @@ from itertools import count
 from pathlib import PurePath
 from typing import ClassVar, Final, NamedTuple
 
-from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import holds_chunks
+from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError, SourceError, UsageError, first_of
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document

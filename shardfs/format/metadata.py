@@ -79,9 +79,10 @@ class ArrayMetadata:
 
 @dataclass(frozen=True)
 class GroupMetadata:
-    """A valid group document."""
+    """A valid group document; not *is_as_stored* if copies of other documents in it were replaced or left out."""
 
     document: Document
+    is_as_stored: bool = True
 
 
 Metadata = ArrayMetadata | GroupMetadata

@@ -1,13 +1,13 @@
 """Requests that change something, and requests whose answer depends on what is being written."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.cache import while_it_changes
-from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, groups_above
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,
@@ -371,7 +371,14 @@ class Changes:
         await self.fs.store.flush()
 
     async def drop_removed(self) -> None:
-        """Remove the stored documents of arrays whose documents were removed on the mount, and replaced by none."""
+        """Remove the stored documents of arrays whose documents were removed on the mount, and replaced by none.
+
+        First the copies of them in groups: who reads by a copy must not find an array that has no document.
+        """
+        outdated = self.fs.hierarchy.copies.outdated
+        groups = {group for path in outdated for group, _ in groups_above(path)}
+        async with self._locks.hold(partial(_alone, groups)):
+            await self.documents.correct_copies(outdated)
         for path in self.fs.hierarchy.left:
             async with self._locks.hold(partial(_node, path)):  # else a new one might be removed
                 await self.documents.drop(path)
@@ -379,3 +386,7 @@ class Changes:
 
 async def _node(path: str) -> Nodes:
     return {path: False}
+
+
+async def _alone(paths: Collection[str]) -> Nodes:
+    return dict.fromkeys(paths, True)

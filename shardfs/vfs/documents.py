@@ -1,7 +1,7 @@
 """Publishing documents: what a program wrote in the view is converted, and stored."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Broken, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import Writer, empty_outside
 from shardfs.errors import (
@@ -26,10 +26,11 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
+from shardfs.format.lens.show import Copies
 from shardfs.format.lens.unsharded import check_resized, shard_new
-from shardfs.format.lens.v2 import ZATTRS
-from shardfs.format.lens.v3 import Consolidated, copies_told, put_text
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
+from shardfs.format.lens.v2 import ZATTRS, is_relative_path
+from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
 from shardfs.stores.base import Expected, NewRights, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
@@ -90,10 +91,12 @@ class Documents:
         publication = _Publication(entry, written, rights, mtime_ns, exclusive)
         try:
             node = await self._without_emptied(node, entry, written)
+            if node.sharded_copy is not None:
+                _require_description(node, entry, written)
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
-                told = await self._fs.worker.call(copies_told, written)
-                if told is not None:
-                    await self._publish_group(node, written, told, publication)
+                copies = await self._fs.worker.call(copies_told, written)
+                if copies is not None:
+                    await self._publish_group(node, written, copies, publication)
                     return
             edited = await self._edit(node, entry, written)
             if edited is None:
@@ -112,13 +115,16 @@ class Documents:
         """
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
-        documents = fs.documents(node)
+        documents = await fs.documents(node)
         edited = await self._view.edit(Edit(fs, node, entry.name, None))
         if edited is not None and entry.name in documents:
             await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}))
-        elif entry.name == DOCUMENT and await fs.hierarchy.is_left(node.path):
+            fs.texts.forget(entry.path)
+            return
+        await fs.hierarchy.copies.outdate(node.path)
+        if entry.name == DOCUMENT and await fs.hierarchy.is_left(node.path):
             raise NotFoundError(f"{entry.path} does not exist")
-        elif entry.name not in documents:
+        if entry.name not in documents:
             await fs.store.unlink(entry.path)
             if entry.name == DOCUMENT:
                 fs.hierarchy.leave(node)
@@ -189,8 +195,8 @@ class Documents:
         if isinstance(edited, GroupMetadata):
             is_v3 = publication.entry.name == DOCUMENT
             text = publication.written if is_v3 else encode_json(edited.document)
-            told = await self._fs.worker.work(copies_told, text)
-            await self._publish_group(node, text, told or {}, publication)
+            copies = await self._fs.worker.work(copies_told, text)
+            await self._publish_group(node, text, copies or {}, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
@@ -207,21 +213,26 @@ class Documents:
         else:
             await self._store_document(node, edited.document, edited.document, publication)
 
-    async def _publish_group(
-        self, node: Node, written: bytes, told: Mapping[str, bool], publication: _Publication
-    ) -> None:
-        """Store the v3 document *written* of a group, with its copies of the documents of other nodes.
+    async def _publish_group(self, node: Node, written: bytes, copies: Copies, publication: _Publication) -> None:
+        """Store the v3 document *written* of a group, with its *copies* of the documents of other nodes.
 
-        A sharded array that is described here before it is created is shown as stored: its writer writes shards.
+        A node that is described here before it is created is what the copy says. A sharded array is then shown as
+        stored: its writer writes shards.
         """
+        hierarchy = self._fs.hierarchy
         await self._require_no_chunks(node, "a group")
-        nodes = await self._nodes_told(node.path, told)
-        for relative, is_sharded in told.items():
-            is_there = relative in nodes and nodes[relative].metadata is not None
-            if is_sharded and not is_there and ".." not in relative.split("/"):
-                self._fs.hierarchy.show_as_stored(join_key(node.path, relative.strip("/")))
+        nodes = await self._nodes_told(node.path, copies)
+        for relative, sharded in copies.items():
+            path, below = join_key(node.path, relative.strip("/")), nodes.get(relative)
+            if below is not None and below.sharded_copy is not None:
+                if sharded != below.sharded_copy:
+                    raise RefusedError(f"the copy of {relative!r}: {below.reason}")
+            elif (below is None or isinstance(below.kind, Plain)) and is_relative_path(relative.strip("/")):
+                hierarchy.copies.announce(path)
+                if sharded is not None:
+                    hierarchy.show_as_stored(path)
         stored = node.document if isinstance(node.metadata, GroupMetadata) else None
-        await self._store(node, await self._with_copies(node.path, stored, written, nodes), publication)
+        await self._store(node, await self._with_copies(node, stored, written, nodes), publication)
 
     async def _edit_array(
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
@@ -280,6 +291,14 @@ class Documents:
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
 
+    async def _refresh_copies(self, path: str) -> None:
+        """Correct the copies of a new array, which its writer may have described before it was sharded."""
+        try:
+            await self.correct_copies([path])
+            await self._fs.hierarchy.copies.outdate(path)  # once more at the end: its attributes may come later
+        except (RefusedError, StaleError) as reason:
+            log.warning("the consolidated metadata above %s is out of date: %s", path, reason)
+
     async def _begin(self, path: str, place: str) -> None:
         """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
@@ -323,7 +342,7 @@ class Documents:
     async def _keep_texts(self, path: str, written: Mapping[str, DocumentText]) -> None:
         """Show the documents of a node in the words in which they were *written*, if these say the same."""
         fs = self._fs
-        shown = self._view.documents(await fs.hierarchy.node(path))
+        shown = self._view.documents(await fs.hierarchy.copies.consolidated(await fs.hierarchy.node(path)))
         for name in self._view.document_names:
             text = written.get(name) or fs.texts.known(join_key(path, name))
             generated = shown.get(name, NO_ATTRIBUTES if name == ZATTRS and shown else None)
@@ -350,49 +369,57 @@ class Documents:
         if chunks is not None:
             await self._abandon(chunks)
 
-    async def _nodes_told(self, path: str, told: Iterable[str]) -> dict[str, Node]:
+    async def _nodes_told(self, path: str, copies: Iterable[str]) -> dict[str, Node]:
         """Return the nodes whose documents are copied in the document of the group at *path*."""
         found: dict[str, Node] = {}
-        for relative in told:
+        for relative in copies:
             await trio.lowlevel.checkpoint()  # there may be thousands
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
                     found[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
         return found
 
-    async def _with_copies(self, path: str, stored: bytes | None, written: bytes, nodes: Mapping[str, Node]) -> bytes:
-        """Return *written*, the document of the group at *path*, with its copies of *nodes* in their stored form.
+    async def _with_copies(self, group: Node, stored: bytes | None, written: bytes, nodes: Mapping[str, Node]) -> bytes:
+        """Return *written*, the document of a *group*, with its copies of *nodes* in their stored form.
 
-        *stored* is the document that is replaced: copies that were not edited stay as they are there.
+        *stored* is the document that is replaced: copies in it stay if the tree does not show what they are about.
         """
-        lens = Consolidated(self._view.lens, self._fs.hierarchy.as_stored(path))
-        texts = {  # also of one that was just removed
-            relative: node.document if node.document is not None else encode_json(node.metadata.document)
-            for relative, node in nodes.items()
-            if node.metadata is not None
-        }
-        return await self._fs.worker.work(put_text, lens, stored, written, texts)
+        hierarchy = self._fs.hierarchy
+        hidden = [path for path in group.copies if is_relative_path(path)] if stored is not None else []
+        below = await self._nodes_told(group.path, hidden)
+        unusable = frozenset(path for path, node in below.items() if node.metadata is None)
+        lens = Consolidated(self._view.lens, hierarchy.as_stored(group.path), unusable)
+        return await self._fs.worker.work(put_text, lens, stored, written, _texts_of(nodes))
 
-    async def _refresh_copies(self, array: str) -> None:
-        """Update the copies, in the groups above, of an *array* that was sharded when it was stored."""
-        path = array
-        while path:
-            path = path.rpartition("/")[0]
-            try:
-                await self._refresh_copies_in(path, array)
-            except (RefusedError, StaleError) as reason:
-                log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
+    async def correct_copies(self, paths: Collection[str]) -> None:
+        """Make the stored copies of the nodes at *paths*, in the groups above, say what these are now.
 
-    async def _refresh_copies_in(self, path: str, array: str) -> None:
-        """Update the copies of *array* in one group; again if another host changes its document meanwhile."""
+        Of a node that is not there, or whose document was removed, no copy stays. Raises the error that prevents it.
+        """
+        for group in sorted({group for path in paths for group, _ in groups_above(path)}):
+            await self._correct_copies_in(group, paths)
+        self._fs.hierarchy.copies.corrected(paths)
+
+    async def _correct_copies_in(self, path: str, paths: Collection[str]) -> None:
+        """Correct the copies in one group; again if another host changes its document meanwhile."""
         hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
-            node = await (hierarchy.look_again(path) if attempt else hierarchy.node(path, fresh=True))
-            if not isinstance(node.metadata, GroupMetadata) or node.document is None:
+            try:
+                node = await (hierarchy.look_again(path) if attempt else hierarchy.node(path, fresh=True))
+            except (NotFoundError, NotADirectoryHereError):
                 return
-            told = await self._fs.worker.work(copies_told, node.document) or {}
-            nodes = await self._nodes_told(path, [each for each in told if join_key(path, each.strip("/")) == array])
-            content = await self._with_copies(path, None, node.document, nodes)
+            outdated = [relative for relative in node.copies if join_key(path, relative) in paths]
+            if not outdated or not isinstance(node.metadata, GroupMetadata) or node.document is None:
+                return
+            nodes = await self._nodes_told(path, outdated)
+            texts: dict[str, bytes | None] = dict.fromkeys(node.copies)  # the others stay as they are
+            for relative in outdated:
+                below = nodes.get(relative)
+                if below is None or isinstance(below.kind, Plain | RemovedArray):
+                    del texts[relative]
+                elif not isinstance(below.kind, Broken):  # of which the copy may be the only description
+                    texts[relative] = below.document
+            content = await self._fs.worker.work(true_text, node.document, texts)
             if content == node.document:
                 return
             _require_readable(content)
@@ -407,9 +434,25 @@ class Documents:
                 return
 
 
+def _texts_of(nodes: Mapping[str, Node]) -> dict[str, bytes]:
+    """Return the stored documents of *nodes*, also of one that was just removed."""
+    return {
+        relative: node.document if node.document is not None else encode_json(node.metadata.document)
+        for relative, node in nodes.items()
+        if node.metadata is not None
+    }
+
+
 def _require_readable(content: bytes) -> None:
     if len(content) > MAX_DOCUMENT_NBYTES:
         raise RefusedError(f"it would have {len(content)} bytes as it is stored, more than {MAX_DOCUMENT_NBYTES}")
+
+
+def _require_description(node: Node, entry: DocumentEntry, written: bytes) -> None:
+    """Raise `RefusedError` unless a document describes the shards in the directory of *node*, which lacks one."""
+    described = parse_document(written) if entry.name == DOCUMENT else None
+    if described is None or ShardedCopy.of(described.document) != node.sharded_copy:
+        raise RefusedError(str(node.reason))
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

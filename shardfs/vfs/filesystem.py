@@ -8,11 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
+from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.node import DOCUMENT, Node, is_below
 from shardfs.dataset.worker import Worker
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
+    CorruptionError,
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
@@ -251,6 +253,12 @@ class Filesystem:
         place = await self.place_beside_chunks(directory, name)
         return Passthrough(self, join_key(place, name), is_scratch=place != directory)
 
+    async def check(self, key: str) -> None:
+        """Raise `CorruptionError` if the stored file *key* may not be read or changed: see `refusal` of `copies`."""
+        reason = None if self.is_scratch(key.rpartition("/")[0]) else await self.hierarchy.copies.refusal(key)
+        if reason is not None:
+            raise CorruptionError(f"{key}: {reason}")
+
     async def remove_scratch(self, directory: str) -> None:
         """Remove the scratch files of a directory that is gone, and of those below it."""
         scratch = join_key(self.scratch or "", directory)
@@ -446,12 +454,25 @@ class Filesystem:
         except NotFoundError:
             raise StaleError(f"the array {path or 'at the root'} is gone") from None
 
-    def documents(self, node: Node) -> Mapping[str, DocumentText]:
-        """Return the generated documents of *node* by name, in the words in which they are shown."""
-        shown = self.view.documents(node)
+    async def documents(self, node: Node) -> Mapping[str, DocumentText]:
+        """Return the generated documents of *node* by name, in the words in which they are shown.
+
+        Raises the error that prevents looking at a node that they have a copy of.
+        """
+        shown = self.view.documents(await self.hierarchy.copies.consolidated(node))
         names = [*shown, *(self.view.document_names - shown.keys())] if shown else []
+        if node.copies:
+            for name in names:
+                await self._compare_text(join_key(node.path, name), shown.get(name))
         found = {name: self.texts.text(join_key(node.path, name), shown.get(name)) for name in names}
         return {name: text for name, text in found.items() if text is not None}
+
+    async def _compare_text(self, path: str, shown: bytes | None) -> None:
+        """Find out whether the text that was written at *path* still says what is *shown*, as copies in it change."""
+        written = self.texts.known(path)
+        if written is not None and shown is not None and not self.texts.is_compared(path, shown):
+            is_same = await self.worker.work(self.view.lens.says_the_same, path.rpartition("/")[2], shown, written.text)
+            self.texts.keep(path, written, shown, is_same=is_same)
 
     async def refresh(self, path: str) -> None:
         """Load the node at *path* again; inodes of chunks that have moved become stale."""

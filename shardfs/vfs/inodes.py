@@ -13,7 +13,7 @@ from math import prod
 from operator import attrgetter
 from typing import Final
 
-from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.node import is_below
 from shardfs.errors import StaleError, StoreError
 from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords

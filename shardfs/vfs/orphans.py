@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.node import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     AccessDeniedError,

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -79,7 +79,7 @@ class View:
             return node.shown
         if node.metadata is not None:
             return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
-        return Shown() if node.reason is None else self.lens.show_broken(node.reason)
+        return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides the stored file of that name."""
@@ -246,12 +246,13 @@ class ZarrV2(EditableView):
     ) -> dict[str, Json]:
         """Return the stored documents, by path, of nodes that have no v2 form and so are not among those *given*.
 
-        Readers of consolidated metadata see no other nodes. Raises `RefusedError` for a node that is shown, and was
-        described until now.
+        Readers of consolidated metadata see no other nodes. Of a node whose document is broken, the copy stays. Raises
+        `RefusedError` for a node that is shown, and was described until now.
         """
         found: dict[str, Json] = {}
         consolidated = inline_copies(group.document)
-        pending = [path for path, _ in every_copy(group.document)] if consolidated is not None else [""]
+        before = dict(every_copy(group.document))
+        pending = [*before] if consolidated is not None else [""]
         while pending:
             path = pending.pop()
             await trio.lowlevel.checkpoint()
@@ -260,6 +261,9 @@ class ZarrV2(EditableView):
                 try:
                     node = await edit.fs.hierarchy.node(key)
                 except (NotFoundError, NotADirectoryHereError):
+                    continue
+                if node.metadata is None and node.reason is not None:
+                    found |= {path: before[path]} if path in before else {}
                     continue
                 if self.left_out(node) is not None:
                     found |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.node import is_below
 from shardfs.errors import StaleError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated

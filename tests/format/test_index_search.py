@@ -65,7 +65,6 @@ tails = st.one_of(
 )
 
 
-@pytest.mark.slow
 @every_codecs
 @pytest.mark.usefixtures("small_blocks")
 @given(data=st.data())

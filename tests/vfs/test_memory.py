@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.node import Node
 from shardfs.dataset.statistics import Statistics
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem

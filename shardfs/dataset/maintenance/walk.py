@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Broken, Node, Source
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.node import DOCUMENT, Broken, Node
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from shardfs.errors import NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec, FillCodec
-from shardfs.format.document import Document
+from shardfs.format.document import Document, Json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, Metadata
@@ -85,12 +85,14 @@ class Shown:
 class Lens(ABC):
     """The pure part of a view.
 
-    *looks_above*: how a node is shown depends on the groups above it.
+    *looks_above*: how a node is shown depends on the groups above it. *shows_copies*: documents of groups are shown
+    with their copies of other documents.
 
     `put(stored, get(stored))` is the stored document, and `get(put(stored, shown))` means the same as *shown*.
     """
 
     looks_above = False
+    shows_copies = False
 
     @property
     def name(self) -> str:
@@ -123,8 +125,11 @@ class Lens(ABC):
         """
         raise NotShownError("it has no form in this view")
 
-    def show_broken(self, reason: str) -> Shown:
-        """Return what is generated for a node whose document cannot be read for this *reason*: by default nothing."""
+    def show_broken(self, reason: str, document: Json) -> Shown:
+        """Return what is generated for a node whose document cannot be used for this *reason*: by default nothing.
+
+        *document* is what could be parsed of it, else None.
+        """
         return Shown()
 
     def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:

@@ -1,16 +1,23 @@
 """Reading a stored document: what it says, and what a view generates from it. Pure, for another process too."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
-from shardfs.format.document import Document, Json
+from shardfs.format.document import Document, Json, parse_json
 from shardfs.format.lens import Context, Lens, Shown
 from shardfs.format.lens.unsharded import UnshardedArray, describe
 from shardfs.format.lens.v2_attributes import is_image
+from shardfs.format.lens.v3 import CONSOLIDATED, ShardedCopy, copies_in, true_group, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, fingerprint, parse_document
 
-_BULK: Final = frozenset({"attributes", "consolidated_metadata"})
+Copies = Mapping[str, ShardedCopy | None]
+"""Which nodes the document of a group describes, by path, and how if as sharded arrays."""
+
+NO_COPIES: Final[Copies] = {}
+_BULK: Final = frozenset({"attributes", CONSOLIDATED})
 
 
 class Contents(NamedTuple):
@@ -26,6 +33,7 @@ class Contents(NamedTuple):
     fingerprint: bytes = b""
     reason: str | None = None
     shown: Shown | None = None
+    copies: Copies = NO_COPIES
 
 
 def read_document(document: bytes, lens: Lens | None, context: Context) -> Contents:
@@ -33,10 +41,62 @@ def read_document(document: bytes, lens: Lens | None, context: Context) -> Conte
     stored = parse_document(document)
     in_image = context.in_image or (isinstance(stored, GroupMetadata) and is_image(stored.document))
     context = context._replace(in_image=in_image)
+    copies = NO_COPIES
+    if isinstance(stored, GroupMetadata) and CONSOLIDATED in stored.document:
+        copies = _by_path(stored.document)
+    if copies:
+        stored = GroupMetadata(without_copies(stored.document), is_as_stored=False)
     array, mark, fault = _describe(stored, context)
     shown = _show(lens, stored, array, fault, context) if lens is not None else None
     is_sharded = isinstance(stored, ArrayMetadata) and stored.is_sharded
-    return Contents(stored, in_image, array, mark, fault if is_sharded else None, shown)
+    return Contents(stored, in_image, array, mark, fault if is_sharded else None, shown, copies)
+
+
+def read_group(
+    document: bytes, lens: Lens | None, context: Context, nodes: Mapping[str, bytes | None]
+) -> tuple[GroupMetadata, Shown | None]:
+    """Return what a group's document says, with copies that say what *nodes* do (`true_group`), and what is shown."""
+    stored = parse_document(document).document
+    true = true_group(stored, nodes)
+    group = GroupMetadata(true, is_as_stored=true is stored)
+    return group, _show(lens, group, None, None, context) if lens is not None else None
+
+
+def read_large_group(
+    document: bytes, lens: Lens | None, context: Context, nodes: Mapping[str, bytes | None]
+) -> tuple[GroupMetadata, Shown | None]:
+    """Return the same without attributes and copies, which are in the generated texts."""
+    group, shown = read_group(document, lens, context, nodes)
+    return replace(group, document=_without_bulk(group.document)), shown
+
+
+class Rest(NamedTuple):
+    """What can be said of a document that cannot be used.
+
+    *has_unknown_copies*: other programs may find copies of other documents in it, though it cannot be parsed here.
+    """
+
+    shown: Shown | None
+    copies: Copies
+    has_unknown_copies: bool
+
+
+def read_broken(document: bytes | None, lens: Lens | None, reason: str) -> Rest:
+    """Return what can be said of a *document* that cannot be used for this *reason*; None was not even read."""
+    parsed: Json = None
+    with suppress(MetadataError):
+        parsed = parse_json(document or b"")
+    copies = _by_path(parsed) if isinstance(parsed, dict) else NO_COPIES
+    shown = lens.show_broken(reason, parsed) if lens is not None else None
+    is_unknown = parsed is None and document is not None and CONSOLIDATED.encode() in document.replace(b"\0", b"")
+    return Rest(shown, copies, is_unknown)
+
+
+def _by_path(document: Document) -> Copies:
+    """Return `copies_in` a document by paths without slashes around them."""
+    copies = copies_in(document)
+    found = {path.strip("/"): copy for path, copy in copies.items()}
+    return found | {path.strip("/"): copy for path, copy in copies.items() if copy is not None}
 
 
 def read_large_document(document: bytes, lens: Lens | None, context: Context) -> Contents:

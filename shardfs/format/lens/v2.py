@@ -131,7 +131,7 @@ class V2(V3):
         fill, caveat = lens._fill(array)
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
-    def show_broken(self, reason: str) -> Shown:
+    def show_broken(self, reason: str, document: Json) -> Shown:
         """Leave the node out: other files beside it are not v2."""
         return Shown(reason=reason)
 

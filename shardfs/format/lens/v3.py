@@ -1,5 +1,8 @@
 """The lens of Zarr v3, and consolidated metadata of groups for any lens: copies are shown as the array itself is.
 
+What a group's document says of other nodes may be out of date, or contradict them. So it is never shown by itself:
+`true_group` makes each copy from the document of the node that it is about, or leaves it out. All else begins there.
+
 Source: discussion of consolidated metadata for the Zarr core specification 3.1, as zarr-python writes it: a member
 `consolidated_metadata` with `kind` "inline" and `metadata`, a map of relative paths to documents.
 """
@@ -8,10 +11,11 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Context, Lens, Shown
 from shardfs.format.lens.unsharded import (
     ZARR_JSON,
@@ -32,6 +36,7 @@ from shardfs.format.metadata import (
     parse_node,
 )
 
+CONSOLIDATED: Final = "consolidated_metadata"
 MAX_PATH_LENGTH: Final = 4096
 """The longest path that can be that of a node."""
 
@@ -47,6 +52,7 @@ class V3(Lens):
     """
 
     decodes: bool = False
+    shows_copies = True
 
     @property
     def name(self) -> str:
@@ -75,12 +81,19 @@ class V3(Lens):
         """Show the unsharded document of an array; for a group, unsharded consolidated copies."""
         if isinstance(stored, GroupMetadata):
             document = Consolidated(self, context.as_stored).get(stored.document)
-            return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
+            is_as_stored = stored.is_as_stored and document is stored.document
+            return Shown({} if is_as_stored else {ZARR_JSON: encode_json(document)})
         if array is None or not (self.decodes or stored.is_sharded):
             return Shown()
         codec = codec_of(array) if self.decodes else None
         document = decoded_document(array) if self.decodes else array.document
         return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
+
+    def show_broken(self, reason: str, document: Json) -> Shown:
+        """Show a document as it is stored, but without consolidated metadata, which nothing can be held against."""
+        if not isinstance(document, dict) or CONSOLIDATED not in document:
+            return Shown()
+        return Shown({ZARR_JSON: encode_json(without_copies(document))})
 
     def says_the_same(self, name: str, shown: bytes, written: bytes) -> bool:
         """Whether two documents mean the same, including copies in them."""
@@ -91,12 +104,15 @@ class V3(Lens):
 class Consolidated:
     """Converts the copies in documents of groups by *lens*, apart from those at the paths *as_stored*.
 
+    The nodes at the paths *unusable* are not shown, as they have no document that can be used.
+
     Copies of arrays that are not shown are left out. Copies that cannot be read stay as they are, and so does
     consolidated metadata of an unknown kind.
     """
 
     lens: Lens
     as_stored: Collection[str] = ()
+    unusable: Collection[str] = ()
 
     def get(self, stored: Document, prefix: str = "") -> Document:
         """Return a group's document as it is shown; *stored* itself if no copy changes.
@@ -186,6 +202,8 @@ class Consolidated:
             raise
 
     def _is_left_out(self, copy: Json, path: str) -> bool:
+        if path.strip("/") in self.unusable:
+            return True
         try:
             self._shown(copy, path)
         except _NOT_SHOWN:
@@ -195,7 +213,7 @@ class Consolidated:
 
 def inline_copies(document: Document) -> dict[str, Json] | None:
     """Return the copies in a group's document by path; None without consolidated metadata of a known kind."""
-    consolidated = document.get("consolidated_metadata")
+    consolidated = document.get(CONSOLIDATED)
     if not isinstance(consolidated, dict) or consolidated.get("kind", "inline") != "inline":
         return None
     copies = consolidated.get("metadata")
@@ -214,20 +232,99 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
                 groups.append((f"{path}/", copy))
 
 
-def copies_told(written: bytes) -> dict[str, bool] | None:
-    """Return, by path, which nodes a group's document describes, and whether as sharded arrays.
+class ShardedCopy(NamedTuple):
+    """What a document says of the shards of an array: where they are, and by *fingerprint* what they mean.
 
-    Returns None for the document of an array.
+    *key_encoding* is None if it is unknown.
     """
-    group, told = parse_document(written), dict[str, bool]()
-    if isinstance(group, ArrayMetadata):
-        return None
-    for path, copy in every_copy(group.document):
-        told[path] = False
+
+    key_encoding: ChunkKeyEncoding | None
+    ndim: int
+    fingerprint: bytes
+
+    @classmethod
+    def of(cls, document: Json) -> "ShardedCopy | None":
+        """Return what a document, or a copy of one, says; None unless it is that of a sharded array."""
+        try:
+            array = parse_array(document)
+            mark = fingerprint(array)
+        except (MetadataError, RecursionError):
+            return None
+        if not array.is_sharded:
+            return None
+        try:
+            return cls(ChunkKeyEncoding.parse(array.chunk_key_encoding), array.ndim, mark)
+        except MetadataError:
+            return cls(None, array.ndim, mark)
+
+    def has_shards_at(self, name: str) -> bool:
+        """Whether *name*, in the directory of the array, may be a shard or lead to shards."""
+        return self.key_encoding is None or self.key_encoding.begins(name, self.ndim)
+
+
+def copies_in(document: Document) -> dict[str, ShardedCopy | None]:
+    """Return, by path, which nodes a group's document describes, and how if as sharded arrays."""
+    return {path: ShardedCopy.of(copy) for path, copy in every_copy(document)}
+
+
+def copies_told(written: bytes) -> dict[str, ShardedCopy | None] | None:
+    """Return what `copies_in` does, for the text of a document; None for that of an array."""
+    group = parse_document(written)
+    return None if isinstance(group, ArrayMetadata) else copies_in(group.document)
+
+
+def true_group(group: Document, nodes: Mapping[str, bytes | None]) -> Document:
+    """Return a group's document with copies that say what *nodes* say; *group* itself if its own do already.
+
+    *nodes* are the documents of the nodes that it describes, by path; None keeps a copy as it is. A copy of another
+    node, or of one whose document is no JSON object, is left out. Which nodes are described, and whether in a copy of a
+    group, stays.
+    """
+    try:
+        return _true_group(group, nodes, "")
+    except RecursionError:
+        return without_copies(group)
+
+
+def _true_group(group: Document, nodes: Mapping[str, bytes | None], prefix: str) -> Document:
+    copies = inline_copies(group)
+    if copies is None:
+        return group
+    result: dict[str, Json] = {}
+    for path, copy in copies.items():
+        place = prefix + path
+        if place.strip("/") not in nodes:
+            continue
+        text = nodes[place.strip("/")]
+        if text is None:
+            result[path] = copy
+            continue
         with suppress(MetadataError):
-            node = parse_node(copy)
-            told[path] = isinstance(node, ArrayMetadata) and node.is_sharded
-    return told
+            own = parse_json(text)
+            if isinstance(own, dict):
+                result[path] = _true_copy(copy, own, nodes, f"{place}/")
+    is_same = len(result) == len(copies) and all(result[path] is copy for path, copy in copies.items())
+    return group if is_same else _with_copies(group, result)
+
+
+def _true_copy(copy: Json, own: Document, nodes: Mapping[str, bytes | None], prefix: str) -> Json:
+    """Return *own*, the document of a node, as a copy of it: with the consolidated metadata that *copy* has."""
+    own = without_copies(own)
+    if not isinstance(copy, dict):
+        return own
+    true = _true_group(copy, nodes, prefix)
+    if own.get("node_type") == "group" and CONSOLIDATED in copy:
+        own = {**own, CONSOLIDATED: true[CONSOLIDATED]}
+    elif CONSOLIDATED in copy:
+        return own
+    return copy if true is copy and canonical(without_copies(copy)) == canonical(without_copies(own)) else own
+
+
+def true_text(stored: bytes, nodes: Mapping[str, bytes | None]) -> bytes:
+    """Return what `true_group` does, for the text of a document."""
+    group = parse_document(stored).document
+    document = true_group(group, nodes)
+    return stored if document is group else encode_json(document)
 
 
 def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: Mapping[str, bytes]) -> bytes:
@@ -267,4 +364,9 @@ def _rest(array: Document) -> dict[str, Json]:
 
 
 def _with_copies(document: Document, copies: dict[str, Json]) -> dict[str, Any]:
-    return {**document, "consolidated_metadata": {**document["consolidated_metadata"], "metadata": copies}}
+    return {**document, CONSOLIDATED: {**document[CONSOLIDATED], "metadata": copies}}
+
+
+def without_copies(document: Document) -> dict[str, Json]:
+    """Return a document without consolidated metadata."""
+    return {member: value for member, value in document.items() if member != CONSOLIDATED}

@@ -5,7 +5,7 @@ from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
+from shardfs.dataset.node import DOCUMENT, Node, is_below
 from shardfs.errors import NotFoundError, NotPermittedError, ShardfsError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
@@ -64,6 +64,11 @@ class TextCache:
         written = self._texts.peek(path)
         return written.text if written is not None else None
 
+    def is_compared(self, path: str, shown: bytes) -> bool:
+        """Whether the text that was written at *path* was compared with *shown*."""
+        written = self._texts.peek(path)
+        return written is not None and written.shown == shown
+
     def keep(self, path: str, text: DocumentText, shown: bytes | None, *, is_same: bool) -> None:
         """Remember what was written at *path*, what is generated for it now (*shown*), and whether both agree."""
         self._texts.put(path, _Written(text, shown, is_same))
@@ -117,21 +122,25 @@ class Document(PublishedEntry):
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the stored document, with the size of the generated text."""
-        return self._version_in(await self.fs.hierarchy.node(self.node_path)).attributes
+        return (await self._version_in(await self.fs.hierarchy.node(self.node_path))).attributes
 
     async def open(self) -> FileHandle:
         """Open the current text; raises `StaleError` if that is another version."""
-        return self._version_in(await self.fs.hierarchy.node(self.node_path, fresh=True))
+        return await self._version_in(await self.fs.hierarchy.node(self.node_path, fresh=True))
 
-    def _version_in(self, node: Node) -> DocumentHandle:
-        handle = self.shown_in(node)
+    async def _version_in(self, node: Node) -> DocumentHandle:
+        handle = await self.shown_in(node)
         if handle.ino != self.ino:
             raise StaleError(f"{self.path} was replaced")
         return handle
 
-    def shown_in(self, node: Node) -> DocumentHandle:
+    async def shown_in(self, node: Node) -> DocumentHandle:
         """Open the text generated for *node*, the node of its directory."""
-        shown, status = self.fs.documents(node).get(self.name), node.document_stat
+        return self.opened(node, (await self.fs.documents(node)).get(self.name))
+
+    def opened(self, node: Node, shown: DocumentText | None) -> DocumentHandle:
+        """Return a handle for the text *shown* of *node*; raises `StaleError` if there is none."""
+        status = node.document_stat
         if shown is None or status is None:
             raise StaleError(f"{self.path} was replaced")
         nbytes = len(shown.text)
@@ -146,8 +155,9 @@ class Document(PublishedEntry):
             node = await fs.hierarchy.node(self.node_path, fresh=fresh)
         except NotFoundError:
             return None
-        if name in fs.documents(node):
-            return self.shown_in(node)
+        shown = (await fs.documents(node)).get(name)
+        if shown is not None:
+            return self.opened(node, shown)
         found = await fs.view.directory(fs, self.node_path).lookup(name)
         if not found.ino:
             return None

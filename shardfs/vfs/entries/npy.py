@@ -14,7 +14,7 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array, Extent
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.dataset.shard import OpenShard
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.grid import ChunkKeyEncoding

@@ -7,7 +7,7 @@ from contextlib import suppress
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
     CorruptionError,
     ExistsError,
@@ -68,6 +68,7 @@ class Passthrough(Entry):
         return await self._open(writable=False)
 
     async def _open(self, *, writable: bool) -> PassthroughHandle:
+        await self._check()
         try:
             file = await self.fs.store.open_passthrough(self.path, writable=writable)
         except NotFoundError:
@@ -79,11 +80,13 @@ class Passthrough(Entry):
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
+        await self._check()
         return await self.fs.store.read_link(self.path)
 
     async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
         """Open the stored file, creating it if it does not exist."""
         fs, is_new = self.fs, True
+        await self._check()
         try:
             file = await self._create(mode, owner)
         except ExistsError:
@@ -128,6 +131,7 @@ class Passthrough(Entry):
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the stored file."""
+        await self._check()
         attributes = await self.fs.stored_attributes(self.path)
         if attributes.status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{self.path} is a directory")
@@ -141,6 +145,7 @@ class Passthrough(Entry):
     ) -> None:
         """Store *content* durably in a new file, and rename it to the name: the caller may remove it elsewhere."""
         store, status = self.fs.store, attributes.status
+        await self._check()
         await self._make_parents()
         copy = self._copy()
         file = await store.create(copy, S_IMODE(status.mode), exclusive=True, uid=status.uid, gid=status.gid)
@@ -158,14 +163,19 @@ class Passthrough(Entry):
 
     async def remove(self) -> None:
         """Remove the name."""
+        await self._check()
         await self.fs.store.unlink(self.path)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Create the directory."""
+        fs = self.fs
+        await self._check()
         await self._make_parents()
-        await self.fs.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
-        self.fs.hierarchy.forget(self.path)
+        await fs.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
+        if not self.is_scratch:
+            await fs.hierarchy.copies.outdate(self.path, is_new=True)  # what copies say is not of what will be here
+        fs.hierarchy.forget(self.path)
 
     async def remove_directory(self) -> None:
         """Remove the directory, with what is left of an array that has no chunks any more."""
@@ -194,12 +204,15 @@ class Passthrough(Entry):
 
     async def make_link(self, target: bytes) -> None:
         """Create a symbolic link under this name."""
+        await self._check()
         await self._make_parents()
         await self.fs.store.symlink(self.path, target)
 
     async def link_to(self, new: Entry) -> None:
         """Give this file the second name *new*; a chunk or a document is copied."""
         if isinstance(new, Passthrough):
+            await self._check()
+            await new._check()
             await new._make_parents()
             await self.fs.store.link(self.path, new.path)
         else:
@@ -213,9 +226,14 @@ class Passthrough(Entry):
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
         """Move the file to the name *new*, or the directory, after committing what is pending below both names."""
         fs = self.fs
+        await self._check()
+        await new._check()
         await new._make_parents()
         is_directory = await self.is_directory()
         if is_directory:
+            refusal = await fs.hierarchy.copies.refusal_below(self.path)
+            if refusal is not None:
+                raise CorruptionError(refusal)
             for path in (self.path, new.path):
                 await fs.writer.commits.flush(below=path)
             if not exclusive:
@@ -226,6 +244,8 @@ class Passthrough(Entry):
             fs.inodes.moved(self.path, new.path)
             return
         fs.hierarchy.moved(self.path, new.path)
+        for path in (self.path, new.path):
+            await fs.hierarchy.copies.outdate(path)
         fs.moved_directory(self.path, new.path)
         if fs.scratch is not None and not self.is_scratch and not new.is_scratch:
             source, target = join_key(fs.scratch, self.path), join_key(fs.scratch, new.path)
@@ -246,6 +266,11 @@ class Passthrough(Entry):
                     handle.file.set_attributes(**changes)
                     return
             raise
+
+    async def _check(self) -> None:
+        """Raise `CorruptionError` if it may not be read or changed."""
+        if not self.is_scratch:
+            await self.fs.check(self.path)
 
     async def _make_parents(self) -> None:
         """Create the directory for a scratch file."""
@@ -286,8 +311,9 @@ class Directory(Special):
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of a name in the chunk tree, or of a stored file."""
         fs, node = self.fs, await self._readable()
-        if name in fs.view.document_names and name in fs.documents(node):
-            return Document(fs, join_key(self.path, name)).shown_in(node).attributes
+        shown = (await fs.documents(node)).get(name) if name in fs.view.document_names else None
+        if shown is not None:
+            return Document(fs, join_key(self.path, name)).opened(node, shown).attributes
         chunks = fs.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup(None, name)
@@ -320,7 +346,8 @@ class Directory(Special):
         fs, node = self.fs, await self._readable()
         chunks = fs.chunk_tree(node)
         generated = {
-            name: Document(fs, join_key(self.path, name)).shown_in(node).attributes for name in fs.documents(node)
+            name: Document(fs, join_key(self.path, name)).opened(node, shown).attributes
+            for name, shown in (await fs.documents(node)).items()
         }
 
         def hides(name: str) -> bool:

@@ -1,0 +1,253 @@
+"""Copies of documents in the documents of groups: what they say is made from what the tree shows of the nodes.
+
+A group's consolidated metadata may be out of date or contradict the documents of the nodes that it describes. Programs
+that open the group by it would then take shards for chunks, read wrong values and write over shards. So nobody is shown
+a copy that the tree does not bear out, and what only a copy describes is neither read nor changed.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from shardfs.dataset.cache import Cache
+from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, Plain, RemovedArray, groups_above, is_below
+from shardfs.dataset.worker import LARGE_NBYTES, Worker
+from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, encode_json
+from shardfs.format.lens import Lens
+from shardfs.format.lens.show import read_group, read_large_group
+from shardfs.format.lens.v2 import is_relative_path
+from shardfs.format.lens.v3 import ShardedCopy
+from shardfs.stores.base import Store, join_key
+from shardfs.stores.parallel import for_each
+from shardfs.stores.ttl import derived_at, within_ttl
+
+log = logging.getLogger(__name__)
+
+_MAX_GROUPS: Final = 512
+_MAX_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
+_AT_ONCE: Final = 16  # requests for the documents that a group has copies of
+
+
+class Nodes(Protocol):
+    """The nodes of a source, as `Hierarchy` knows them."""
+
+    ttl: float
+    clock: Callable[[], float]
+
+    async def node(self, path: str) -> Node:
+        """Return the node at *path*, whose copies are as they are stored."""
+
+    def last_seen(self, path: str) -> Node | None:
+        """Return the cached node at *path*, however old it is; None if there is none."""
+
+    def remaining(self, path: str) -> float:
+        """Return for how many seconds the node at *path* may still be trusted."""
+
+
+class _Consolidated(NamedTuple):
+    """A group, with copies made from nodes whose documents had these *versions*; None is that of a missing one."""
+
+    own: Node
+    versions: Mapping[str, object]
+    checked: float
+    node: Node
+
+
+class ConsolidatedCopies:
+    """What groups say of the nodes below them, and which of these may be read.
+
+    Its state:
+
+    - `_groups`: groups with copies made from nodes, by path. Written by `consolidated`; without it, each lookup of a
+      group's document would look at all nodes that it describes.
+    - `_announced`: paths of nodes that a program has described and will create. Written when it publishes the document
+      of a group; without it, `cp -r` would not read back what it wrote.
+    - `_outdated`: paths of nodes that were removed or replaced on the mount, though stored copies describe them.
+      Written by removals, moves and new directories, until the copies are `corrected`; without it, what is created anew
+      would be taken for what the copy says.
+    """
+
+    def __init__(self, hierarchy: Nodes, store: Store) -> None:
+        self._hierarchy = hierarchy
+        self._store = store
+        self._lens: Lens | None = None
+        self._worker: Worker | None = None
+        self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.node.memory, _MAX_NBYTES, _MAX_GROUPS)
+        self._announced: set[str] = set()
+        self._outdated: set[str] = set()
+
+    def show(self, lens: Lens, worker: Worker | None) -> None:
+        """Let *lens* generate what groups show; *worker* processes large documents."""
+        self._lens, self._worker = lens, worker
+
+    def forget(self, path: str) -> None:
+        """Make the copies in groups at *path*, below and above it again: what they are made from has changed."""
+        for known in self._groups.known():
+            if is_below(known, path) or is_below(path, known):
+                self._groups.forget(known)
+
+    async def consolidated(self, node: Node) -> Node:
+        """Return *node*; a group that has copies of other documents with copies of what the tree shows of those nodes.
+
+        Each was looked at *ttl* seconds ago at most. A node that is not there, or has no document that can be used, has
+        no copy. Raises the error that prevents looking at one.
+        """
+        if not node.copies or not isinstance(node.kind, Group):
+            return node
+        if self._lens is not None and not self._lens.shows_copies:
+            return node
+
+        async def is_current(known: _Consolidated) -> bool:
+            return known.own is node and within_ttl(known.checked, self._hierarchy.clock(), self._hierarchy.ttl)
+
+        async def load() -> _Consolidated:
+            known, now = self._groups.peek(node.path), derived_at(self._hierarchy.clock())
+            if known is not None and known.own is node and known.versions == await self._versions(node):
+                return known._replace(checked=now)
+            return await self._consolidate(node, now)
+
+        return (await self._groups.get(node.path, load, is_current)).node
+
+    async def _consolidate(self, node: Node, now: float) -> _Consolidated:
+        documents: dict[str, bytes | None] = {}
+        versions: dict[str, object] = {}
+        room = MAX_DOCUMENT_NBYTES
+
+        async def look(relative: str) -> None:
+            nonlocal room
+            below = await self._node_below(node, relative)
+            versions[relative] = below.document_stat.version if below is not None and below.document_stat else None
+            if below is None or isinstance(below.kind, Plain):
+                if join_key(node.path, relative) in self._announced:
+                    documents[relative] = None
+            elif below.sharded_copy is None and room >= 0:
+                text = _text_of(below)
+                documents[relative] = text
+                room -= len(text)
+
+        await for_each(node.copies, look, _AT_ONCE)
+        if room < 0:
+            name = node.path or "the source"
+            log.warning("%s is shown without consolidated metadata, which would be too large", name)
+            documents = {}
+        assert isinstance(node.kind, Group)
+        arguments = node.kind.document, self._lens, node.context._replace(in_image=node.in_image), documents
+        nbytes = len(node.kind.document) + MAX_DOCUMENT_NBYTES - room
+        if self._worker is not None and nbytes > LARGE_NBYTES:
+            metadata, shown = await self._worker.call(read_large_group, *arguments)
+        else:
+            metadata, shown = read_group(*arguments)
+        group = replace(node.kind, metadata=metadata)
+        return _Consolidated(node, versions, now, replace(node, kind=group, shown=shown))
+
+    async def _versions(self, node: Node) -> Mapping[str, object]:
+        """Return the versions of the documents of the nodes that *node* has copies of."""
+        versions: dict[str, object] = {}
+
+        async def look(relative: str) -> None:
+            path = join_key(node.path, relative)
+            known = self._hierarchy.last_seen(path)
+            if known is not None and self._hierarchy.remaining(path) > 0:
+                stat = known.document_stat
+                versions[relative] = stat.version if stat is not None else None
+                return
+            versions[relative] = None
+            if is_relative_path(relative):
+                with suppress(NotFoundError, NotADirectoryHereError):
+                    versions[relative] = (await self._store.stat(join_key(path, DOCUMENT))).version
+
+        await for_each(node.copies, look, _AT_ONCE)
+        return versions
+
+    async def _node_below(self, node: Node, relative: str) -> Node | None:
+        if not is_relative_path(relative):
+            return None
+        with suppress(NotFoundError, NotADirectoryHereError):
+            return await self._hierarchy.node(join_key(node.path, relative))
+        return None
+
+    async def refusal(self, key: str) -> str | None:
+        """Return why the file *key* may not be read or changed, because copies of documents contradict it; else None.
+
+        See `Node.sharded_copy` and `Node.has_unknown_copies`.
+        """
+        directory, _, name = key.rpartition("/")
+        is_direct = True
+        while True:
+            with suppress(NotFoundError, NotADirectoryHereError):
+                node = await self._hierarchy.node(directory)
+                if is_direct and name == DOCUMENT:
+                    if isinstance(node.kind, Broken) and node.kind.has_unknown_copies:
+                        return f"it may have copies of other documents, which cannot be read: {node.reason}"
+                    return None
+                if node.sharded_copy is not None:
+                    return node.reason if node.sharded_copy.has_shards_at(name) else None
+                if node.metadata is not None:
+                    return None
+            if not directory:
+                return None
+            directory, _, name = directory.rpartition("/")
+            is_direct = False
+
+    async def refusal_below(self, path: str) -> str | None:
+        """Return why the directory *path* may not be moved: something in it is only described by a group above it."""
+        for group, _ in groups_above(path):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                node = await self._hierarchy.node(group)
+                for relative, copy in node.copies.items():
+                    place = join_key(group, relative)
+                    if copy is not None and is_relative_path(relative) and is_below(place, path):
+                        below = await self._node_below(node, relative)
+                        if below is not None and below.sharded_copy is not None:
+                            return f"{place}: {below.reason}"
+        return None
+
+    async def above(self, path: str) -> tuple[str, ShardedCopy | None]:
+        """Return the nearest group above *path* with a copy that says that this is a sharded array, and the copy.
+
+        Copies that this mount knows to be out of date do not count.
+        """
+        if path in self._announced | self._outdated:
+            return "", None
+        for group, relative in groups_above(path):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                copy = (await self._hierarchy.node(group)).copies.get(relative)
+                if copy is not None:
+                    return group, copy
+        return "", None
+
+    def announce(self, path: str) -> None:
+        """Note that a program has written a copy of the document of a node that it will create at *path*."""
+        self._announced.add(path)
+
+    async def outdate(self, path: str, *, is_new: bool = False) -> None:
+        """Note that stored copies of nodes at *path* and below, if there are any, say nothing of what is there now.
+
+        If the directory *is_new*, those that a program has written of what it will create do.
+        """
+        if not is_new:
+            self._announced = {known for known in self._announced if not is_below(known, path)}
+        for group, _ in groups_above(path):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                places = [join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies]
+                self._outdated |= {p for p in places if is_below(p, path) and p not in self._announced}
+        self.forget(path)
+
+    @property
+    def outdated(self) -> Collection[str]:
+        """The paths of nodes of which stored copies are out of date."""
+        return frozenset(self._outdated)
+
+    def corrected(self, paths: Collection[str]) -> None:
+        """Note that stored copies of the nodes at *paths* are not out of date any more."""
+        self._outdated.difference_update(paths)
+
+
+def _text_of(node: Node) -> bytes:
+    """Return the document of a node, also of an array whose document was removed on the mount."""
+    if isinstance(node.kind, RemovedArray):
+        return encode_json(node.kind.was.metadata.document)
+    return node.document or b""

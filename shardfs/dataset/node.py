@@ -1,0 +1,170 @@
+"""What a directory of a source is: the kinds of nodes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.worker import LARGE_NBYTES
+from shardfs.format.lens import NO_CONTEXT, Context, Shown
+from shardfs.format.lens.show import NO_COPIES, Copies
+from shardfs.format.lens.unsharded import ZARR_JSON
+from shardfs.format.lens.v3 import ShardedCopy
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
+from shardfs.stores.base import Stat
+
+DOCUMENT: Final = ZARR_JSON
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """A directory without a document."""
+
+
+@dataclass(frozen=True, eq=False)
+class Broken:
+    """A node whose document says nothing that can be used, for the *reason*.
+
+    *document* is None if not even its bytes could be read, or there is none. *copies* are those of `Group`.
+    *has_unknown_copies*: it cannot be parsed here, but other programs may find copies in it, so nobody may read it.
+
+    *sharded_copy* is set if a group above has a copy that says that the directory is a sharded array, and no document
+    of its own says of what. Its shards must not be taken for chunks, so they are not read or changed.
+    """
+
+    reason: str
+    document: bytes | None = None
+    document_stat: Stat | None = None
+    copies: Copies = field(default_factory=dict)
+    has_unknown_copies: bool = False
+    sharded_copy: ShardedCopy | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A group with its stored *document*; *metadata* of a large one lacks attributes: see `Node.stored`.
+
+    *copies* are the nodes that the document has copies of, whatever these say. *metadata* is without them, and so is
+    `Node.shown`: `ConsolidatedCopies.consolidated` has what the tree shows of those nodes instead.
+    """
+
+    metadata: GroupMetadata
+    document: bytes
+    document_stat: Stat
+    copies: Copies = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array with its stored *document*; *metadata* of a large one lacks attributes: see `Node.stored`.
+
+    *array* is set for a sharded array that can be shown unsharded, and for an unsharded one whose chunks all have one
+    shape. *reason* says why a sharded array is shown as it is stored.
+    """
+
+    metadata: ArrayMetadata
+    document: bytes
+    document_stat: Stat
+    array: Array | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RemovedArray:
+    """An array whose document was removed through the mount; its directory stays that array: see `Hierarchy.leave`.
+
+    *was* is the array with the removed document.
+    """
+
+    was: StoredArray
+
+
+PLAIN: Final = Plain()
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A directory of the source; *stat* is the status of the directory, and *kind* says what it is.
+
+    *in_image*: the node is a group with metadata of OME-Zarr 0.5, or below one; known if the hierarchy `looks_above`.
+    *shown* is what the view generates for it, given the *context*.
+
+    Match *kind* where what is done differs by kind. The properties are for one question about all kinds.
+    """
+
+    path: str
+    stat: Stat
+    kind: Plain | Broken | Group | StoredArray | RemovedArray = PLAIN
+    in_image: bool = False
+    context: Context = NO_CONTEXT
+    shown: Shown | None = None
+
+    @property
+    def document(self) -> bytes | None:
+        """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
+        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document
+
+    @property
+    def document_stat(self) -> Stat | None:
+        """The status of `document`."""
+        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document_stat
+
+    @property
+    def metadata(self) -> ArrayMetadata | GroupMetadata | None:
+        """What the document of a group or of an array says, also of one that was removed through the mount."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return None if isinstance(kind, Plain | Broken) else kind.metadata
+
+    @property
+    def any_array(self) -> Array | None:
+        """The array whose chunks can be read, sharded or not."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return kind.array if isinstance(kind, StoredArray) else None
+
+    @property
+    def array(self) -> Array | None:
+        """The array, if it is stored sharded."""
+        array = self.any_array
+        return array if array is not None and not array.grid.is_unsharded else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why only the stored files are shown."""
+        kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        return kind.reason if isinstance(kind, Broken | StoredArray) else None
+
+    @property
+    def copies(self) -> Copies:
+        """The nodes that the document has copies of, and how these describe them."""
+        return self.kind.copies if isinstance(self.kind, Group | Broken) else NO_COPIES
+
+    @property
+    def sharded_copy(self) -> ShardedCopy | None:
+        """How a group above describes the array that is stored here, if no document here does: see `Broken`."""
+        return self.kind.sharded_copy if isinstance(self.kind, Broken) else None
+
+    @property
+    def memory(self) -> int:
+        """Size of the documents, stored and generated; everything else that a node holds is in proportion."""
+        return len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
+
+    @property
+    def stored(self) -> ArrayMetadata | GroupMetadata | None:
+        """What the document says, complete, with copies as they are stored; of a removed one, just `metadata`."""
+        if self.document is None or self.metadata is None:
+            return self.metadata
+        if not self.copies and len(self.document) <= LARGE_NBYTES:
+            return self.metadata
+        return parse_document(self.document)
+
+
+def groups_above(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the directories above *path*, and the path relative to each, the nearest first."""
+    parts = path.split("/") if path else []
+    for depth in range(len(parts) - 1, -1, -1):
+        yield "/".join(parts[:depth]), "/".join(parts[depth:])
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether *path* is *directory* or is below it."""
+    return not directory or path == directory or path.startswith(directory + "/")
