@@ -13,8 +13,8 @@ class ManualHook(BuildHookInterface[Any]):
     """Makes them of the commands when a wheel is built."""
 
     def dependencies(self) -> list[str]:
-        """Return what the commands are loaded with: all but what has to be compiled."""
-        return [each for each in self.metadata.core.dependencies if not each.startswith("pyfuse3")]
+        """Return what the commands are loaded with."""
+        return list(self.metadata.core.dependencies)
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Make the files; an installation that follows this tree has none."""

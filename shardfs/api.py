@@ -23,7 +23,7 @@ from shardfs.format.document import parse_json
 from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
-from shardfs.fuse.mountpoint import check_fuse, check_mount_point
+from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
@@ -45,6 +45,7 @@ def mount(
     the errors of `shardfs.errors`.
     """
     url, root = resolve(os.fspath(source))
+    check_installed()
     check_fuse(allow_other=options is not None and options.allow_other)
     temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
     place = temporary / "mount" if mountpoint is None else Path(mountpoint)

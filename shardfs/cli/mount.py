@@ -15,7 +15,7 @@ from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
-from shardfs.fuse.mountpoint import check_fuse, check_mount_point, fuse_versions
+from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions, parse_fuse_options
 from shardfs.stores.url import StoreOptions, open_store, resolve
 
@@ -175,6 +175,7 @@ def mount(
         if foreground:
             log_to(log_file, log_level, log_format)
         url, root = resolve(source)
+        check_installed()
         check_fuse(allow_other=options.allow_other)
         place = check_mount_point(mountpoint, root, store_options.cache)
         name = source if "://" in source else url

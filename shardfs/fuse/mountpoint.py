@@ -9,12 +9,14 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.control import list_mounts, user_name
+from shardfs.stores.url import how_to_install
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (
     "only root can use --allow-other: /etc/fuse.conf has no user_allow_other; to let users share their mounts, as "
@@ -96,8 +98,18 @@ def users_may_allow_other() -> bool:
     return False
 
 
+def check_installed() -> None:
+    """Raise `FuseUnavailableError`, with the way out, if shardfs was installed without what a mount takes."""
+    if find_spec("pyfuse3") is None:
+        raise FuseUnavailableError(
+            f"pyfuse3 is not installed, without which nothing can be mounted; install it with: {how_to_install('fuse')}"
+            "; every other command, and shardfs.open in Python, work without it"
+        )
+
+
 def fuse_versions() -> str:
     """Return the versions of pyfuse3 and of its libfuse; raises `FuseUnavailableError` if it cannot be loaded."""
+    check_installed()
     try:
         import pyfuse3  # imported only here: other commands work without it
 
