@@ -3,19 +3,18 @@
 import operator
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import trio
 
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import FuseUnavailableError, NotFoundError, NotUnshardable, StoreError, UnfinishedError, UsageError
@@ -26,7 +25,8 @@ from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
-from shardfs.stores.url import StoreOptions, open_store, resolve
+from shardfs.stores.loop import LoopThread
+from shardfs.stores.url import StoreOptions, resolve
 from shardfs.vfs.views import ZarrV3
 
 __all__ = ["Dataset", "DatasetNode", "MountOptions", "Report", "StoreOptions", "mount", "pack", "unpack"]
@@ -136,9 +136,11 @@ def unpack(
 
 
 class Dataset:
-    """A source, read without FUSE.
+    """A source, read without FUSE; a context manager, which closes it.
 
-    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3.
+    It lives in an event loop in a thread of its own, so it may be used from any number of threads at the same time.
+    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3. After
+    `close`, and in a process that was forked meanwhile, everything raises `ClosedError`.
     """
 
     def __init__(
@@ -148,19 +150,27 @@ class Dataset:
         metadata_ttl: float | None = None,
         store_options: StoreOptions | None = None,
     ) -> None:
-        store = open_store(os.fspath(source), store_options or StoreOptions(), ttl=metadata_ttl)
-        trio.run(store.check)
-        self._source = Source.of(store)
-        self._lock = threading.Lock()  # what is cached belongs to one event loop at a time
+        self.url, _ = resolve(os.fspath(source))
+        opening = open_source(os.fspath(source), store_options, ttl=metadata_ttl)
+        self._loop = LoopThread(opening, f"the dataset {self.url}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End reads under way, and release everything; may be called again."""
+        self._loop.close()
 
     def __iter__(self) -> Iterator[str]:
         """Return the paths of all arrays and groups, parents first."""
-        with self._lock:
-            return iter(trio.run(_paths, self._source))
+        return iter(self._loop.call(_paths))
 
     def __getitem__(self, path: str) -> "DatasetNode":
         """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
-        node = DatasetNode(self._source, path.strip("/"), self._lock)
+        node = DatasetNode(self._loop, self.url, path.strip("/"))
         node.metadata  # noqa: B018 - raises if there is none
         return node
 
@@ -168,19 +178,18 @@ class Dataset:
 class DatasetNode:
     """An array or a group of a dataset, as a mount shows it; its *path* is relative to the source."""
 
-    def __init__(self, source: Source, path: str, lock: threading.Lock) -> None:
+    def __init__(self, loop: LoopThread[Source], url: str, path: str) -> None:
         self.path = path
-        self._source = source
-        self._lock = lock
+        self._url = url
+        self._loop = loop
 
     def __repr__(self) -> str:
-        return f"<shardfs node {self.path!r} of {self._source.store.url}>"
+        return f"<shardfs node {self.path!r} of {self._url}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The document that a mount shows: that of a sharded array has its inner chunks as chunks."""
-        with self._lock:
-            node = trio.run(_find, self._source, self.path)
+        node = self._loop.call(_find, self.path)
         text = ZarrV3().documents(node).get(DOCUMENT, node.document)
         return dict(parse_json(text or b"{}"))
 
@@ -190,8 +199,7 @@ class DatasetNode:
         Raises `IndexError` outside the grid, `NotUnshardable` for an array without inner chunks, `CorruptionError` for
         a damaged chunk or shard.
         """
-        with self._lock:
-            return trio.run(_read, self._source, self.path, tuple(map(operator.index, coords)))
+        return self._loop.call(_read, self.path, tuple(map(operator.index, coords)))
 
 
 async def _paths(source: Source) -> list[str]:

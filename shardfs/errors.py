@@ -184,6 +184,12 @@ class NoAttributeError(ShardfsError):
     errno = _errno.ENODATA
 
 
+class ClosedError(ShardfsError):
+    """What is used was closed, or belongs to the process of which this one is a fork."""
+
+    errno = _errno.EBADF
+
+
 class UsageError(ShardfsError):
     """A command or its options are wrong."""
 

@@ -1,7 +1,9 @@
 """`shardfs.open`: metadata and inner chunks without FUSE; `shardfs.mount`: a mount for the length of a block."""
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from tests.support.daemons import end_mounts_below
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import files_below, store
 from tests.support.mounting import mount_points
+from tests.support.s3_faults import Hang
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
 
 
 @pytest.fixture
@@ -89,6 +94,36 @@ def test_a_replaced_shard_is_seen_at_the_next_read_and_a_replaced_document_after
     changing.document["attributes"] = {"changed": True}
     changing.replace_document()
     assert opened["array"].metadata["attributes"] == {"changed": True}
+
+
+def test_a_read_that_is_interrupted_keeps_no_connection_and_the_next_one_gets_its_answer(
+    dataset: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
+) -> None:
+    s3_bucket.upload(dataset, "data")
+    reach = shardfs.StoreOptions(endpoint_url=s3_proxy.url, max_connections=1)
+    with shardfs.open(s3_bucket.url("data"), store_options=reach) as opened:
+        image, hang = opened["image"], Hang()
+        rule = s3_proxy.fail("GetObject", hang)
+
+        def interrupt() -> None:
+            rule.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            image.read_chunk((0, 0))
+        thread.join()
+        hang.release()
+        assert image.read_chunk((0, 0)) == shardfs.open(dataset)["image"].read_chunk((0, 0))
+
+
+def test_a_dataset_that_is_closed_says_so(dataset: Path) -> None:
+    with shardfs.open(dataset) as opened:
+        image = opened["image"]
+    for use in (lambda: list(opened), lambda: opened["image"], lambda: image.read_chunk((0, 0))):
+        with pytest.raises(errors.ClosedError, match="data set is closed: open it again"):
+            use()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 import shardfs
-from shardfs.bulk.engine import Context, as_told
+from shardfs.bulk.engine import as_told, open_context
 from shardfs.errors import SourceError, StoreError, counted
 from shardfs.stores.url import StoreOptions, how_to_install, is_remote, url_of
 
@@ -103,7 +103,8 @@ def look_at_places(places: Mapping[str, str], options: StoreOptions) -> dict[str
 
 async def _names(url: str, options: StoreOptions) -> str:
     try:
-        names = await Context().source(url, options).store.check() or ()
+        async with open_context() as context:
+            names = await context.source(url, options).store.check() or ()
     except Exception as error:
         return str(as_told(error))
     digest = hashlib.sha256(repr(sorted((name, kind.name) for name, kind in names)).encode()).hexdigest()[:16]

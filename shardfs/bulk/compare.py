@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
-from shardfs.bulk.engine import Context, Task, in_batches, run_tasks
+from shardfs.bulk.engine import Context, Task, in_batches, open_context, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
@@ -236,8 +236,14 @@ async def compare(
     Chunks are equal if their values are; equal bytes in the same codecs are equal values. A missing chunk has the fill
     value. *progress* is called with the number of finished tasks. Raises `SourceError` for what cannot be read.
     """
-    context, problems = Context(), list[str]()
-    job = Job(url_of(source), url_of(destination), options)
+    async with open_context() as context:
+        return await _compare(Job(url_of(source), url_of(destination), options), context, executor, jobs, progress)
+
+
+async def _compare(
+    job: Job, context: Context, executor: Executor | None, jobs: int | None, progress: Callable[[int], None]
+) -> list[str]:
+    problems: list[str] = []
     old, new = job.both(context)
     for each in (old, new):
         await each.store.check()

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, Generic, TypeVar, cast
@@ -26,8 +26,9 @@ import trio
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.local.syscalls import keep_freed_memory
+from shardfs.stores.loop import LoopThread
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions, is_remote, open_store
+from shardfs.stores.url import StoreOptions, is_remote, open_session, open_store_in
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +51,22 @@ R = TypeVar("R")
 class Context:
     """What the tasks of a run share in one process: open sources, and what was found.
 
-    It belongs to one event loop at a time. *known* are sources that are open already, by URL.
+    Sources are opened in *session*; *known* are those that are open already, by URL.
     """
 
-    def __init__(self, known: Mapping[str, Source] | None = None) -> None:
+    def __init__(self, session: trio.Nursery, known: Mapping[str, Source] | None = None) -> None:
+        self._session = session
         self._sources = dict(known or {})
         self._last: tuple[object, object] | None = None
 
     def source(self, url: str, options: StoreOptions) -> Source:
         """Return the source at *url*, opened on first use; *options* are for a remote one.
 
-        Raises the errors of `open_store`.
+        Raises the errors of `open_store_in`.
         """
         if url not in self._sources:
             chosen = options if is_remote(url) else StoreOptions()
-            self._sources[url] = Source.of(open_store(url, chosen, ttl=_FOREVER))
+            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, ttl=_FOREVER))
         return self._sources[url]
 
     async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:
@@ -72,6 +74,13 @@ class Context:
         if self._last is None or self._last[0] != key:
             self._last = key, await make()
         return cast(R, self._last[1])
+
+
+@asynccontextmanager
+async def open_context(known: Mapping[str, Source] | None = None) -> AsyncIterator[Context]:
+    """Yield a context in a session of its own; *known* are sources that are open already, by URL."""
+    async with open_session() as session:
+        yield Context(session, known)
 
 
 @dataclass(frozen=True)
@@ -173,8 +182,18 @@ async def run_tasks(
     Raises `StoreError` if processes cannot be started, or a given executor breaks.
     """
     keep_freed_memory()
-    context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
+    async with open_context() if context is None else nullcontext(context) as context:
+        await _run_tasks(tasks, done, context, executor, jobs)
+
+
+async def _run_tasks(
+    tasks: AsyncIterable[Task[T, R]],
+    done: Callable[[Sequence[R]], None],
+    context: Context,
+    executor: Executor | None,
+    jobs: int,
+) -> None:
     crew = _Crew[T, R](done, executor, jobs)
     here = executor is None
     spent = 0.0
@@ -349,14 +368,21 @@ def _begin(watched: Connection) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-_local = threading.local()  # the run of this thread's last task, and its context
+_local = threading.local()  # the run of this thread's last task, and the event loop with its context
 
 
 def _execute(run: str, task: Task[T, R]) -> list[R]:
     """Run a task in the process of an executor."""
     if getattr(_local, "run", None) != run:
-        _local.run, _local.context = run, Context()
-    return trio.run(task.run, _local.context)
+        if hasattr(_local, "loop"):
+            _local.loop.close()
+        _local.run, _local.loop = run, LoopThread(open_context(), "a worker of shardfs")
+    results: list[R] = _local.loop.call(_run, task)
+    return results
+
+
+async def _run(context: Context, task: Task[T, R]) -> list[R]:
+    return await task.run(context)
 
 
 def as_told(error: BaseException) -> ShardfsError:

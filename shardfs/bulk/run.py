@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_in, state_of
-from shardfs.bulk.engine import Context, in_batches, run_tasks
+from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.state import has_journal, hold, needed
 from shardfs.dataset.wal.recovery import recover_command
@@ -107,21 +107,21 @@ async def fill(
     *announce* is called, line by line, with what to know before anything is written. Raises `SourceError` and
     `UsageError` before that, and `NoSpaceError` if there is no room left.
     """
-    context = Context()
-    job = Job(url_of(source), url_of(destination), options, how.compares)
-    await job.reading(context).store.check()
-    if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
-        raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
-    if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).store):
-        raise _not_empty(job)
-    async for line in plan.look(job, context):
-        announce(line)
-    if not plan.sources and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
-        raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
-    if not is_dry:
-        await _fill(job, context, plan, how)
-    how.progress(plan.report)
-    return plan.report
+    async with open_context() as context:
+        job = Job(url_of(source), url_of(destination), options, how.compares)
+        await job.reading(context).store.check()
+        if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
+            raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
+        if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).store):
+            raise _not_empty(job)
+        async for line in plan.look(job, context):
+            announce(line)
+        if not plan.sources and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
+            raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
+        if not is_dry:
+            await _fill(job, context, plan, how)
+        how.progress(plan.report)
+        return plan.report
 
 
 async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None:

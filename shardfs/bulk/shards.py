@@ -9,7 +9,7 @@ from math import prod
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
-from shardfs.bulk.engine import Context, Task, batched, run_tasks
+from shardfs.bulk.engine import Context, Task, batched, open_context, run_tasks
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
@@ -102,7 +102,8 @@ async def look_at_shards(
             ]
             yield LookAtShards(tuple(each), nbytes, url, options, look)
 
-    await run_tasks(batches(), found.extend, context=Context({url: source}), executor=executor, jobs=jobs)
+    async with open_context({url: source}) as context:
+        await run_tasks(batches(), found.extend, context=context, executor=executor, jobs=jobs)
     return sorted(found, key=attrgetter("number"))
 
 

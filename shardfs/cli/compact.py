@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import click
-import trio
 
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import Number, command, json_option
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import executor, open_source, single_writer_option, source_options, workers_options
+from shardfs.cli.sources import executor, in_session, single_writer_option, source_options, workers_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
@@ -53,10 +52,9 @@ def compact(
 
     Programs that have a shard open natively keep reading the old one. `shardfs map` shows the dead bytes.
     """
-    found = open_source(source, store_options)
     with executor(jobs, dask, store_options, source) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
-        report = trio.run(work, found, store_options, threshold, force)
+        report = in_session(source, store_options, work, store_options, threshold, force)
     show(asdict(report), report.lines(), as_json=as_json)
 
 

@@ -5,7 +5,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -17,12 +16,13 @@ from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
+from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.state import Slot, StateDirectory, all_slots, find_holder, hold, slots_of
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
-from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store
+from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def doctor(source: str | None, store_options: StoreOptions, write: bool, as_json
     """
     findings = list(_machine())
     if source is not None:
-        findings += _source(source, store_options, write)
+        findings += trio.run(_source, source, store_options, write)
     lines = []
     for finding in findings:
         lines.append(f"{finding.kind:<9}{finding.what}")
@@ -111,32 +111,35 @@ def _left(slot: Slot) -> Iterator[Finding]:
         yield Finding("problem", what, f"{command} shows it; the next mount with --write takes it over")
 
 
-def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding]:
+async def _source(source: str, options: StoreOptions, write: bool) -> list[Finding]:
     try:
-        store = open_store(source, options)
-        trio.run(store.check)
+        async with open_source(source, options) as opened:
+            return await _look_at(opened.store, write)
     except ShardfsError as error:
-        yield _failure(error)
-        return
-    yield Finding("ok", f"{store.url} can be read")
+        return [_failure(error)]
+
+
+async def _look_at(store: Store, write: bool) -> list[Finding]:
+    findings = [Finding("ok", f"{store.url} can be read")]
     if store.root is not None:
         holder = find_holder(StateDirectory(store.root))
         if holder is not None:
-            yield Finding("note", f"{store.url} is being written by {holder}", "others can mount it without --write")
-            return
+            what = f"{store.url} is being written by {holder}"
+            return [*findings, Finding("note", what, "others can mount it without --write")]
         (slot,) = slots_of(store)
-        yield from _left(slot)
+        findings += _left(slot)
     if write:
-        yield _writing(store)
+        findings.append(await _writing(store))
+    return findings
 
 
-def _writing(store: Store) -> Finding:
+async def _writing(store: Store) -> Finding:
     """Do what a mount does before it begins to write, unless there is something to recover first."""
     if any(slot.state.has_journal() for slot in slots_of(store)):
         return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
     try:
         with hold(store) as state:
-            trio.run(partial(store.start_writing, state.root, single_writer=False))
+            await store.start_writing(state.root, single_writer=False)
     except ShardfsError as error:
         return _failure(error)
     return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
-import trio
 
 from shardfs.cli.clients import TOOLS, VIEW_OPTIONS, Tool, ViewOptions
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import complain, progress, show, table
-from shardfs.cli.sources import open_source, source_options
+from shardfs.cli.sources import in_session, source_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else
@@ -63,17 +62,14 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     ARRAY, print everything about that array, and why a view leaves it out. Exit status 1 if only the consolidated
     metadata of a group says that a directory is a sharded array, and no document of its own.
     """
-    opened = open_source(source, store_options)
-    opened.hierarchy.looks_above = True
-    views = {each: make_view(each.view, opened.store, decoded=each.decode) for each in VIEW_OPTIONS}
+    start = shlex.join(["shardfs", "mount", *store_options.to_arguments(), source, "MNT"]) if tools else None
+    found, instead = in_session(source, store_options, _look, array, start)
+    lines: Sequence[str]
     if tools:
-        start = shlex.join(["shardfs", "mount", *store_options.to_arguments(), source, "MNT"])
-        advice = trio.run(advise, opened, array, views, start)
-        found, lines = {"tools": advice}, _render_advice(advice)
+        lines = _render_advice(found["tools"])
     else:
-        described = trio.run(describe, opened, array, views)
-        found, lines = {"arrays": described}, _render_table(described) if array is None else _render_array(described[0])
-    instead = trio.run(what_else, opened) if not any(found.values()) else None
+        described = found["arrays"]
+        lines = _render_table(described) if array is None else _render_array(described[0])
     show(found, lines if instead is None else [f"There are no Zarr v3 arrays here: {instead}."], as_json=as_json)
     if as_json and instead is not None:
         complain(f"there are no Zarr v3 arrays here: {instead}")
@@ -88,6 +84,18 @@ async def _contradictions(source: Source, array: str | None) -> list[str]:
     """Return a line about each array that only a copy in a group describes."""
     nodes = array_nodes(source, array)
     return [f"{node.path}: {node.reason}" async for node in nodes if node.sharded_copy is not None]
+
+
+async def _look(source: Source, array: str | None, start: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return what to print, and if that is nothing, what the source is; with *start*, see `advise`."""
+    source.hierarchy.looks_above = True
+    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
+    found: dict[str, Any]
+    if start is not None:
+        found = {"tools": await advise(source, array, views, start)}
+    else:
+        found = {"arrays": await describe(source, array, views)}
+    return found, await what_else(source) if not any(found.values()) else None
 
 
 async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:

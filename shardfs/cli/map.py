@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
-import trio
 
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli import pictures
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, show, terminal_width
 from shardfs.cli.pictures import ArrayMap, draw, for_terminal
-from shardfs.cli.sources import executor, open_source, source_options, workers_options
+from shardfs.cli.sources import executor, in_session, source_options, workers_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ShardUse, lay_out, measure
 from shardfs.dataset.maintenance.walk import array_nodes, walk_all_shards, what_else
@@ -66,14 +65,14 @@ def map(
     No index refers to dead bytes; `shardfs compact` removes them. With ARRAY, a path in SOURCE, also show the layout
     inside its shards; if there are many, of the damaged ones and those with the most dead bytes.
     """
-    opened = open_source(source, store_options)
     is_brief = page is None and (array is None or as_json)
     with executor(jobs, dask, store_options, source) as chosen:
-        maps, reasons = trio.run(_look, opened, store_options, array, is_brief, jobs, chosen)
+        found = in_session(source, store_options, _look, store_options, array, is_brief, jobs, chosen)
+    maps, reasons = found.maps, found.reasons
     if page is not None:
         with replacing(page) as file:
             lines = draw(maps, reasons, _MAX_PAGE_ROWS, _PAGE_WIDTH)
-            file.writelines(pictures.page(f"Map of {opened.store.url}", lines))
+            file.writelines(pictures.page(f"Map of {found.url}", lines))
     if as_json:
         show({"arrays": [_item(each) for each in maps], "not_shown": reasons}, (), as_json=True)
     elif page is not None:
@@ -83,8 +82,17 @@ def map(
         width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
         for line in draw(maps, reasons, _MAX_ROWS, width):
             click.echo(for_terminal(line), color=color)
-        if not maps and not reasons:
-            click.echo(f"There are no Zarr v3 arrays here: {printable(trio.run(what_else, opened))}.")
+        if found.instead is not None:
+            click.echo(f"There are no Zarr v3 arrays here: {printable(found.instead)}.")
+
+
+class _Maps(NamedTuple):
+    """Maps of the source at *url*; *reasons* say by path why there is none, *instead* what is there without arrays."""
+
+    url: str
+    maps: list[ArrayMap]
+    reasons: dict[str, str]
+    instead: str | None
 
 
 async def _look(
@@ -94,11 +102,8 @@ async def _look(
     is_brief: bool,
     jobs: int | None,
     executor: Executor | None,
-) -> tuple[list[ArrayMap], dict[str, str]]:
-    """Return the map of every sharded array, or of that at *array*, and by path why there is none of others.
-
-    If it *is_brief*, there are no layouts of shards.
-    """
+) -> _Maps:
+    """Return the map of every sharded array, or of that at *array*; if it *is_brief*, without layouts of shards."""
     maps: dict[str, ArrayMap] = {}
     reasons: dict[str, str] = {}
 
@@ -132,7 +137,8 @@ async def _look(
             for drawing, coords, use in drawn:
                 drawing.layouts.append((use, await lay_out(drawing.array, coords)))
                 advance(1)
-    return list(maps.values()), reasons
+    instead = await what_else(source) if not maps and not reasons else None
+    return _Maps(source.store.url, list(maps.values()), reasons, instead)
 
 
 def _item(found: ArrayMap) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions, parse_fuse_options
-from shardfs.stores.url import StoreOptions, open_store, resolve
+from shardfs.stores.url import StoreOptions, resolve
 
 _ID = Integer(0, 2**32 - 2)
 
@@ -180,11 +180,10 @@ def mount(
         place = check_mount_point(mountpoint, root, store_options.cache)
         name = source if "://" in source else url
         if foreground:
-            store = open_store(source, store_options, ttl=options.metadata_ttl)
             fuse_versions()  # or why pyfuse3 cannot be used
             from shardfs.fuse.serve import serve
 
-            is_committed = serve(store, place, options, ready, name=name, how=how)
+            is_committed = serve(source, store_options, place, options, ready, name=name, how=how)
         else:
             log_file = (log_file or daemon.default_log_file(place)).absolute()
             arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]

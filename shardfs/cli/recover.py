@@ -4,12 +4,11 @@ import sys
 from dataclasses import asdict
 
 import click
-import trio
 
 from shardfs import errors
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import open_source, single_writer_option, store_options
+from shardfs.cli.sources import in_session, single_writer_option, store_options
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
 from shardfs.stores.url import StoreOptions
 
@@ -41,9 +40,9 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     """
     found: list[Finding] = []
     if source is not None and apply:
-        trio.run(recover_source, open_source(source, store_options), found, single_writer, progress)
+        in_session(source, store_options, recover_source, found, single_writer, progress)
     elif source is not None:
-        trio.run(show_source, open_source(source, store_options), found, progress)
+        in_session(source, store_options, show_source, found, progress)
     elif apply:
         raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
     else:

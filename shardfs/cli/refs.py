@@ -15,12 +15,11 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 import click
-import trio
 
 from shardfs import errors
 from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
-from shardfs.cli.sources import open_source, source_options
+from shardfs.cli.sources import in_session, source_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import no_progress, walk_files, walk_nodes, what_else
@@ -135,24 +134,23 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     array that the view cannot show. Each is named with the reason. If something could not be read, the exit status is
     1, and the file of --output stays as it was; on standard output all other arrays are printed.
     """
-    opened = open_source(source, store_options)
-    shown = make_view(view, opened.store)
     if output is None:
-        if trio.run(write_references, opened, sys.stdout, shown, skip_encoded):
+        if in_session(source, store_options, write_references, sys.stdout, view, skip_encoded):
             sys.exit(1)
         return
     with replacing(output) as file:
-        if trio.run(write_references, opened, file, shown, skip_encoded):
+        if in_session(source, store_options, write_references, file, view, skip_encoded):
             raise errors.CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")
 
 
-async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
-    """Write kerchunk references to what *view* shows as JSON, one line each.
+async def write_references(source: Source, file: TextIO, view_name: str, skip_encoded: bool) -> int:
+    """Write kerchunk references to what the view *view_name* shows as JSON, one line each.
 
     Returns how many arrays are left out because they could not be read or referenced, and prints a line about each on
     standard error. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
     encoded as a whole.
     """
+    view = make_view(view_name, source.store)
     source.hierarchy.looks_above = view.lens.looks_above
     arrays: list[Node] = []
     groups, left_out, failed, separator = [], 0, 0, "\n"

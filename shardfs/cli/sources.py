@@ -1,20 +1,23 @@
 """The argument SOURCE, the options for reaching it, and those for who does the work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 import trio
 
 from shardfs.bulk.cluster import connected
 from shardfs.cli.options import Integer, RemoteOption, source_argument
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import UsageError
-from shardfs.stores.url import StoreOptions, open_store
+from shardfs.stores.url import StoreOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _FOREVER: Final = float("inf")  # a command looks at everything only once
 _STORE_OPTIONS: Final = (
@@ -61,11 +64,21 @@ def source_options(function: Callable[..., None]) -> Callable[..., None]:
     return source_argument(store_options(function))
 
 
-def open_source(source: str, options: StoreOptions) -> Source:
-    """Open SOURCE for a command; raises `SourceError` if it cannot be read."""
-    store = open_store(source, options, ttl=_FOREVER)
-    trio.run(store.check)
-    return Source.of(store)
+def in_session(
+    source: str,
+    options: StoreOptions,
+    work: Callable[Concatenate[Source, P], Awaitable[R]],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Open SOURCE for a command, and return what *work* does with it; raises `SourceError` if it cannot be read."""
+
+    async def run() -> R:
+        async with open_source(source, options, ttl=_FOREVER) as opened:
+            return await work(opened, *args, **kwargs)
+
+    return trio.run(run)
 
 
 def workers_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from shardfs.bulk.compare import compare
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, json_option
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import executor, open_source, source_options, workers_options
+from shardfs.cli.sources import executor, in_session, source_options, workers_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
@@ -62,9 +62,8 @@ def verify(
     if destination is not None:
         _compare(source, destination, store_options, data or as_json, jobs, dask)
         return
-    opened = open_source(source, store_options)
     with executor(jobs, dask, store_options, source) as chosen:
-        report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
+        report = in_session(source, store_options, verify_source, store_options, data, jobs, chosen)
     show(report.as_dict(), report.lines(), as_json=as_json)
     if report.found:
         sys.exit(1)

@@ -5,8 +5,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, MutableMapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, MutableMapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -51,8 +51,9 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import GroupMetadata
-from shardfs.stores.base import Stat, Store, join_key
+from shardfs.stores.base import Entry, Stat, Store, join_key
 from shardfs.stores.ttl import derived_at, within_ttl
+from shardfs.stores.url import StoreOptions, open_store
 
 log = logging.getLogger(__name__)
 
@@ -359,17 +360,35 @@ def _is_being_written(identity: int, now: Stat | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A store, its open shards, and its nodes. Compared by identity."""
+    """A store, its open shards, and its nodes. Compared by identity.
+
+    *names* are those at the top when it was opened, None if they are unknown, or too many.
+    """
 
     store: Store
     statistics: Statistics
     shards: ShardCache
     hierarchy: Hierarchy
+    names: Sequence[Entry] | None = None
 
     @classmethod
-    def of(cls, store: Store, *, ttl: float | None = None, max_open: int = 512) -> "Source":
+    def of(
+        cls, store: Store, *, ttl: float | None = None, max_open: int = 512, names: Sequence[Entry] | None = None
+    ) -> "Source":
         """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
         shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
-        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))
+        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl), names)
+
+
+@asynccontextmanager
+async def open_source(
+    url: str, options: StoreOptions | None = None, *, ttl: float | None = None, max_open: int = 512
+) -> AsyncIterator[Source]:
+    """Open a source for the length of the block, which is its session: all that it owns ends there.
+
+    The arguments are those of `open_store` and `Source.of`. Raises `SourceError` if the source cannot be read.
+    """
+    async with open_store(url, options or StoreOptions(), ttl=ttl) as store:
+        yield Source.of(store, max_open=max_open, names=await store.check())

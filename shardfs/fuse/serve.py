@@ -11,7 +11,7 @@ from typing import Final
 import pyfuse3
 import trio
 
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.state import has_journal, hold
 from shardfs.dataset.wal.recovery import recover_command
@@ -21,8 +21,9 @@ from shardfs.fuse.log import is_on_a_terminal
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
-from shardfs.stores.base import Store
 from shardfs.stores.local.syscalls import keep_freed_memory
+from shardfs.stores.parallel import open_nursery
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
@@ -46,7 +47,8 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(
-    store: Store,
+    url: str,
+    store_options: StoreOptions,
     path: str,
     options: MountOptions,
     ready: Callable[[str | None], None],
@@ -54,7 +56,7 @@ def serve(
     name: str,
     how: Sequence[str],
 ) -> bool:
-    """Mount *store* at *path*; answer requests until it is unmounted or gets a signal.
+    """Mount the source at *url* at *path*; answer requests until it is unmounted or gets a signal.
 
     *name* is the source in the table of mounts, as it is in fstab, where it must be found; *how* are all options, for
     the log. *ready* is called when the mount answers, with a note if the source may not be what the user thinks.
@@ -62,14 +64,30 @@ def serve(
     Returns whether everything that was written is in the shards. Raises `SourceError` if the source cannot be read, or
     is to be written to and another mount does so, and the error that prevents replaying a journal.
     """
-    entries = trio.run(store.check)  # before anybody sees the mount
-    note = None if entries is None else foreign_format(entries)
+
+    async def run() -> bool:
+        max_open = _raise_file_limit() // 4
+        async with open_source(url, store_options, ttl=options.metadata_ttl, max_open=max_open) as source:
+            return await _serve(source, path, options, ready, name, how)
+
+    return trio.run(run)
+
+
+async def _serve(
+    source: Source,
+    path: str,
+    options: MountOptions,
+    ready: Callable[[str | None], None],
+    name: str,
+    how: Sequence[str],
+) -> bool:
+    store = source.store
+    note = None if source.names is None else foreign_format(source.names)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
     is_filled = note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None
     notes = [note] if note is not None and not is_filled else []
     with hold(store) if options.write else nullcontext() as state:
-        source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
         view = make_view(
             options.view,
@@ -110,7 +128,7 @@ def serve(
         _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = trio.run(_Daemon(fs, writing, figures).run, ready, notes)
+            is_committed = await _Daemon(fs, writing, figures).run(ready, notes)
             clean = True
         except ShardfsError:
             clean = True  # it could not start, and nobody has seen it
@@ -164,12 +182,14 @@ class _Daemon:
 
         *ready* is called when the mount answers, with what the user should know: *notes*, and what is found on the way.
         """
-        trio.lowlevel.spawn_system_task(self._figures.run)
-        try:
-            is_committed = await self._serve(ready, notes)
-        finally:
-            await self._fs.worker.end()
-        self._figures.ended(is_committed)
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._figures.run)
+            try:
+                is_committed = await self._serve(ready, notes)
+            finally:
+                await self._fs.worker.end()
+            self._figures.ended(is_committed)
+            nursery.cancel_scope.cancel()
         return is_committed
 
     async def _serve(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:

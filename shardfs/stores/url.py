@@ -2,15 +2,20 @@
 
 import shlex
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from os.path import abspath, lexists, realpath
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+import trio
+
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Store
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.requests import Location, S3Options
 
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
@@ -67,7 +72,29 @@ def _option(field: str) -> str:
     return "cache-size" if field == "cache_nbytes" else field.replace("_", "-")
 
 
-def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None) -> Store:
+@asynccontextmanager
+async def open_session() -> AsyncIterator[trio.Nursery]:
+    """Yield what owns the background tasks of stores; at the end of the block they end, done or not.
+
+    A store belongs to the event loop of its session, with its limits and all that it caches, and ends with it.
+    """
+    async with open_nursery() as session:
+        yield session
+        session.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_store(
+    source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
+) -> AsyncIterator[Store]:
+    """Open the store of *source* as `open_store_in` does, in a session that lasts as long as the block."""
+    async with open_session() as session:
+        yield open_store_in(session, source, options, ttl=ttl)
+
+
+def open_store_in(
+    session: trio.Nursery, source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
+) -> Store:
     """Open the store of *source*: a path, a `file://` or an `s3://` URL.
 
     Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, and 60 for a bucket. Raises
@@ -76,7 +103,7 @@ def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | N
     """
     place = _parse(source)
     if isinstance(place, Location):
-        return _open_s3(place, options, ttl)
+        return _open_s3(session, place, options, ttl)
     for field in fields(options):
         if getattr(options, field.name) != field.default:
             raise UsageError(f"--{_option(field.name)} is for s3:// sources, and {source} is on this machine")
@@ -132,7 +159,7 @@ def _parse(source: str) -> str | Location:
     return path
 
 
-def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> Store:
+def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, ttl: float | None) -> Store:
     try:
         # Imported only here: they load two large libraries, which an installation without S3 lacks.
         from shardfs.stores.disk_cache import DiskCache
@@ -147,4 +174,4 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         ) from None
     client = S3Client(location, options, Counts())
     cache = DiskCache(options.cache, options.cache_nbytes, client.counts) if options.cache is not None else None
-    return S3Store(client, ttl=TTL if ttl is None else ttl, cache=cache)
+    return S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache)

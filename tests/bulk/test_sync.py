@@ -344,7 +344,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
     write_small(source)
     zarr.create_array(source / "gone", shape=(8, 2), chunks=(2, 2), dtype="i4")[...] = 1
 
-    def open_on_disk(url: str, options: StoreOptions, ttl: float) -> LocalStore:
+    def open_on_disk(session: trio.Nursery, url: str, options: StoreOptions, ttl: float) -> LocalStore:
         return LocalStore(url, disks.get(url, QUICK), ttl=ttl)
 
     def fill(made: Path, syncs: bool = True) -> Report:
@@ -361,7 +361,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
         (source / "file").write_text("changed")
         return disks.setdefault(str(made), LossyDisk(made, faults))
 
-    monkeypatch.setattr("shardfs.bulk.engine.open_store", open_on_disk)
+    monkeypatch.setattr("shardfs.bulk.engine.open_store_in", open_on_disk)
     shutil.copytree(source, old)
     disk = begin(fresh, {})
     assert not fill(fresh).problems

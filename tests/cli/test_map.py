@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import trio
 
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.maintenance.verify import Use as Kind
 from shardfs.dataset.maintenance.verify import lay_out
-from shardfs.stores.url import open_store
 from tests.support.changing import ChangingArray
 from tests.support.clients import output_of
 from tests.support.commands import run, run_json
@@ -107,9 +106,10 @@ def test_sizes_chunks_live_and_dead_bytes_are_counted_exactly(tmp_path: Path) ->
 
 async def layout_of(directory: Path, coords: tuple[int, ...]) -> list[Kind]:
     """What each byte of a shard is."""
-    found = (await Source.of(open_store(str(directory))).hierarchy.node("")).array
-    assert found is not None
-    layout = await lay_out(found, coords)
+    async with open_source(str(directory)) as source:
+        found = (await source.hierarchy.node("")).array
+        assert found is not None
+        layout = await lay_out(found, coords)
     assert layout is not None
     return [Kind(use) for use in np.repeat(layout.uses, np.diff(layout.edges))]
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import trio
@@ -16,6 +17,7 @@ from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.url import open_session
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, Row
@@ -24,6 +26,8 @@ from shardfs.vfs.views import ZarrV3
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import age
 from tests.support.encoder import Encoded
+
+T = TypeVar("T")
 
 _THREAD_SECONDS = 1.0
 """For how long threads work, at most, that wait for nothing that comes only when the clock jumps."""
@@ -34,12 +38,28 @@ def in_trio(test: Callable[..., Awaitable[None]], *, jump_after: float | None = 
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
+        main = partial(in_session, partial(test, *args, **kwargs))
         if jump_after is None:
-            trio.run(partial(test, *args, **kwargs))
+            trio.run(main)
         else:
-            run_in_leaps(partial(test, *args, **kwargs), jump_after=jump_after)
+            run_in_leaps(main, jump_after=jump_after)
 
     return run
+
+
+_SESSION: ContextVar[trio.Nursery] = ContextVar("_SESSION")
+
+
+async def in_session(test: Callable[[], Awaitable[T]]) -> T:
+    """Run *test* while there is a `session`."""
+    async with open_session() as nursery:
+        _SESSION.set(nursery)
+        return await test()
+
+
+def session() -> trio.Nursery:
+    """The session in which the test that runs now opens its stores."""
+    return _SESSION.get()
 
 
 def run_in_leaps(main: Callable[[], Awaitable[None]], *, jump_after: float) -> None:

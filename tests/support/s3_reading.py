@@ -8,7 +8,7 @@ import trio
 
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
-from tests.support.opened import in_trio
+from tests.support.opened import in_trio, session
 
 TTL = 60.0
 LATENCY = 0.02
@@ -20,7 +20,7 @@ on_mock_clock = partial(in_trio, jump_after=0.01)
 def reader_of(fake: FakeS3, *, prefix: str = "", **options: Any) -> S3Store:
     """Open *prefix* of the bucket, on trio's clock."""
     options = {"ttl": TTL, "clock": trio.current_time} | options
-    return S3Store(fake.client_at(prefix), **options)
+    return S3Store(fake.client_at(prefix), session(), **options)
 
 
 def get(key: str, start: int, stop: int, etag: str | None) -> Request:

@@ -8,6 +8,7 @@ import trio
 
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3
+from tests.support.opened import session
 
 PREFIX = "data.zarr"
 TTL = 60.0
@@ -23,7 +24,7 @@ def _clock() -> float:
 def store_of(fake: FakeS3, **options: Any) -> S3Store:
     """Open the source below `PREFIX`, on trio's clock."""
     options = {"ttl": TTL, "clock": _clock} | options
-    return S3Store(fake.client_at(PREFIX), **options)
+    return S3Store(fake.client_at(PREFIX), session(), **options)
 
 
 async def writing(fake: FakeS3, directory: Path, **options: Any) -> S3Store:

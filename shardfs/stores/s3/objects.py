@@ -243,7 +243,7 @@ class _Version:
             self._reads.window_end = ahead.stop
         if self._gathering is None:
             self._gathering = _Gathering()
-            trio.lowlevel.spawn_system_task(self._depart, self._gathering)
+            self._objects.session.start_soon(self._depart, self._gathering)
         gathering = self._gathering
         gathering.spans.append(wanted)
         if ahead is not None:
@@ -258,7 +258,7 @@ class _Version:
         for span in merge([*gathering.spans, *gathering.ahead]):
             is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
             gathering.flights.append(_Flight(span, is_ahead))
-            trio.lowlevel.spawn_system_task(self._fetch, gathering.flights[-1])
+            self._objects.session.start_soon(self._fetch, gathering.flights[-1])
         self._flights.extend(gathering.flights)
         gathering.departed.set()
 
@@ -290,18 +290,20 @@ class Objects:
 
     It owns the bytes in memory, at most *memory_nbytes*, which stay valid as long as their version; and the last
     `_MAX_REDIRECTS` redirects. Our own changes keep the first bytes of a version in place, so open files continue in
-    the next version.
+    the next version. Tasks of *session* fetch what readers want.
     """
 
     def __init__(
         self,
         client: S3Client,
+        session: trio.Nursery,
         heads: Heads,
         cache: DiskCache | None,
         *,
         memory_nbytes: int = MEMORY_NBYTES,
     ) -> None:
         self.client = client
+        self.session = session
         self.heads = heads
         self.memory = _Memory(memory_nbytes)
         self._cache = cache

@@ -119,6 +119,7 @@ class S3Store:
     def __init__(
         self,
         client: S3Client,
+        session: trio.Nursery,
         *,
         ttl: float = TTL,
         cache: DiskCache | None = None,
@@ -130,7 +131,7 @@ class S3Store:
         self.address = client.address
         self.directory_stat = directory_stat()
         self.heads = Heads(client, ttl=ttl, clock=clock)
-        self.objects = Objects(client, self.heads, cache, memory_nbytes=memory_nbytes)
+        self.objects = Objects(client, session, self.heads, cache, memory_nbytes=memory_nbytes)
         self._client = client
         self._spools = Spools()
         self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()

@@ -20,6 +20,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Kept, Kind, Splice, Stat, Store
 from tests.stores.conformance.conftest import Subject
 from tests.stores.local.splices import content
+from tests.support.opened import in_session
 
 
 def with_store(test: Callable[..., Any]) -> Callable[..., None]:
@@ -35,7 +36,7 @@ def with_store(test: Callable[..., Any]) -> Callable[..., None]:
             await store.mkdir("e", 0o755)
             await test(store, subject)
 
-        trio.run(main)
+        trio.run(in_session, main)
 
     del run.__wrapped__  # type: ignore[attr-defined]  # whose arguments are no fixtures
     return run

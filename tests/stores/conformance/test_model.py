@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -13,6 +14,7 @@ from shardfs.stores.base import Kept, Kind, Splice, Store, join_key
 from tests.stores.conformance.conftest import Subject, local, s3
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3
+from tests.support.opened import in_session
 
 KEYS = ["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a"]
 
@@ -119,4 +121,4 @@ async def compare(subject: Subject, steps: list[Step], directory: Path) -> None:
 def test_all_stores_come_to_the_same(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         subject = s3(FakeS3().client_at("data.zarr"), Path(directory, "state"))
-        trio.run(compare, subject, steps, Path(directory, "source"))
+        trio.run(in_session, partial(compare, subject, steps, Path(directory, "source")))

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -15,6 +15,7 @@ from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.store import S3Store
+from tests.support.opened import in_session, session
 from tests.support.s3_server import Bucket
 
 HONOURED: Final = Conditions(put=True, copy=True, complete=True, delete=True)
@@ -29,9 +30,16 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
 
     async def bounded() -> T:
         with trio.fail_after(60):
-            return await function()
+            return await in_session(function)
 
     return trio.run(bounded)
+
+
+class _SessionOfEachRun:
+    """A host that goes through several runs, in each of which it is used by one task."""
+
+    def start_soon(self, *task: Any) -> None:
+        session().start_soon(*task)
 
 
 @dataclass
@@ -77,7 +85,7 @@ def host(
         timeouts=Timeouts(silence=silence, work=silence),
         backoff=Backoff(attempts=attempts, pause=lambda seconds: None),
     )
-    reader = S3Store(client)
+    reader = S3Store(client, _SessionOfEachRun())  # type: ignore[arg-type]
     reader.heads.keeps_properties = True
     writing = Writing(reader.objects, conditions, single_writer, str(directory))
     return Host(writing, reader, counts, directory)

@@ -13,6 +13,7 @@ from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
 from tests.support.fake_s3 import FakeS3
+from tests.support.opened import in_session
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
 
 FILE, DIRECTORY = Kind.FILE, Kind.DIRECTORY
@@ -153,7 +154,7 @@ def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
             await store.list("d")
         assert fake.take_log() == lists("d/", "d/")
 
-    trio.run(main)
+    trio.run(in_session, main)
 
 
 @on_mock_clock

@@ -1,0 +1,142 @@
+"""An event loop in a thread of its own: who may call, at the same time, and how calls and loop end."""
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from shardfs.errors import ClosedError, SourceError
+from shardfs.stores.loop import LoopThread
+
+
+class Opened:
+    """What lives in the loop; *log* tells what happened to it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.all_here = trio.Event()
+        self.here = 0
+
+    async def meet(self, count: int) -> int:
+        """Return when *count* calls are here at the same time."""
+        self.here += 1
+        if self.here == count:
+            self.all_here.set()
+        await self.all_here.wait()
+        return self.here
+
+    async def stay(self, begun: threading.Event, ended: threading.Event | None = None) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.log.append("ended")
+            if ended is not None:
+                ended.set()
+
+
+@asynccontextmanager
+async def opening(opened: Opened, closed: threading.Event | None = None) -> AsyncIterator[Opened]:
+    try:
+        yield opened
+    finally:
+        opened.log.append("closed")
+        if closed is not None:
+            closed.set()
+
+
+def test_calls_of_threads_and_of_asyncio_run_at_the_same_time() -> None:
+    loop = LoopThread(opening(Opened()), "it")
+    threads = [threading.Thread(target=loop.call, args=(Opened.meet, 20)) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(asyncio.wrap_future(loop.submit(Opened.meet, 20)) for _ in range(10)))
+
+    assert asyncio.run(main()) == [20] * 10
+    for thread in threads:
+        thread.join()
+    loop.close()
+
+
+def test_an_interrupt_ends_its_call_and_no_other() -> None:
+    opened, begun, ended, other = Opened(), *(threading.Event() for _ in range(3))
+    loop = LoopThread(opening(opened), "it")
+    stays = loop.submit(Opened.stay, other)
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.call(Opened.stay, begun, ended)
+    thread.join()
+    assert ended.wait(60)
+    assert loop.call(Opened.meet, 1) == 1
+    assert not stays.done()
+    loop.close()
+
+
+def test_closing_ends_the_calls_under_way_and_later_ones_say_that_it_is_closed() -> None:
+    opened, begun = Opened(), threading.Event()
+    loop = LoopThread(opening(opened), "it")
+    stays = loop.submit(Opened.stay, begun)
+    begun.wait()
+    loop.close()
+    loop.close()
+    assert opened.log == ["ended", "closed"]
+    for late in (stays.result, lambda: loop.call(Opened.meet, 1)):
+        with pytest.raises(ClosedError, match="it is closed: open it again"):
+            late()
+
+
+def test_what_nobody_has_any_more_is_closed() -> None:
+    closed = threading.Event()
+    loop = LoopThread(opening(Opened(), closed), "it")
+    del loop
+    gc.collect()
+    assert closed.wait(60)
+
+
+def test_errors_come_from_where_they_belong() -> None:
+    @asynccontextmanager
+    async def failing(at_end: bool) -> AsyncIterator[None]:
+        if not at_end:
+            raise SourceError("not here")
+        yield
+        raise SourceError("not closed")
+
+    async def fail(_: object) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(SourceError, match="not here"):
+        LoopThread(failing(False), "it")
+    loop = LoopThread(failing(True), "it")
+    with pytest.raises(KeyError, match="mine"):
+        loop.call(fail)
+    with pytest.raises(SourceError, match="not closed"):
+        loop.close()
+
+
+def test_a_fork_is_told_that_it_has_no_loop() -> None:
+    loop = LoopThread(opening(Opened()), "it")
+    child = os.fork()
+    if not child:
+        try:
+            loop.close()  # does nothing
+            loop.call(Opened.meet, 1)
+        except ClosedError as error:
+            os._exit(0 if "before it was forked; open it again" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert loop.call(Opened.meet, 1) == 1
+    loop.close()
