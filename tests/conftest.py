@@ -19,6 +19,29 @@ def pytest_configure() -> None:
     os.umask(0o022)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests marked slow too, as scripts/test does")
+
+
+_BARE = {"format", "stores", "dataset", "vfs", "bulk", "support"}
+"""Directories of tests that need nothing but Python packages, apart from those marked otherwise."""
+_WITH_CLIENTS = {"interop"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs FUSE or programs of others; leave out what is slow, unless all tests are to run."""
+    for item in items:
+        directory = item.path.parent.relative_to(item.config.rootpath / "tests").parts[:1]
+        if directory and directory[0] in _WITH_CLIENTS:
+            item.add_marker("client")
+        elif not directory or directory[0] not in _BARE or {"mount", "module_mount"} & set(item.fixturenames):  # type: ignore[attr-defined]
+            item.add_marker("mount")
+    if not config.getoption("--all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what all tests share."""
     gc.collect()

@@ -91,6 +91,7 @@ def damaged(tmp_path: Path) -> Path:
     return source
 
 
+@pytest.mark.slow
 def test_a_cluster_does_what_this_machine_does_and_a_worker_that_dies_costs_nothing(
     cluster: Cluster, damaged: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_what_ends_early_waits_for_what_workers_are_doing(
             os.close(lock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -43,6 +43,7 @@ def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
         assert errors.keys() == {"x"}
 
 
+@pytest.mark.slow
 def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp_path: Path) -> None:
     for name in ("always", "once"):
         (tmp_path / name).mkdir()
@@ -118,6 +119,7 @@ def running(tmp_path: Path) -> Iterator[Run]:
         started.close()
 
 
+@pytest.mark.slow
 def test_on_ctrl_c_what_runs_is_waited_for_and_nothing_else_begins(running: Run) -> None:
     running.press()
     assert running.read() == "waiting"
@@ -127,6 +129,7 @@ def test_on_ctrl_c_what_runs_is_waited_for_and_nothing_else_begins(running: Run)
     assert 2 <= len(running.tasks("told")) <= 5  # a pool is ahead of its processes by one more than there are
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_nothing(running: Run) -> None:
     running.press()
     assert running.read() == "waiting"
@@ -135,6 +138,7 @@ def test_a_second_ctrl_c_waits_for_nothing(running: Run) -> None:
     assert not running.tasks("done")
 
 
+@pytest.mark.slow
 def test_no_process_outlives_the_one_that_started_it(running: Run) -> None:
     running.process.kill()
     assert running.end() == -signal.SIGKILL

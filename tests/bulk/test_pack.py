@@ -91,6 +91,7 @@ def assert_same_values(source: Path, packed: Path) -> None:
         assert plainly[name].metadata == new[name].metadata
 
 
+@pytest.mark.slow
 @in_trio
 async def test_every_array_of_the_corpus_has_the_same_chunks_in_the_shards_that_were_asked_for(tmp_path: Path) -> None:
     encoded = {case.name: write_case(case, tmp_path / "corpus" / case.name) for case in CASES}

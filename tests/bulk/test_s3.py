@@ -42,6 +42,7 @@ def write_large(path: Path, nchunks: int = 24) -> None:
     array[...] = values
 
 
+@pytest.mark.slow
 def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:
@@ -90,6 +91,7 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     assert_packed(tmp_path, s3_bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [("--sync",), ()])
 def test_uploads_of_a_killed_run_are_given_up_by_the_next(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]

@@ -330,6 +330,7 @@ def write_small(path: Path) -> None:
     (path / "file").write_text("file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "fault"),
     [("pack", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), ("unpack", Killed())],
@@ -386,6 +387,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
         shutil.rmtree(made)
 
 
+@pytest.mark.slow
 def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path) -> None:
     source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
     write_v3(source)

@@ -363,6 +363,7 @@ async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @in_short_leaps
 async def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(arrays: Path) -> None:
     async with that_commits(arrays) as process:
@@ -417,6 +418,7 @@ async def tear(
     return before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["end", "unchecked"])
 @pytest.mark.parametrize("is_larger", [True, False], ids=["larger", "smaller"])
 @in_leaps
@@ -441,6 +443,7 @@ async def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
     assert shard.read_bytes() == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["unchecked", "end"])
 @in_leaps
 async def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(

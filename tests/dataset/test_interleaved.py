@@ -193,6 +193,7 @@ async def test_what_is_published_is_read_and_listed_while_others_commit_and_resi
     await process.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ARRAYS if kind != "unchecked"])
 @in_trio
 async def test_two_hosts_that_write_chunks_of_the_same_shards_lose_nothing(

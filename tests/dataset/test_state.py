@@ -87,6 +87,7 @@ for turn in range(40):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", CLAIMING]) for _ in range(4)]
     assert [process.wait(PATIENCE) for process in processes] == [0] * 4

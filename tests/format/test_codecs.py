@@ -325,6 +325,7 @@ def test_bombs_are_stopped_at_the_size_of_the_chunk(name: str) -> None:
     assert peak < (6 << 20) + 2 * len(data)
 
 
+@pytest.mark.slow
 def test_a_bomb_costs_no_memory_that_only_the_kernel_sees() -> None:
     """Codecs allocate behind Python's back, so a process of its own tells."""
     script = """

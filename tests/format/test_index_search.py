@@ -65,6 +65,7 @@ tails = st.one_of(
 )
 
 
+@pytest.mark.slow
 @every_codecs
 @pytest.mark.usefixtures("small_blocks")
 @given(data=st.data())

@@ -11,6 +11,7 @@ from tests.support.encoder import EMPTY, Layout, encode
 from tests.support.readers import READERS, assert_same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reader", "at_least"), [("zarr", 125), ("tensorstore", 115)])
 def test_a_native_reader_sees_the_values_of_all_but_a_few_that_it_refuses(
     tmp_path: Path, reader: str, at_least: int

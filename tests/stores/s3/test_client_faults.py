@@ -66,6 +66,7 @@ WITH_A_BODY = ["ListObjectsV2", "CreateMultipartUpload", "UploadPartCopy", "List
 WITHOUT = ["PutObject", "UploadPart", "AbortMultipartUpload", "DeleteObject"]
 
 
+@pytest.mark.slow
 def test_what_changes_nothing_or_the_same_twice_is_sent_again(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
 ) -> None:
