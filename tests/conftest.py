@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow too, as scripts/test does")
 
 
-_BARE = {"format", "stores", "dataset", "vfs", "bulk", "support"}
+_BARE = {"format", "stores", "dataset", "vfs", "bulk", "support", "crash"}
 """Directories of tests that need nothing but Python packages, apart from those marked otherwise."""
 _WITH_CLIENTS = {"interop"}
 
@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("client")
         elif not directory or directory[0] not in _BARE or {"mount", "module_mount"} & set(item.fixturenames):  # type: ignore[attr-defined]
             item.add_marker("mount")
+        if "crash" in directory:
+            item.add_marker("slow")
     if not config.getoption("--all"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         items[:] = [item for item in items if item not in slow]
