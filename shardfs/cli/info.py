@@ -63,7 +63,7 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     metadata of a group says that a directory is a sharded array, and no document of its own.
     """
     start = shlex.join(["shardfs", "mount", *store_options.to_arguments(), source, "MNT"]) if tools else None
-    found, instead = in_session(source, store_options, _look, array, start)
+    found, instead, contradictions = in_session(source, store_options, _look, array, start)
     lines: Sequence[str]
     if tools:
         lines = _render_advice(found["tools"])
@@ -73,7 +73,6 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     show(found, lines if instead is None else [f"There are no Zarr v3 arrays here: {instead}."], as_json=as_json)
     if as_json and instead is not None:
         complain(f"there are no Zarr v3 arrays here: {instead}")
-    contradictions = trio.run(_contradictions, opened, array)
     for contradiction in contradictions:
         complain(contradiction)
     if contradictions:
@@ -86,8 +85,8 @@ async def _contradictions(source: Source, array: str | None) -> list[str]:
     return [f"{node.path}: {node.reason}" async for node in nodes if node.sharded_copy is not None]
 
 
-async def _look(source: Source, array: str | None, start: str | None) -> tuple[dict[str, Any], str | None]:
-    """Return what to print, and if that is nothing, what the source is; with *start*, see `advise`."""
+async def _look(source: Source, array: str | None, start: str | None) -> tuple[dict[str, Any], str | None, list[str]]:
+    """Return what to print, if that is nothing what the source is, and contradictions; with *start*, see `advise`."""
     source.hierarchy.looks_above = True
     views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
     found: dict[str, Any]
@@ -95,7 +94,8 @@ async def _look(source: Source, array: str | None, start: str | None) -> tuple[d
         found = {"tools": await advise(source, array, views, start)}
     else:
         found = {"arrays": await describe(source, array, views)}
-    return found, await what_else(source) if not any(found.values()) else None
+    instead = await what_else(source) if not any(found.values()) else None
+    return found, instead, await _contradictions(source, array)
 
 
 async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:
