@@ -87,7 +87,45 @@ class NoETag:
     """The ETag in the body of the reply is empty, as in Ceph's reply to CompleteMultipartUpload."""
 
 
-Fault = Reply | LostRequest | LostReply | Then | Before | Truncated | Hang | HangMidBody | Ignore | NoETag
+@dataclass(frozen=True)
+class Changed:
+    """*change* gets the headers of the reply, by names in lower case, and its body; it returns the new body."""
+
+    change: Callable[[dict[str, str], bytes], bytes]
+
+    @classmethod
+    def header(cls, name: str, value: str | None) -> "Changed":
+        """Give a header another value; None takes it away."""
+
+        def change(headers: dict[str, str], body: bytes) -> bytes:
+            headers.pop(name.lower(), None)
+            if value is not None:
+                headers[name.lower()] = value
+            return body
+
+        return cls(change)
+
+    @classmethod
+    def body(cls, old: bytes, new: bytes) -> "Changed":
+        """Replace bytes of the body."""
+
+        def change(_: dict[str, str], body: bytes) -> bytes:
+            assert old in body, body
+            return body.replace(old, new)
+
+        return cls(change)
+
+
+@dataclass(frozen=True)
+class Drip:
+    """The body comes byte by byte, with *seconds* between them."""
+
+    seconds: float
+
+
+Fault = (
+    Reply | LostRequest | LostReply | Then | Before | Truncated | Hang | HangMidBody | Ignore | NoETag | Changed | Drip
+)
 
 Match = str | Callable[[Request], bool] | None
 """The name of an operation, what tells of a request whether it is meant, or None for all requests."""

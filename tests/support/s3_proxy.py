@@ -26,6 +26,8 @@ from urllib.parse import urlsplit
 
 from tests.support.s3_faults import (
     Before,
+    Changed,
+    Drip,
     Fault,
     Hang,
     HangMidBody,
@@ -239,6 +241,10 @@ class _Connection(BaseHTTPRequestHandler):
                 without = re.sub(rb"<ETag>.*</ETag>", b"<ETag></ETag>", answer.body)
                 assert without != answer.body, "the reply has no ETag in its body"
                 answer.body = without
+            case Changed():
+                changed = {name.lower(): value for name, value in answer.headers}
+                answer.body = fault.change(changed, answer.body)
+                answer.headers = list(changed.items())
         return answer
 
     def _error(self, fault: Reply) -> _Answer:
@@ -262,6 +268,11 @@ class _Connection(BaseHTTPRequestHandler):
         if not has_length:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if isinstance(fault, Drip):
+            for place in range(nbytes):
+                self.wfile.write(body[place : place + 1])
+                time.sleep(fault.seconds)
+            return
         self.wfile.write(body[:nbytes])
         if isinstance(fault, HangMidBody):
             fault.released.result()

@@ -30,7 +30,8 @@ from shardfs.errors import (
     printable,
 )
 from shardfs.stores.base import Content
-from shardfs.stores.s3.errors import NOT_PARTIAL, UNEXPLAINED, FailedRequest, Failure
+from shardfs.stores.s3.errors import NOT_PARTIAL, UNEXPLAINED, Cause, FailedRequest, Failure
+from shardfs.stores.s3.replies import described, etag_of, listed, text
 from shardfs.stores.s3.requests import (
     Condition,
     Counts,
@@ -42,20 +43,29 @@ from shardfs.stores.s3.requests import (
     Request,
     S3Options,
 )
-from shardfs.stores.s3.session import Session, Timeouts, etag_of, stat_of
+from shardfs.stores.s3.session import Session, Timeouts
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+_CHECKED_SECONDS: Final = 0.1
+"""How often it is checked in a pause whether the caller's task is cancelled."""
 
 _PIECE: Final = 2**20
 """How much of a body is read at a time; that much is sent without asking the server first."""
 
 
 def _pause(seconds: float) -> None:
-    with suppress(RuntimeError):  # outside trio's threads there is no cancellation
-        trio.from_thread.check_cancelled()
-    time.sleep(seconds)
+    """Sleep; if the caller's task is cancelled meanwhile, end with that."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(RuntimeError):  # outside trio's threads there is no cancellation
+            trio.from_thread.check_cancelled()
+        rest = end - time.monotonic()
+        if rest <= 0:
+            return
+        time.sleep(min(rest, _CHECKED_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +73,13 @@ class Backoff:
     """How often to try something, and how long to wait in between.
 
     The wait is random, up to *first* seconds, then up to twice as long, and so on, at most *most*. A silent server has
-    made its client wait already, so there are at most *silent_attempts* of that kind.
+    made its client wait already, so there are at most *silent_attempts* of that kind. For a server that asks for fewer
+    requests, all waits together are as long as *patience*.
     """
 
     attempts: int = 6
     silent_attempts: int = 2
+    patience: float = 30.0
     first: float = 0.1
     most: float = 5.0
     pause: Callable[[float], None] = _pause
@@ -76,6 +88,32 @@ class Backoff:
     def delay(self, attempt: int) -> float:
         """Return the wait in seconds after attempt number *attempt*, beginning with 1."""
         return self.jitter(0.0, min(self.most, self.first * 2 ** (attempt - 1)))
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Since when a server has served no request, so that the waits of requests, one after the other, do not add up.
+
+    It *began* with the first attempt that failed because the server is silent or asks for fewer requests, and ends with
+    any other reply, or if nothing has failed for *patience* seconds after the *last* one.
+    """
+
+    patience: float
+    began: float | None = None
+    last: float = 0.0
+
+    def note(self, failure: Failure | None, began: float, now: float) -> None:
+        """Note how an attempt ended that *began* then; None stands for success."""
+        if failure is not None and (failure.is_silent or failure.is_throttling):
+            if not self.lasts(now):
+                self.began = began
+            self.last = now
+        elif failure is None or failure.cause is Cause.REPLY:
+            self.began = None
+
+    def lasts(self, now: float, *, seconds: float = 0.0) -> bool:
+        """Whether it lasts, and has for so many seconds."""
+        return self.began is not None and now - self.last < self.patience and now - self.began >= seconds
 
 
 _TIMEOUTS: Final = Timeouts()
@@ -112,6 +150,7 @@ class S3Client:
         self.endpoint_url = self._session.endpoint_url
         self.address = location.address(self.endpoint_url)
         self._backoff = backoff
+        self._trouble = _Trouble(backoff.patience)
         self._lock = threading.Lock()
         self.limiter = trio.CapacityLimiter(options.max_connections)
         """What each request holds while it is under way."""
@@ -149,7 +188,7 @@ class S3Client:
         if isinstance(fetched, Fetched):
             self._count(bytes_received=fetched.data.nbytes)
             return fetched
-        found = _described(self._head(key, etag))
+        found = self._head(key, etag)
         if etag is not None and found.stat.etag != etag:  # from a server that ignores conditions
             raise ConflictError(f"{request.target} was replaced")
         wanted = part.within(found.stat.size)
@@ -163,7 +202,7 @@ class S3Client:
 
         If there is none, a second request distinguishes that from a missing bucket.
         """
-        return _described(await self._read(partial(self._head, key)))
+        return await self._read(partial(self._head, key))
 
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
@@ -180,17 +219,20 @@ class S3Client:
             arguments["Delimiter"] = delimiter
         if token is not None:
             arguments["ContinuationToken"] = token
-        reply = await self._read(partial(self._call, request, **arguments))
-        following = reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
-        if reply.get("IsTruncated") and following in (None, "", token):
+
+        def page_of(reply: Mapping[str, Any]) -> ListPage:
+            objects = [listed(entry) for entry in reply.get("Contents", ())]
+            prefixes = [text(entry, "Prefix") for entry in reply.get("CommonPrefixes", ())]
+            return ListPage(
+                [(key[start:], stat) for key, stat in objects if key.startswith(full)],
+                [name[start:] for name in prefixes if name.startswith(full)],
+                (reply.get("NextContinuationToken") or "") if reply.get("IsTruncated") else None,
+            )
+
+        page = await self._read(partial(self._call, request, page_of, **arguments))
+        if page.token is not None and page.token in ("", token):
             raise StoreError(f"{request.target}: the server lists only some of the keys, and not how to get the others")
-        objects = [(entry["Key"], stat_of(entry)) for entry in reply.get("Contents", ())]
-        prefixes = [entry["Prefix"] for entry in reply.get("CommonPrefixes", ())]
-        return ListPage(
-            [(key[start:], stat) for key, stat in objects if key.startswith(full)],
-            [name[start:] for name in prefixes if name.startswith(full)],
-            following,
-        )
+        return page
 
     async def put(self, key: str, body: Content, properties: Properties, *, condition: Condition | None = None) -> str:
         """Store an object, streaming its body; return its ETag.
@@ -198,25 +240,25 @@ class S3Client:
         Raises `UnknownOutcomeError` if there is a condition and no reply.
         """
         request = self._change("PutObject", key, condition)
-        return etag_of(await self._send_body(request, body, **properties.to_arguments(), **_if(condition)))
+        return await self._send_body(request, body, **properties.to_arguments(), **_if(condition))
 
     async def delete(self, key: str, *, condition: Condition | None = None) -> None:
         """Delete an object; no error if there is none. Raises the errors of `put`."""
         with suppress(NotFoundError):  # unconditionally
-            await self._make(self._change("DeleteObject", key, condition), **_if(condition))
+            await self._make(self._change("DeleteObject", key, condition), dict, **_if(condition))
 
     async def create_upload(self, key: str, properties: Properties) -> str:
         """Begin a multipart upload; return its id.
 
         If the reply is lost, the upload is left behind, and `list_uploads` shows it.
         """
-        reply = await self._make(self._change("CreateMultipartUpload", key), **properties.to_arguments())
-        return str(reply["UploadId"])
+        request = self._change("CreateMultipartUpload", key)
+        return await self._make(request, partial(text, field="UploadId"), **properties.to_arguments())
 
     async def upload_part(self, key: str, upload_id: str, number: int, body: Content) -> str:
         """Send one part, streaming; return its ETag. Raises `ConflictError` if the upload is gone."""
         request = self._change("UploadPart", key)
-        return etag_of(await self._send_body(request, body, UploadId=upload_id, PartNumber=number))
+        return await self._send_body(request, body, UploadId=upload_id, PartNumber=number)
 
     async def copy_part(
         self,
@@ -234,15 +276,15 @@ class S3Client:
         """
         # A part may be made twice: only the request that makes the object must not be repeated.
         request = self._request("UploadPartCopy", key, is_conditional=condition is not None)
-        reply = await self._make(
+        return await self._make(
             request,
+            lambda reply: etag_of(reply.get("CopyPartResult") or {}),
             UploadId=upload_id,
             PartNumber=number,
             CopySource={"Bucket": request.bucket, "Key": self.location.full(key if source is None else source)},
             **({} if part is None else {"CopySourceRange": f"bytes={part.offset}-{part.offset + part.nbytes - 1}"}),
             **({} if condition is None else {"CopySourceIfMatch": condition.etag}),
         )
-        return etag_of(reply.get("CopyPartResult", {}))
 
     async def complete_upload(
         self, key: str, upload_id: str, etags: Sequence[str], *, condition: Condition | None
@@ -255,13 +297,18 @@ class S3Client:
             "CompleteMultipartUpload", key, is_conditional=condition is not None, is_repeatable=False
         )
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        reply = await self._make(request, UploadId=upload_id, MultipartUpload={"Parts": parts}, **_if(condition))
-        return etag_of(reply) if reply.get("ETag") else None
+        return await self._make(
+            request,
+            lambda reply: etag_of(reply) if reply.get("ETag") else None,
+            UploadId=upload_id,
+            MultipartUpload={"Parts": parts},
+            **_if(condition),
+        )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort a multipart upload; no error if there is none."""
         with suppress(ConflictError, NotFoundError):
-            await self._make(self._change("AbortMultipartUpload", key), UploadId=upload_id)
+            await self._make(self._change("AbortMultipartUpload", key), dict, UploadId=upload_id)
 
     async def give_up(self, key: str, upload_id: str) -> None:
         """Abort a failed multipart upload, even if this task is cancelled; log what remains."""
@@ -274,17 +321,21 @@ class S3Client:
     async def list_uploads(self, key: str) -> Sequence[str]:
         """Return the ids of the pending multipart uploads of an object, as far as one page contains them."""
         request, full = self._request("ListMultipartUploads"), self.location.full(key)
-        reply = await self._read(partial(self._call, request, Prefix=full, EncodingType="url"))
-        decode = unquote_plus if reply.get("EncodingType") == "url" else str
-        return [entry["UploadId"] for entry in reply.get("Uploads", ()) if decode(entry["Key"]) == full]
 
-    def _head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
+        def ids_of(reply: Mapping[str, Any]) -> Sequence[str]:
+            decode = unquote_plus if reply.get("EncodingType") == "url" else str
+            uploads = [(decode(text(entry, "Key")), text(entry, "UploadId")) for entry in reply.get("Uploads", ())]
+            return [upload_id for key, upload_id in uploads if key == full]
+
+        return await self._read(partial(self._call, request, ids_of, Prefix=full, EncodingType="url"))
+
+    def _head(self, key: str, etag: str | None = None) -> Fetched:
         request = self._request("HeadObject", key, is_conditional=etag is not None)
         try:
-            return self._call(request, Key=request.key, **({} if etag is None else {"IfMatch": etag}))
+            return self._call(request, described, Key=request.key, **({} if etag is None else {"IfMatch": etag}))
         except NotFoundError:
             with suppress(AccessDeniedError):  # the bucket exists
-                self._call(self._request("HeadBucket"))  # HEAD returns the same for a missing bucket
+                self._call(self._request("HeadBucket"), dict)  # HEAD returns the same for a missing bucket
             raise
 
     def _request(
@@ -300,35 +351,39 @@ class S3Client:
         is_conditional = condition is not None
         return self._request(operation, key, is_conditional=is_conditional, is_repeatable=not is_conditional)
 
-    def _call(self, request: Request, **arguments: object) -> Mapping[str, Any]:
-        return self._send(request, partial(self._session.call, request.operation, **arguments))
+    def _call(self, request: Request, parse: Callable[[Mapping[str, Any]], T], **arguments: object) -> T:
+        """Return what *parse* makes of the reply; one that it cannot use is no reply."""
+        return self._send(request, lambda: parse(self._session.call(request.operation, **arguments)))
 
-    async def _make(self, request: Request, **arguments: object) -> Mapping[str, Any]:
+    async def _make(self, request: Request, parse: Callable[[Mapping[str, Any]], T], **arguments: object) -> T:
         # Not abandoned when cancelled: it would take effect some time later.
         return await trio.to_thread.run_sync(
-            partial(self._call, request, Key=request.key, **arguments), limiter=self.limiter
+            partial(self._call, request, parse, Key=request.key, **arguments), limiter=self.limiter
         )
 
-    async def _send_body(self, request: Request, content: Content, **arguments: object) -> Mapping[str, Any]:
-        def attempt() -> Mapping[str, Any]:
+    async def _send_body(self, request: Request, content: Content, **arguments: object) -> str:
+        """Send a request with a body; return the ETag of what it makes."""
+
+        def attempt() -> str:
             body = _Body(content)
             file = io.BufferedReader(body, _PIECE)
             try:
-                return self._session.call(
+                reply = self._session.call(
                     request.operation,
                     Key=request.key,
                     Body=file.read() if content.nbytes <= _PIECE else file,
                     ContentLength=content.nbytes,
                     **arguments,
                 )
+                return etag_of(reply)
             except Exception:  # boto3 reports all of them as broken connections
                 if body.failure is not None:
                     raise body.failure from None
                 raise
 
-        reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self.limiter)
+        etag = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self.limiter)
         self._count(bytes_sent=content.nbytes)
-        return reply
+        return etag
 
     async def _read(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self.limiter)
@@ -339,22 +394,39 @@ class S3Client:
         Raises `UnknownOutcomeError` if the request is not repeatable and may have been carried out, else the error for
         the last failure.
         """
-        number, nsilent = 1, 0
+        number, nordinary, nsilent, waited = 1, 0, 0, 0.0
         while True:
+            began = time.monotonic()
             with self._lock:
                 self.counts.requests[request.operation] += 1
+                lasts = self._trouble.lasts(began, seconds=self._backoff.patience)
+                self._session.is_doubtful = lasts
+            failure: Failure | None = None
             try:
-                return attempt()
+                result = attempt()
             except FailedRequest as error:
                 failure = error.failure
+            with self._lock:
+                self._trouble.note(failure, began, time.monotonic())
+            if failure is None:
+                return result
+            nordinary += not failure.is_throttling
             nsilent += failure.is_silent
-            is_last = number == self._backoff.attempts or nsilent == self._backoff.silent_attempts
+            if failure.is_throttling:
+                is_last = lasts or waited >= self._backoff.patience
+            else:
+                is_last = nordinary == self._backoff.attempts or nsilent == self._backoff.silent_attempts
+                is_last = is_last or (lasts and failure.is_silent)
             if is_last or not failure.may_repeat(request):
                 break
             if failure is not UNEXPLAINED:
+                delay = min(self._backoff.delay(number), self._backoff.patience - waited)
+                ordinal = f"{nordinary + 1} of {self._backoff.attempts}"
+                limit = f"for {self._backoff.patience:.0f} s at most" if failure.is_throttling else ordinal
                 what = f"{request.operation} of {request.target}: {failure.reason}"
-                log.warning("%s; trying again (%d of %d)", what, number + 1, self._backoff.attempts)
-                self._backoff.pause(self._backoff.delay(number))
+                log.warning("%s; trying again (%s)", what, limit)
+                self._backoff.pause(delay)
+                waited += delay
             number += 1
             self._count(retries=1)
         final = failure.error(request, number)
@@ -406,11 +478,6 @@ def _require_name(key: str) -> None:
         key.encode()
     except UnicodeEncodeError:
         raise NotFoundError(f"{key} does not exist: it is not UTF-8, as all keys of S3 are") from None
-
-
-def _described(reply: Mapping[str, Any]) -> Fetched:
-    """Return what a reply to HEAD says."""
-    return Fetched(stat_of(reply), 0, memoryview(b""), Properties.of(reply))
 
 
 def _if(condition: Condition | None) -> dict[str, str]:

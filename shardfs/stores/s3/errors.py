@@ -8,7 +8,7 @@ import enum
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -40,6 +40,8 @@ class Cause(enum.Enum):
     NOT_TRUSTED = enum.auto()
     NOT_SENT = enum.auto()
     NO_REPLY = enum.auto()
+    CHANGED_REPLY = enum.auto()
+    """Something between here and the server changes replies, so that they are of no use."""
     REPLY = enum.auto()
 
 
@@ -62,8 +64,13 @@ class Failure:
     def is_passing(self) -> bool:
         """Whether the same request may succeed a moment later."""
         if self.cause is not Cause.REPLY:
-            return self.cause not in (Cause.NO_CREDENTIALS, Cause.NOT_TRUSTED)
-        return self.status in (429, 500, 502, 503, 504) or self.code in _PASSING_CODES
+            return self.cause in (Cause.NOT_SENT, Cause.NO_REPLY)
+        return self.is_throttling or self.status in (500, 502, 504) or self.code in _PASSING_CODES
+
+    @property
+    def is_throttling(self) -> bool:
+        """Whether the server asks for fewer requests, or has no time for any."""
+        return self.cause is Cause.REPLY and (self.status in (429, 503) or self.code in _THROTTLING_CODES)
 
     @property
     def is_refusal(self) -> bool:
@@ -74,7 +81,7 @@ class Failure:
         """
         if self.cause is Cause.REPLY:
             return self.status < 500 or (self.status in (501, 503, 507) and self.code != "")
-        return self.cause is not Cause.NO_REPLY
+        return self.cause not in (Cause.NO_REPLY, Cause.CHANGED_REPLY)
 
     @property
     def is_doubtful(self) -> bool:
@@ -122,10 +129,16 @@ class Failure:
         if status == _NOT_FOUND:
             return NotFoundError(f"{target} does not exist")
         if status in (401, 403):
-            return AccessDeniedError(f"{what} was refused ({self.reason}): no permission")
+            why = "no permission" if self.code else "no permission, or wrong credentials"
+            return AccessDeniedError(f"{what} was refused ({self.reason}): {why}")
         times = f" {attempts} times" if attempts > 1 else ""
         is_unreachable = self.is_silent or self.cause in (Cause.NOT_SENT, Cause.NOT_TRUSTED)
         return (UnreachableError if is_unreachable else StoreError)(f"{what} failed{times}: {self.reason}")
+
+
+def invalid(field: str) -> Failure:
+    """Return the failure of a reply in which *field* is missing or makes no sense."""
+    return Failure(Cause.NO_REPLY, f"the reply has no valid {field}")
 
 
 class FailedRequest(Exception):  # noqa: N818 - not an error yet: it may be tried again
@@ -138,6 +151,13 @@ class FailedRequest(Exception):  # noqa: N818 - not an error yet: it may be trie
 
 TRUNCATED: Final = Failure(Cause.NO_REPLY, "the reply was cut short")
 SILENT: Final = Failure(Cause.NO_REPLY, "no answer in time", is_silent=True)
+SLOW: Final = Failure(Cause.NO_REPLY, "the reply comes too slowly", is_silent=True)
+TOO_LONG: Final = Failure(Cause.NO_REPLY, "the reply is too long")
+_PROXY: Final = "something between here and the server does that, such as a proxy that compresses: switch it off there"
+COMPRESSED: Final = Failure(Cause.CHANGED_REPLY, f"the reply is compressed (Content-Encoding); {_PROXY}")
+WEAK_ETAG: Final = Failure(
+    Cause.CHANGED_REPLY, f"the reply has a weak ETag (W/…), which stands for several versions of an object; {_PROXY}"
+)
 NOT_PARTIAL: Final = Failure(
     Cause.REPLY,
     "asked for a range, the server gives the whole object, or does not say which range it gives",
@@ -156,14 +176,12 @@ _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _PRECONDITION_FAILED: Final = 412
 _RANGE_NOT_SATISFIABLE: Final = 416
-_PASSING_CODES: Final = frozenset(
+_PASSING_CODES: Final = frozenset({"InternalError", "OperationAborted", "RequestTimeout"})
+_THROTTLING_CODES: Final = frozenset(
     {
         "BandwidthLimitExceeded",
-        "InternalError",
-        "OperationAborted",
         "RequestLimitExceeded",
         "RequestThrottled",
-        "RequestTimeout",
         "ServiceUnavailable",
         "SlowDown",
         "Throttling",
@@ -189,8 +207,8 @@ EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidTok
 _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
     "AllAccessDisabled": (AccessDeniedError, "the bucket is disabled"),
     "AccountProblem": (AccessDeniedError, "something is wrong with the account that owns the credentials"),
-    "InvalidAccessKeyId": (AccessDeniedError, _WRONG),
-    "SignatureDoesNotMatch": (AccessDeniedError, _WRONG),
+    "InvalidAccessKeyId": (AccessDeniedError, f"{_WRONG}: there is no such access key"),
+    "SignatureDoesNotMatch": (AccessDeniedError, f"{_WRONG}: the secret key does not belong to the access key"),
     "InvalidObjectState": (StoreError, "the object is archived; restore it first"),
     "EntityTooLarge": (StoreError, "it is larger than the server accepts"),
     "KeyTooLongError": (NameTooLongError, "the keys of S3 have at most 1024 bytes"),
@@ -205,7 +223,7 @@ _BROKEN: Final = "the connection was broken"
 _NONSENSE: Final = "the reply is invalid"
 _WITHOUT_REPLY: Final = (
     ((boto.ReadTimeoutError, urllib3.exceptions.TimeoutError), SILENT),
-    ((boto.IncompleteReadError, boto.ResponseStreamingError), TRUNCATED),
+    ((boto.IncompleteReadError, boto.ResponseStreamingError, urllib3.exceptions.IncompleteRead), TRUNCATED),
     ((boto.HTTPClientError, boto.ConnectionError, urllib3.exceptions.HTTPError), Failure(Cause.NO_REPLY, _BROKEN)),
     ((ResponseParserError,), Failure(Cause.NO_REPLY, _NONSENSE)),
 )
@@ -231,6 +249,8 @@ def failures(endpoint: str, region: str) -> Iterator[None]:
         yield
     except (boto.ClientError, boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError) as error:
         failure = of_boto3(error, endpoint, region)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # botocore checks no field of a reply
+        failure = _stumbled(error)
     if failure is not None:
         raise FailedRequest(failure)
 
@@ -244,7 +264,8 @@ def of_boto3(error: Exception, endpoint: str, region: str) -> Failure:
     if isinstance(error, boto.SSLError):
         return _not_connected(endpoint, str(error), Cause.NO_REPLY)
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        return _not_connected(endpoint, str(error.kwargs.get("error")), Cause.NOT_SENT)
+        is_silent = isinstance(error, boto.ConnectTimeoutError)
+        return replace(_not_connected(endpoint, str(error.kwargs.get("error")), Cause.NOT_SENT), is_silent=is_silent)
     for kinds, failure in _WITHOUT_REPLY:
         if isinstance(error, kinds):
             return failure
@@ -263,6 +284,13 @@ def of_obstore(error: Exception) -> Failure:
     if isinstance(error, (obstore.exceptions.NotFoundError, FileNotFoundError)) and _NO_SUCH_KEY.search(dump):
         return NO_SUCH_KEY
     return SILENT if _TIMED_OUT.search(dump) else UNEXPLAINED
+
+
+def _stumbled(error: Exception) -> Failure:
+    """Return the failure in what botocore stumbled over, with the name of the field if that is known."""
+    if isinstance(error, KeyError) and _IS_CODE.fullmatch(str(error.args[0])):
+        return invalid(error.args[0])
+    return invalid("date") if "timestamp" in str(error) else Failure(Cause.NO_REPLY, _NONSENSE)
 
 
 def _of_reply(response: Mapping[str, Any], region: str) -> Failure:

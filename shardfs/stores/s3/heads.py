@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
-from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, printable
+from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, StoreError, printable
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range
 from shardfs.stores.ttl import within_ttl
@@ -30,6 +30,9 @@ _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
 _LOOKUP_LIMIT: Final = 10
 """How many names are asked for to look up one: some may sort between an object and the keys below it, as `a.b`."""
+
+_MAX_EMPTY_PAGES: Final = 100
+"""How many pages in a row may be empty: a server may pass over keys that were removed."""
 
 _NEVER: Final = float("-inf")
 _T = TypeVar("_T")
@@ -80,27 +83,28 @@ class _Record:
 class Listing:
     """All names in a directory, each with the state of its object; None stands for a directory.
 
-    One that *may_be_empty* exists even without names: an object stands for the directory itself, or there are names
-    that no file system can show. Its pages were requested from *started* on, and the last came at *time*. *doubtful*
-    names were forgotten since. While pages are missing, the holder of the lock fetches the next one. *changes* were
-    made meanwhile.
+    One with *hidden* keys exists even without names: an object stands for the directory itself, or there are names that
+    no file system can show. Its pages were requested from *started* on, and the last came at *time*. *doubtful*
+    names were forgotten since. While pages are missing, the holder of the lock fetches the next one; the last *nempty*
+    were empty. *changes* were made meanwhile.
     """
 
     started: float
     names: dict[str, ObjectStat | None] = field(default_factory=dict)
-    may_be_empty: bool = False
+    hidden: set[str] = field(default_factory=set)
     time: float = _NEVER
     doubtful: set[str] = field(default_factory=set)
     is_complete: bool = False
     token: str | None = None
     npages: int = 0
+    nempty: int = 0
     changes: dict[str, Head] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def is_missing(self) -> bool:
         """Whether there is no such directory."""
-        return not (self.names or self.may_be_empty)
+        return not (self.names or self.hidden)
 
     def find(self, name: str) -> Head | None:
         """Return what *name* is; None if that is doubtful."""
@@ -424,12 +428,14 @@ class Heads:
         return listing
 
     def _add_page(self, listing: Listing, prefix: str, page: ListPage) -> None:
+        """Add a page; raises `StoreError` if it brings nothing new, and neither would any number of further ones."""
+        before = len(listing.names) + len(listing.hidden)
         found = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # there may be keys below them
         for full, name, stat in [*found, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
             if _is_name(name):
                 listing.names[name] = stat
                 continue
-            listing.may_be_empty = True
+            listing.hidden.add(full)
             if not self._has_hidden and (full != prefix or stat is None):
                 self._has_hidden = True
                 location = self._client.location
@@ -437,6 +443,12 @@ class Heads:
                 log.warning("objects that no file system can show are hidden, as %s", where)
         listing.token = page.token
         listing.npages += 1
+        is_empty = not page.objects and not page.prefixes
+        listing.nempty = listing.nempty + 1 if is_empty else 0
+        is_repeated = not is_empty and len(listing.names) + len(listing.hidden) == before
+        if page.token is not None and (is_repeated or listing.nempty > _MAX_EMPTY_PAGES):
+            what = "the same keys again and again" if is_repeated else "empty pages without end"
+            raise StoreError(f"{self._client.location.url_of(prefix)} cannot be listed: the server gives {what}")
 
     def _complete(self, key: str, listing: Listing) -> None:
         for name, head in listing.changes.items():

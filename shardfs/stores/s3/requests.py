@@ -150,7 +150,7 @@ class Properties:
     def of(cls, reply: Mapping[str, Any]) -> "Properties":
         """Return the properties in a reply of boto3 to GET or HEAD."""
         headers = {name: reply[name] for name in _HEADERS if reply.get(name)}
-        if "Expires" in reply:  # else it is no date, and cannot be sent
+        if "Expires" in reply and reply.get("ExpiresString"):  # else it is no date, and cannot be sent
             headers["Expires"] = reply["ExpiresString"]
         return cls(headers, dict(reply.get("Metadata", {})))
 

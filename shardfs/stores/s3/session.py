@@ -1,16 +1,18 @@
 """The two client libraries, set up alike: boto3, which can do everything, and obstore, which reads faster.
 
-Credentials, region, endpoint and timeouts are determined here. Each call sends one request, once.
+Credentials, region, endpoint and timeouts are determined here. Each call sends one request, once. What comes back is
+read at a least rate, and no more than was asked for (`replies`).
 """
 
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -18,13 +20,15 @@ import boto3
 import botocore.exceptions
 import obstore
 from botocore import UNSIGNED, xform_name
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.credentials import Credentials
+from botocore.httpsession import URLLib3Session
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store as ObjectStore
 
-from shardfs.errors import SourceError, StoreError
+from shardfs.errors import SourceError
 from shardfs.stores.s3.errors import (
     EXPIRED,
     NO_CREDENTIALS,
@@ -38,7 +42,8 @@ from shardfs.stores.s3.errors import (
     failures,
     of_obstore,
 )
-from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties, Range, S3Options
+from shardfs.stores.s3.replies import Pace, check_headers, object_stat, read_body, read_xml, stat_of
+from shardfs.stores.s3.requests import Fetched, Properties, Range, S3Options
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -55,22 +60,41 @@ _NO_ENDPOINT: Final = (
     "--endpoint-url, or AWS_ENDPOINT_URL, is not the URL of a server, such as https://minio.example.org:9000"
 )
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_NO_SUCCESS: Final = 300
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _IP_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
 
 _WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations for which the server moves bytes by itself, without sending anything meanwhile."""
 
+READS: Final = frozenset({"GetObject", "HeadBucket", "HeadObject", "ListMultipartUploads", "ListObjectsV2"})
+"""Operations that change nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, of silence, of silence while the server moves bytes by itself, and for a whole GET."""
+    """Seconds: to connect, of silence, of silence while the server moves bytes by itself, and for a whole GET.
+
+    A reader does not wait longer than *reading* for a silent server, and *doubtful* if it was silent before. After that
+    time, *rate* is how many bytes of a body must have come per second.
+    """
 
     connect: float = 5.0
     silence: float = 30.0
     work: float = 300.0
     whole: float = 3600.0
+    reading: float = 15.0
+    doubtful: float = 5.0
+    rate: float = 1024.0
+
+    def of(self, operation: str, *, is_doubtful: bool) -> float:
+        """Return for how many seconds the server may be silent."""
+        if operation in _WORKS_ALONE:
+            return self.work
+        if operation not in READS:
+            return self.silence
+        return min(self.doubtful if is_doubtful else self.reading, self.silence)
 
 
 @dataclass(slots=True)
@@ -79,15 +103,15 @@ class _Libraries:
 
     session: boto3.session.Session
     credentials: Credentials | None
-    quick: BaseClient
-    patient: BaseClient
+    client: BaseClient
     store: ObjectStore | None = None
 
 
 class Session:
     """Both libraries for one bucket; safe to use from several threads.
 
-    *endpoint_url* and *region* are those in use, wherever they come from.
+    *endpoint_url* and *region* are those in use, wherever they come from. While the server *is_doubtful*, because it
+    was silent lately, less time is spent on waiting for it.
     """
 
     def __init__(self, bucket: str, options: S3Options, timeouts: Timeouts) -> None:
@@ -97,20 +121,22 @@ class Session:
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._renewed = float("-inf")
+        self._pace = Pace(min(timeouts.reading, timeouts.silence), timeouts.rate)
+        self.is_doubtful = False
         session = _session(options)
         self.region: str = session.region_name or _DEFAULT_REGION
         self._certificates = _certificates(session)
         self._is_virtual = _is_virtual(session)
         self._libraries = self._set_up(session)
-        self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url, self._is_virtual)
+        self.endpoint_url = _checked(self._libraries.client.meta.endpoint_url, self._is_virtual)
 
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
         """Send a request of boto3 for the bucket, once; return the reply. Raises `FailedRequest`."""
         if self._options.request_payer and operation != "HeadBucket":
             arguments["RequestPayer"] = "requester"
         with self._sending() as libraries:
-            client = libraries.patient if operation in _WORKS_ALONE else libraries.quick
-            reply: dict[str, Any] = getattr(client, xform_name(operation))(Bucket=self._bucket, **arguments)
+            method = getattr(libraries.client, xform_name(operation))
+            reply: dict[str, Any] = method(Bucket=self._bucket, **arguments)
         return reply
 
     def get(self, key: str, part: Range, etag: str | None, *, quickly: bool) -> Fetched:
@@ -118,7 +144,7 @@ class Session:
 
         If *quickly*, it comes by obstore where possible, which returns no properties and explains few failures.
         """
-        if quickly and _is_plain(key):
+        if quickly and _is_plain(key) and not self.is_doubtful:
             fetched = self._get_by_obstore(key, part, etag)
         else:
             fetched = self._get_by_boto3(key, part, etag)
@@ -145,13 +171,15 @@ class Session:
             store = libraries.store = libraries.store or self._make_store(libraries.session)
         try:
             result = obstore.get(store, key, options=options)
-            data = memoryview(result.bytes())
+            start, stop = result.range
+            if stop - start > part.nbytes:
+                raise FailedRequest(OTHER_RANGE)
+            pieces = result.stream(min_chunk_size=1)
+            data = read_body(lambda _: next(pieces, b""), stop - start, self._pace)
         except (obstore.exceptions.BaseError, FileNotFoundError) as error:
             raise FailedRequest(of_obstore(error)) from None
         meta = result.meta
-        return Fetched(
-            ObjectStat(meta["size"], _quoted(meta["e_tag"]), _ns(meta["last_modified"])), result.range[0], data
-        )
+        return Fetched(object_stat(meta["size"], meta["e_tag"], meta["last_modified"]), start, data)
 
     def _get_by_boto3(self, key: str, part: Range, etag: str | None) -> Fetched:
         last = part.offset + part.nbytes - 1
@@ -164,10 +192,10 @@ class Session:
         found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
         if found is None:
             raise FailedRequest(NOT_PARTIAL)
-        size, offset, nbytes = int(found[2]), int(found[1]), min(reply["ContentLength"], part.nbytes)
+        size, offset = int(found[2]), int(found[1])
         with failures(self.endpoint_url, self.region), closing(reply["Body"]) as body:
-            data = memoryview(body.read(nbytes))
-        return Fetched(stat_of(reply)._replace(size=size), offset, data, Properties.of(reply))
+            data = read_body(body._raw_stream.read1, part.within(size).nbytes, self._pace)
+        return Fetched(stat_of(reply | {"ContentLength": size}), offset, data, Properties.of(reply))
 
     @contextmanager
     def _sending(self) -> Iterator["_Libraries"]:
@@ -194,15 +222,14 @@ class Session:
 
     def _set_up(self, session: boto3.session.Session) -> "_Libraries":
         credentials = None if self._options.anonymous else _credentials(session)
-        silence, work = self._timeouts.silence, self._timeouts.work
-        return _Libraries(session, credentials, self._client(session, silence), self._client(session, work))
+        return _Libraries(session, credentials, self._client(session))
 
     def _make_store(self, session: boto3.session.Session) -> ObjectStore:
         timeouts = self._timeouts
         client_options: ClientConfig = {
             "allow_http": self.endpoint_url.startswith("http://"),
             "connect_timeout": timedelta(seconds=timeouts.connect),
-            "read_timeout": timedelta(seconds=timeouts.silence),
+            "read_timeout": timedelta(seconds=timeouts.of("GetObject", is_doubtful=False)),
             "timeout": timedelta(seconds=timeouts.whole),
         }
         if self._certificates is not None:
@@ -221,11 +248,11 @@ class Session:
             credential_provider=None if anonymous else Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST),
         )
 
-    def _client(self, session: boto3.session.Session, silence: float) -> BaseClient:
+    def _client(self, session: boto3.session.Session) -> BaseClient:
         config = Config(
             signature_version=UNSIGNED if self._options.anonymous else None,
             connect_timeout=self._timeouts.connect,
-            read_timeout=silence,
+            read_timeout=self._timeouts.silence,
             max_pool_connections=self._options.max_connections,
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
@@ -242,30 +269,23 @@ class Session:
             raise SourceError(_NO_ENDPOINT) from None
         # Otherwise boto3 follows a bucket to its region by itself, which obstore does not.
         client.meta.events.register("before-parameter-build.s3", _stay_in_region)
+        client.meta.events.register("before-send.s3", partial(self._exchange, client._endpoint.http_session))
         return client
 
-
-def stat_of(reply: Mapping[str, Any]) -> ObjectStat:
-    """Return the state in a reply of boto3 to GET or HEAD, or in an entry of a listing; raises `StoreError`."""
-    size = reply["Size"] if "Size" in reply else reply["ContentLength"]
-    return ObjectStat(size, etag_of(reply), _ns(reply["LastModified"]))
-
-
-def etag_of(reply: Mapping[str, Any]) -> str:
-    """Return the ETag in a reply of boto3; raises `StoreError` if there is none."""
-    return _quoted(reply.get("ETag"))
-
-
-def _quoted(etag: str | None) -> str:
-    """Return an ETag with the quotes that some servers omit."""
-    if not etag:
-        raise StoreError("the server gives no ETag, by which versions of an object are told apart")
-    return etag if etag.endswith('"') else f'"{etag}"'
-
-
-def _ns(time: datetime) -> int:
-    """Return a time in ns, in whole seconds: listings have fractions of seconds, HTTP headers do not."""
-    return int(time.timestamp()) * 10**9
+    def _exchange(
+        self, connections: URLLib3Session, request: AWSPreparedRequest, event_name: str, **_: object
+    ) -> AWSResponse:
+        """Send a request in the place of botocore, which waits as long for all, and reads without end."""
+        operation, is_object = event_name.rpartition(".")[2], request.stream_output
+        request.context["read_timeout"] = self._timeouts.of(operation, is_doubtful=self.is_doubtful)
+        request.stream_output = True  # so the body is not read yet
+        response = connections.send(request)
+        is_success = response.status_code < _NO_SUCCESS
+        if is_success:
+            check_headers(operation, response.headers)
+        if not (is_object and is_success):
+            response._content = read_xml(response.raw.read1, self._pace)
+        return response
 
 
 def _is_plain(key: str) -> bool:

@@ -1,5 +1,6 @@
 """The client behind a proxy that breaks what it should: what is sent again, what is not, and what is said."""
 
+import gzip
 import logging
 from functools import partial
 
@@ -7,10 +8,11 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
-from shardfs.stores.s3.requests import Condition, Range
-from shardfs.stores.s3.session import Session
+from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.s3.requests import Condition, Counts, Location, Range, S3Options
+from shardfs.stores.s3.session import Session, Timeouts
 from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
-from tests.support.s3_faults import Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
+from tests.support.s3_faults import Changed, Drip, Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -102,16 +104,183 @@ def test_what_changes_nothing_or_the_same_twice_is_sent_again(
 def test_after_six_attempts_one_error_says_what_failed(
     s3_proxy: S3Proxy, tried: Tried, caplog: pytest.LogCaptureFixture, bucket: Bucket
 ) -> None:
-    s3_proxy.fail("GetObject", Reply(503, "SlowDown"), times=None)
-    with pytest.raises(StoreError, match=f"GetObject of s3://{bucket.name}/a\\\\nb failed 6 times: SlowDown 503"):
+    s3_proxy.fail("GetObject", Reply(500, "InternalError"), times=None)
+    with pytest.raises(StoreError, match=f"GetObject of s3://{bucket.name}/a\\\\nb failed 6 times: InternalError 500"):
         run(partial(tried.client.get, "a\nb", WHOLE))
     assert tried.pauses == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 6}
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("shardfs")]
-    assert lines == [
-        f"GetObject of s3://{bucket.name}/a\\nb: SlowDown 503; trying again ({number} of 6)" for number in range(2, 7)
-    ]
+    what = f"GetObject of s3://{bucket.name}/a\\nb: InternalError 500"
+    assert lines == [f"{what}; trying again ({number} of 6)" for number in range(2, 7)]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.parametrize("operation", ["GetObject", "PutObject"])
+def test_a_server_that_asks_for_fewer_requests_is_asked_for_30_seconds(
+    s3_proxy: S3Proxy, tried: Tried, operation: str
+) -> None:
+    rule = s3_proxy.fail(operation, Reply(503, "SlowDown"), times=None)
+
+    async def get() -> None:
+        await tried.client.get("a\nb", WHOLE)
+
+    with pytest.raises(StoreError, match=r"failed 12 times: SlowDown 503"):
+        run(get if operation == "GetObject" else partial(_put, tried, ABSENT))
+    assert sum(tried.pauses) == pytest.approx(30.0)
+    assert max(tried.pauses) == 5.0
+    assert (tried.counts.retries, tried.counts.requests) == (11, {operation: 12})
+    assert rule.hits == 12
+
+
+def test_waiting_for_a_server_that_asks_for_fewer_requests_ends_with_its_task(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, bucket: Bucket
+) -> None:
+    options = S3Options(endpoint_url=bucket.endpoint_url)
+    slow = Backoff(first=1e6, most=1e6, patience=1e6, jitter=max)
+    client = S3Client(Location(bucket.name, ""), options, Counts(), backoff=slow)
+    rule = s3_proxy.fail("PutObject", Reply(503, "SlowDown"), times=None)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.put, "key", Memory(b"x"), PLAIN)
+            await trio.to_thread.run_sync(rule.wait)
+            nursery.cancel_scope.cancel()
+
+    run(main)
+    assert s3_bucket.keys() == []
+
+
+def test_the_waits_of_requests_for_a_server_that_stays_silent_do_not_add_up(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, bucket: Bucket
+) -> None:
+    """The second request is sent once, and not by the library that would wait as long as the first."""
+    s3_bucket.put("key", b"x")
+    options = S3Options(endpoint_url=bucket.endpoint_url)
+    timeouts = Timeouts(reading=0.5, doubtful=0.1)
+    client = S3Client(Location(bucket.name, ""), options, Counts(), timeouts=timeouts, backoff=Backoff(patience=0.9))
+    hang = Hang()
+    s3_proxy.fail(None, hang, times=None)
+    for count in (2, 3, 4):
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            run(partial(client.get, "key", WHOLE))
+        assert client.counts.requests == {"GetObject": count}
+    hang.release()
+    s3_proxy.heal()
+    assert bytes(run(partial(client.get, "key", WHOLE)).data) == b"x"
+    hang = Hang()
+    rule = s3_proxy.fail(None, hang, times=1)
+    assert bytes(run(partial(client.get, "key", WHOLE)).data) == b"x", "a reply has ended the trouble"
+    assert rule.hits == 1
+    hang.release()
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault", "field"),
+    [
+        ("HeadObject", Changed.header("Content-Length", None), "Content-Length"),
+        ("HeadObject", Changed.header("Content-Length", "many"), "Content-Length"),
+        ("HeadObject", Changed.header("Last-Modified", None), "Last-Modified"),
+        ("HeadObject", Changed.header("Last-Modified", "yesterday"), "Last-Modified"),
+        ("HeadObject", Changed.header("ETag", None), "ETag"),
+        ("GetObject", Changed.header("Last-Modified", "yesterday"), "Last-Modified"),
+        ("GetObject", Changed.header("ETag", None), "ETag"),
+        ("ListObjectsV2", Changed.body(b"<Size>1<", b"<Size>one<"), "Size"),
+        ("ListObjectsV2", Changed.body(b"<Size>1<", b"<Size>-1<"), "Size"),
+        ("ListObjectsV2", Changed.body(b"<Size>1</Size>", b""), "Size"),
+        ("ListObjectsV2", Changed.body(b"<Key>key</Key>", b""), "Key"),
+        ("ListObjectsV2", Changed.body(b"LastModified>", b"LastChanged>"), "LastModified"),
+        ("ListObjectsV2", Changed.body(b"<LastModified>", b"<LastModified>x"), "date"),
+        ("ListObjectsV2", Changed.body(b"ETag>", b"Tag>"), "ETag"),
+        ("ListObjectsV2", Changed.body(b"<Prefix>below/</Prefix>", b""), "Prefix"),
+        ("PutObject", Changed.header("ETag", None), "ETag"),
+        ("UploadPart", Changed.header("ETag", None), "ETag"),
+        ("CreateMultipartUpload", Changed.body(b"UploadId>", b"Id>"), "UploadId"),
+        ("UploadPartCopy", Changed.body(b"ETag>", b"Tag>"), "ETag"),
+    ],
+)
+def test_a_field_of_a_reply_that_is_missing_or_makes_no_sense_is_named(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, operation: str, fault: Changed, field: str
+) -> None:
+    s3_bucket.put("key", b"x")
+    s3_bucket.put("below/key", b"x")
+    client = tried.client
+
+    async def use() -> None:
+        await client.head("key")
+        await client.get("key", WHOLE)
+        await client.list_page("")
+        await client.put("new", Memory(b"y"), PLAIN)
+        upload = await client.create_upload("other", PLAIN)
+        await client.upload_part("other", upload, 1, Memory(b"z"))
+        await client.copy_part("other", upload, 2, None, condition=None, source="key")
+
+    s3_proxy.fail(operation, fault, times=None)
+    with pytest.raises(StoreError, match=f"{operation} of .* failed 6 times: the reply has no valid {field}"):
+        run(use)
+
+
+def test_a_conditional_change_whose_reply_has_no_etag_has_an_unknown_outcome(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
+) -> None:
+    s3_proxy.fail("PutObject", Changed.header("ETag", None), times=None)
+    with pytest.raises(UnknownOutcomeError, match="no valid ETag"):
+        run(partial(_put, tried, ABSENT))
+    assert s3_proxy.log.operations() == {"PutObject": 1}
+
+
+def _gzip(headers: dict[str, str], body: bytes) -> bytes:
+    headers["content-encoding"] = "gzip"
+    return gzip.compress(body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault", "words"),
+    [
+        ("ListObjectsV2", Changed(_gzip), r"the reply is compressed \(Content-Encoding\); .*proxy that compresses"),
+        ("GetObject", Changed.header("ETag", 'W/"abc"'), r"the reply has a weak ETag \(W/…\).*proxy that compresses"),
+        ("HeadObject", Changed.header("ETag", 'W/"abc"'), r"the reply has a weak ETag \(W/…\).*proxy that compresses"),
+    ],
+)
+def test_a_proxy_that_compresses_is_recognised_at_once(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, operation: str, fault: Changed, words: str
+) -> None:
+    s3_bucket.put("key", b"x")
+
+    async def use() -> None:
+        await tried.client.head("key")
+        await tried.client.get("key", WHOLE)
+        await tried.client.list_page("")
+
+    s3_proxy.fail(operation, fault, times=None)
+    with pytest.raises(StoreError, match=f"{operation} of .*: {words}"):
+        run(use)
+    assert s3_proxy.log.operations()[operation] <= 2
+    assert tried.pauses == []
+
+
+def test_an_object_that_is_stored_compressed_is_read_as_it_is(s3_bucket: Bucket, tried: Tried) -> None:
+    data = gzip.compress(b"x" * 1000)
+    for key in ("plain", "not//plain"):
+        s3_bucket.put(key, data, ContentEncoding="gzip")
+        assert bytes(run(partial(tried.client.get, key, WHOLE)).data) == data
+        assert run(partial(tried.client.head, key)).stat.size == len(data)
+
+
+@ids
+def test_a_body_that_comes_byte_by_byte_is_given_up(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, bucket: Bucket, key: str
+) -> None:
+    s3_bucket.put(key, b"x" * 1000)
+    tried = client_of(bucket, timeouts=Timeouts(reading=0.3, rate=1e6))
+    s3_proxy.fail("GetObject", Drip(0.01), times=None)
+    with pytest.raises(UnreachableError, match=r"failed [23] times: the reply comes too slowly"):
+        run(partial(tried.client.get, key, WHOLE))
+    s3_proxy.heal()
+    s3_proxy.fail("ListObjectsV2", Drip(0.01), times=None)
+    with pytest.raises(UnreachableError, match="failed 2 times: the reply comes too slowly"):
+        run(partial(tried.client.list_page, ""))
+    s3_proxy.heal()
+    assert bytes(run(partial(tried.client.get, key, WHOLE)).data) == b"x" * 1000
 
 
 async def _put(client_: Tried, condition: Condition | None) -> None:

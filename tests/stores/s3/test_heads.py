@@ -1,20 +1,26 @@
 """Directories from listings: each name once, each page once, and only what a file system can show."""
 
 import logging
+import re
 import time
+from collections.abc import Callable
 
 import pytest
 import trio
 
-from shardfs.errors import NotFoundError
+from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
-from shardfs.stores.s3.requests import ObjectStat
+from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
+from tests.stores.s3.clients import client_of
 from tests.support.fake_s3 import FakeS3
-from tests.support.opened import in_session
+from tests.support.opened import in_session, session
+from tests.support.s3_faults import Changed
+from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
+from tests.support.s3_server import Bucket
 
 FILE, DIRECTORY = Kind.FILE, Kind.DIRECTORY
 
@@ -167,3 +173,58 @@ async def test_a_lookup_takes_two_requests_however_many_names_come_before_the_ke
     with pytest.raises(NotFoundError):
         await store.stat("c")
     assert len(fake.take_log()) <= 2
+
+
+class Endless:
+    """A server that says of each page that more follow, and how to get them."""
+
+    def __init__(self, body: Callable[[bytes], bytes]) -> None:
+        self.count = 0
+        self._body = body
+        self._first = b""
+
+    def __call__(self, _: dict[str, str], body: bytes) -> bytes:
+        self._first = self._first or self._body(body)
+        self.count += 1
+        more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>%d</NextContinuationToken>" % self.count
+        return self._first.replace(b"<IsTruncated>false</IsTruncated>", more)
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "nrequests"),
+    [
+        (lambda body: body, "the same keys again and again", 2),
+        (lambda body: re.sub(rb"<Contents>.*</Contents>", b"", body), "empty pages without end", 101),
+    ],
+    ids=["same", "empty"],
+)
+def test_a_listing_without_progress_is_an_error_and_ends(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, body: Callable[[bytes], bytes], words: str, nrequests: int
+) -> None:
+    s3_bucket.put("some/key", b"x")
+    s3_bucket.put("some/other", b"x")
+    endless = Endless(body)
+    s3_proxy.fail("ListObjectsV2", Changed(endless), times=None)
+
+    async def main() -> None:
+        store = S3Store(client_of(s3_bucket.through(s3_proxy.url)).client, session())
+        with pytest.raises(StoreError, match=rf"/some cannot be listed: the server gives {words}"):
+            await store.list("some")
+        assert endless.count == nrequests
+        s3_proxy.heal()
+        assert {entry.name for entry in await store.list("some")} == {"key", "other"}
+
+    trio.run(in_session, main)
+
+
+@on_mock_clock
+async def test_empty_pages_before_others_are_passed_over() -> None:
+    fake = bucket("a", "b")
+    pages = [ListPage([], [], str(number)) for number in range(5)]
+    whole = await fake.list_page("")
+
+    async def list_page(*_: object, **__: object) -> ListPage:
+        return pages.pop() if pages else whole
+
+    fake.list_page = list_page  # type: ignore[method-assign]
+    assert len(await reader_of(fake).list("")) == 2

@@ -50,7 +50,8 @@ def _be_hasty(silence: float, pause: float, first: float) -> None:
     from shardfs.stores.s3.session import Timeouts
 
     S3Client.__init__.__kwdefaults__.update(
-        timeouts=Timeouts(connect=silence, silence=silence, work=silence), backoff=Backoff(first=pause, most=pause)
+        timeouts=Timeouts(connect=silence, silence=silence, work=silence, reading=silence, doubtful=silence),
+        backoff=Backoff(first=pause, most=pause, patience=10 * pause),
     )
     probe._PATIENCE = first
 
