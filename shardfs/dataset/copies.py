@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, Plain, RemovedArray, groups_above, is_below
+from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, Plain, RemovedArray, StoredArray, groups_above, is_below
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import NotADirectoryHereError, NotFoundError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, encode_json
@@ -123,7 +123,15 @@ class ConsolidatedCopies:
             if below is None or isinstance(below.kind, Plain):
                 if join_key(node.path, relative) in self._announced:
                     documents[relative] = None
-            elif below.sharded_copy is None and room >= 0:
+            elif (
+                below.sharded_copy is None
+                and room >= 0
+                and (
+                    below.reason is None
+                    or isinstance(below.kind, Broken)
+                    or says_the_same(below, node.copies[relative])
+                )
+            ):
                 text = _text_of(below)
                 documents[relative] = text
                 room -= len(text)
@@ -244,6 +252,11 @@ class ConsolidatedCopies:
     def corrected(self, paths: Collection[str]) -> None:
         """Note that stored copies of the nodes at *paths* are not out of date any more."""
         self._outdated.difference_update(paths)
+
+
+def says_the_same(node: Node, copy: ShardedCopy | None) -> bool:
+    """Whether *node* is an array whose document says of the shards what a *copy* of it says."""
+    return isinstance(node.kind, StoredArray) and ShardedCopy.of(node.kind.metadata.document) == copy
 
 
 def _text_of(node: Node) -> bytes:

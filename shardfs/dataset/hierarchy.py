@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.copies import ConsolidatedCopies
+from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
 from shardfs.dataset.layout import ArrayLayout, PendingShards
 from shardfs.dataset.node import (
     DOCUMENT,
@@ -231,8 +231,11 @@ class Hierarchy:
     async def _load(self, path: str, known: Node | None) -> Node:
         node = await self._load_own(path, known)
         group, copy = "", None
-        if not isinstance(node.kind, StoredArray | RemovedArray) and path not in self._as_stored:
+        is_usable = isinstance(node.kind, StoredArray | RemovedArray) and node.reason is None
+        if not is_usable and path not in self._as_stored:
             group, copy = await self.copies.above(path)
+            if says_the_same(node, copy):
+                return node
         if copy == node.sharded_copy:
             return node
         if node.sharded_copy is not None:

@@ -277,8 +277,8 @@ def true_group(group: Document, nodes: Mapping[str, bytes | None]) -> Document:
     """Return a group's document with copies that say what *nodes* say; *group* itself if its own do already.
 
     *nodes* are the documents of the nodes that it describes, by path; None keeps a copy as it is. A copy of another
-    node, or of one whose document is no JSON object, is left out. Which nodes are described, and whether in a copy of a
-    group, stays.
+    node is left out, and so is one that says something else than a broken document: by that, programs could not open
+    even the group. Which nodes are described, and whether in a copy of a group, stays.
     """
     try:
         return _true_group(group, nodes, "")
@@ -302,7 +302,10 @@ def _true_group(group: Document, nodes: Mapping[str, bytes | None], prefix: str)
         with suppress(MetadataError):
             own = parse_json(text)
             if isinstance(own, dict):
-                result[path] = _true_copy(copy, own, nodes, f"{place}/")
+                true = _true_copy(copy, own, nodes, f"{place}/")
+                if true is not copy:
+                    parse_node(own)
+                result[path] = true
     is_same = len(result) == len(copies) and all(result[path] is copy for path, copy in copies.items())
     return group if is_same else _with_copies(group, result)
 
