@@ -6,21 +6,31 @@ a copy that the tree does not bear out, and what only a copy describes is neithe
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
+import trio
+
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, Plain, RemovedArray, StoredArray, groups_above, is_below
+from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, RemovedArray, StoredArray, groups_above, is_below
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
-from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    IsADirectoryHereError,
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+)
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, encode_json
 from shardfs.format.lens import Lens
 from shardfs.format.lens.show import read_group, read_large_group
 from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.lens.v3 import ShardedCopy
-from shardfs.stores.base import Store, join_key
+from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.parallel import for_each
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -40,20 +50,34 @@ class Nodes(Protocol):
     async def node(self, path: str) -> Node:
         """Return the node at *path*, whose copies are as they are stored."""
 
-    def last_seen(self, path: str) -> Node | None:
-        """Return the cached node at *path*, however old it is; None if there is none."""
+    async def removed(self, path: str) -> RemovedArray | None:
+        """Return the array at *path* whose document was removed through the mount; None if there is none."""
 
-    def remaining(self, path: str) -> float:
-        """Return for how many seconds the node at *path* may still be trusted."""
+    async def read_document(self, key: str) -> tuple[bytes, Stat]:
+        """Read the document stored under *key*."""
+
+
+class _Text(NamedTuple):
+    """The document of a node in one *version*; None if there is none that can be read."""
+
+    version: object
+    text: bytes | None
 
 
 class _Consolidated(NamedTuple):
-    """A group, with copies made from nodes whose documents had these *versions*; None is that of a missing one."""
+    """A group with copies made from *texts*, the documents of nodes by path, at the time *checked*."""
 
-    own: Node
-    versions: Mapping[str, object]
-    checked: float
     node: Node
+    texts: Mapping[str, _Text]
+    checked: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.node.memory + sum(len(known.text or b"") for known in self.texts.values())
+
+    def is_of(self, node: Node) -> bool:
+        """Whether it is made of the same document of the group as *node*, for the same context."""
+        return (self.node.stamp, self.node.context, self.node.in_image) == (node.stamp, node.context, node.in_image)
 
 
 class ConsolidatedCopies:
@@ -75,7 +99,7 @@ class ConsolidatedCopies:
         self._store = store
         self._lens: Lens | None = None
         self._worker: Worker | None = None
-        self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.node.memory, _MAX_NBYTES, _MAX_GROUPS)
+        self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.nbytes, _MAX_NBYTES, _MAX_GROUPS)
         self._announced: set[str] = set()
         self._outdated: set[str] = set()
 
@@ -87,7 +111,10 @@ class ConsolidatedCopies:
         """Make the copies in groups at *path*, below and above it again: what they are made from has changed."""
         for known in self._groups.known():
             if is_below(known, path) or is_below(path, known):
+                group = self._groups.peek(known)
                 self._groups.forget(known)
+                if group is not None:  # what has not changed is not read again
+                    self._groups.put(known, group._replace(checked=-math.inf))
 
     async def consolidated(self, node: Node) -> Node:
         """Return *node*; a group that has copies of other documents with copies of what the tree shows of those nodes.
@@ -95,80 +122,73 @@ class ConsolidatedCopies:
         Each was looked at *ttl* seconds ago at most. A node that is not there, or has no document that can be used, has
         no copy. Raises the error that prevents looking at one.
         """
-        if not node.copies or not isinstance(node.kind, Group):
+        kind = node.kind
+        if not node.copies or not isinstance(kind, Group):
             return node
         if self._lens is not None and not self._lens.shows_copies:
             return node
 
         async def is_current(known: _Consolidated) -> bool:
-            return known.own is node and within_ttl(known.checked, self._hierarchy.clock(), self._hierarchy.ttl)
+            return known.is_of(node) and within_ttl(known.checked, self._hierarchy.clock(), self._hierarchy.ttl)
 
         async def load() -> _Consolidated:
             known, now = self._groups.peek(node.path), derived_at(self._hierarchy.clock())
-            if known is not None and known.own is node and known.versions == await self._versions(node):
+            texts = await self._texts(node, known.texts if known is not None else {})
+            if known is not None and known.is_of(node) and known.texts == texts:
                 return known._replace(checked=now)
-            return await self._consolidate(node, now)
+            return _Consolidated(await self._consolidate(node, kind, texts), texts, now)
 
         return (await self._groups.get(node.path, load, is_current)).node
 
-    async def _consolidate(self, node: Node, now: float) -> _Consolidated:
-        documents: dict[str, bytes | None] = {}
-        versions: dict[str, object] = {}
+    async def _consolidate(self, node: Node, kind: Group, texts: Mapping[str, _Text]) -> Node:
+        """Return a group with copies that say what *texts* do."""
+        documents = {relative: known.text for relative, known in texts.items() if known.text is not None}
+        announced = {known for known in texts if join_key(node.path, known) in self._announced}
+        copies: dict[str, bytes | None] = documents | dict.fromkeys(announced - documents.keys())
+        nbytes = sum(map(len, documents.values()))
+        if nbytes > MAX_DOCUMENT_NBYTES:
+            name = node.path or "the source"
+            log.warning("%s is shown without consolidated metadata, which would be too large", name)
+            copies = {}
+        arguments = kind.document, self._lens, node.context._replace(in_image=node.in_image), copies
+        if self._worker is not None and len(kind.document) + nbytes > LARGE_NBYTES:
+            metadata, shown = await self._worker.call(read_large_group, *arguments)
+        else:
+            metadata, shown = read_group(*arguments)
+        return replace(node, kind=replace(kind, metadata=metadata), shown=shown)
+
+    async def _texts(self, node: Node, known: Mapping[str, _Text]) -> Mapping[str, _Text]:
+        """Return the documents of the nodes that *node* has copies of; those in *known* if they are the same still."""
+        texts: dict[str, _Text] = {}
         room = MAX_DOCUMENT_NBYTES
 
         async def look(relative: str) -> None:
             nonlocal room
-            below = await self._node_below(node, relative)
-            versions[relative] = below.document_stat.version if below is not None and below.document_stat else None
-            if below is None or isinstance(below.kind, Plain):
-                if join_key(node.path, relative) in self._announced:
-                    documents[relative] = None
-            elif (
-                below.sharded_copy is None
-                and room >= 0
-                and (
-                    below.reason is None
-                    or isinstance(below.kind, Broken)
-                    or says_the_same(below, node.copies[relative])
-                )
-            ):
-                text = _text_of(below)
-                documents[relative] = text
-                room -= len(text)
+            await trio.lowlevel.checkpoint()  # there may be thousands
+            if is_relative_path(relative) and room >= 0:
+                texts[relative] = found = await self._text(join_key(node.path, relative), known.get(relative))
+                room -= len(found.text or b"")
 
         await for_each(node.copies, look, _AT_ONCE)
-        if room < 0:
-            name = node.path or "the source"
-            log.warning("%s is shown without consolidated metadata, which would be too large", name)
-            documents = {}
-        assert isinstance(node.kind, Group)
-        arguments = node.kind.document, self._lens, node.context._replace(in_image=node.in_image), documents
-        nbytes = len(node.kind.document) + MAX_DOCUMENT_NBYTES - room
-        if self._worker is not None and nbytes > LARGE_NBYTES:
-            metadata, shown = await self._worker.call(read_large_group, *arguments)
+        return texts
+
+    async def _text(self, path: str, known: _Text | None) -> _Text:
+        """Return the document of the node at *path*, *known* if it is still the same."""
+        removed, key = await self._hierarchy.removed(path), join_key(path, DOCUMENT)
+        if removed is not None:
+            return _Text(removed, encode_json(removed.was.metadata.document))
+        try:
+            if known is not None and (await self._store.stat(key)).version == known.version:
+                return known
+            text, stat = await self._hierarchy.read_document(key)
+        except AccessDeniedError:
+            if self._store.root is None:  # it says nothing about the document: credentials expire
+                raise
+        except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError, MetadataError, CorruptionError):
+            pass
         else:
-            metadata, shown = read_group(*arguments)
-        group = replace(node.kind, metadata=metadata)
-        return _Consolidated(node, versions, now, replace(node, kind=group, shown=shown))
-
-    async def _versions(self, node: Node) -> Mapping[str, object]:
-        """Return the versions of the documents of the nodes that *node* has copies of."""
-        versions: dict[str, object] = {}
-
-        async def look(relative: str) -> None:
-            path = join_key(node.path, relative)
-            known = self._hierarchy.last_seen(path)
-            if known is not None and self._hierarchy.remaining(path) > 0:
-                stat = known.document_stat
-                versions[relative] = stat.version if stat is not None else None
-                return
-            versions[relative] = None
-            if is_relative_path(relative):
-                with suppress(NotFoundError, NotADirectoryHereError):
-                    versions[relative] = (await self._store.stat(join_key(path, DOCUMENT))).version
-
-        await for_each(node.copies, look, _AT_ONCE)
-        return versions
+            return _Text(stat.version, text)
+        return _Text(None, None)
 
     async def _node_below(self, node: Node, relative: str) -> Node | None:
         if not is_relative_path(relative):
@@ -257,10 +277,3 @@ class ConsolidatedCopies:
 def says_the_same(node: Node, copy: ShardedCopy | None) -> bool:
     """Whether *node* is an array whose document says of the shards what a *copy* of it says."""
     return isinstance(node.kind, StoredArray) and ShardedCopy.of(node.kind.metadata.document) == copy
-
-
-def _text_of(node: Node) -> bytes:
-    """Return the document of a node, also of an array whose document was removed on the mount."""
-    if isinstance(node.kind, RemovedArray):
-        return encode_json(node.kind.was.metadata.document)
-    return node.document or b""

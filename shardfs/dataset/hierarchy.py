@@ -158,6 +158,13 @@ class Hierarchy:
         self.forget(node.path)
         return is_left
 
+    async def removed(self, path: str) -> RemovedArray | None:
+        """Return the array at *path* whose document was removed through the mount; None if there is none."""
+        left = self._left.get(path)
+        return (
+            left.kind if left is not None and isinstance(left.kind, RemovedArray) and await self.is_left(path) else None
+        )
+
     @property
     def left(self) -> Collection[str]:
         """The paths of arrays that were left, as long as no other document was found there."""
@@ -279,7 +286,7 @@ class Hierarchy:
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
                 if is_same and known.context == context:
                     return known
-            stored = document, document_stat = await while_it_changes(partial(self._read, key))
+            stored = document, document_stat = await while_it_changes(partial(self.read_document, key))
             if self._worker is not None and len(document) > LARGE_NBYTES:
                 contents = await self._worker.call(read_large_document, document, lens, context)
             else:
@@ -340,7 +347,7 @@ class Hierarchy:
                 in_image = above.in_image if above.reason is None or known is None else known.context.in_image
         return Context(in_image, self.as_stored(path))
 
-    async def _read(self, key: str) -> tuple[bytes, Stat]:
+    async def read_document(self, key: str) -> tuple[bytes, Stat]:
         """Read a document, all of it from one version."""
         snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
         if snapshot.size > MAX_DOCUMENT_NBYTES:

@@ -110,6 +110,11 @@ class Node:
         return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document_stat
 
     @property
+    def stamp(self) -> object:
+        """What differs for another version of the document."""
+        return self.document_stat.version if self.document_stat is not None else None
+
+    @property
     def metadata(self) -> ArrayMetadata | GroupMetadata | None:
         """What the document of a group or of an array says, also of one that was removed through the mount."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind

@@ -123,7 +123,7 @@ def test_by_a_copy_nobody_reads_or_writes_shards_as_chunks(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_shards_that_only_a_copy_describes_are_listed_and_cannot_be_touched(
+def test_shards_that_only_a_copy_describes_are_listed_and_cannot_be_touched(
     mount: Mounter, source: Path, fault: str
 ) -> None:
     FAULTS[fault](source / "a/zarr.json")
@@ -197,7 +197,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("copy", COPIES)
-def test_a_copy_that_differs_from_the_document_is_shown_as_the_document_says(
+def test_a_copy_that_differs_is_shown_as_the_document_says(
     mount: Mounter, tmp_path: Path, source: Path, copy: str
 ) -> None:
     for group, name in (("", "a"), ("", "g/b"), ("g", "b")):

@@ -303,11 +303,26 @@ def _true_group(group: Document, nodes: Mapping[str, bytes | None], prefix: str)
             own = parse_json(text)
             if isinstance(own, dict):
                 true = _true_copy(copy, own, nodes, f"{place}/")
-                if true is not copy:
-                    parse_node(own)
-                result[path] = true
+                if true is copy or _can_be_shown(own, copy):
+                    result[path] = true
     is_same = len(result) == len(copies) and all(result[path] is copy for path, copy in copies.items())
     return group if is_same else _with_copies(group, result)
+
+
+def _can_be_shown(own: Document, copy: Json) -> bool:
+    """Whether a node with the document *own* is shown as that says, though a *copy* of it says something else.
+
+    It is not if the document is broken; nor if the copy is that of a sharded array, and the document says nothing that
+    can be shown of its shards.
+    """
+    node, sharded = parse_node(own), ShardedCopy.of(copy)
+    if isinstance(node, GroupMetadata):
+        return sharded is None
+    try:
+        describe(node)
+    except NotUnshardable:
+        return not node.is_sharded or ShardedCopy.of(own) == sharded
+    return True
 
 
 def _true_copy(copy: Json, own: Document, nodes: Mapping[str, bytes | None], prefix: str) -> Json:
