@@ -32,7 +32,7 @@ from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle, FileHandle
-from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.views import make_view
 
 _DECODED_NBYTES: Final = 64 * 2**20
@@ -164,9 +164,12 @@ class UnpackPlan(Plan):
             path, ino = pending.pop()
             below: list[tuple[str, int]] = []
             try:
+                copy = (await tree.hierarchy.node(path)).sharded_copy if in_table(ino) else None
                 async for batch in (await tree.entry(ino)).list(0):
                     for name, number, size, _ in batch.rows:
                         key = join_key(path, os.fsdecode(name))
+                        if copy is not None and copy.has_shards_at(os.fsdecode(name)):
+                            continue  # it was reported that the array is left out
                         if batch.attributes.status.kind is Kind.DIRECTORY:
                             tree.retain(number)
                             below.append((key, number))

@@ -318,7 +318,7 @@ class NpyView(View):
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is a Zarr v3 document, which would describe what is not there."""
-        return name == DOCUMENT and node.metadata is not None
+        return name == DOCUMENT and (node.metadata is not None or bool(node.copies))
 
     def attributes(self, node: Node) -> bytes | None:
         """Return the attributes of *node* as JSON; None if it has none, or is not shown."""
