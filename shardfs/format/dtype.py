@@ -5,14 +5,16 @@ of them, `numpy.datetime64`, `numpy.timedelta64`, `fixed_length_utf32`, `struct`
 `null_terminated_bytes` and `structured`; Zarr storage specification 2, "Data type encoding".
 
 Fill values are little-endian bytes of one element. Both versions spell them alike, apart from raw bits in a v3
-document, and what old libraries wrote into a `.zarray`. Sources: Zarr core specification 3.1, "Fill value"; the
-specifications of data types; zarr-python 3.1, which writes base64 for bytes, raw bytes and structs; Zarr storage
-specification 2, "Fill value encoding"; zarr-python 2.18 as observed.
+document, and what old libraries wrote into a `.zarray`. Other spellings that zarr-python reads in a document, such as
+0 for false, are read as it does. Sources: Zarr core specification 3.1, "Fill value"; the specifications of data types;
+zarr-python 3.1, which writes base64 for bytes, raw bytes and structs; Zarr storage specification 2, "Fill value
+encoding"; zarr-python 2.18 as observed.
 """
 
 import base64
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -291,6 +293,12 @@ def _v3_field(dtype: np.dtype[Any], name: str) -> Json:
 
 
 _NOT_A_TIME: Final = -(2**63)
+_DECIMAL: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*", re.ASCII)
+_NUMBER: Final = re.compile(
+    r"\s*[+-]?(([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,9})?|nan|inf|infinity)\s*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Integers and floats as Python reads them."""
 _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -303,7 +311,7 @@ def fill_element(data_type: Json, fill_value: Json) -> bytes:
     parsed = DataType.parse(data_type)
     if not parsed.is_native:
         raise NotShownError(f"fill values of the data type {parsed.name} are not read")
-    element = parse_element(parsed.dtype, fill_value)
+    element = parse_element(parsed.dtype, _specified(parsed.dtype, fill_value))
     if element is None:
         raise MetadataError(f"the data type {parsed.name} has no fill value {brief(fill_value)}")
     return element
@@ -380,17 +388,42 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
     element = None
     if dtype.kind in "SU" and is_number and value == 0:
         value = "0" if dtype.kind == "U" else "MA=="  # as zarr-python reads the 0 that version 2 writes for text
-    if dtype.kind == "b" and is_number and value in (0, 1):
-        element = bytes([int(value)])  # as old libraries write it
-    elif dtype.kind in "SUV" and (value == "" or (is_number and value == 0)):
+    if dtype.kind in "SUV" and (value == "" or (is_number and value == 0)):
         element = bytes(dtype.itemsize)
     elif dtype.kind == "c" and not isinstance(value, list):
         return v2_element(dtype, [value, 0.0])
     elif not (dtype.kind in "fc" and has_bits) and not (dtype.kind in "SUV" and not isinstance(value, str)):
-        element = parse_element(dtype, value)
-    if element is None:
+        element = parse_element(dtype, _specified(dtype, value))
+    if element is None or value is None:
         raise MetadataError(f"the fill value {brief(value)} is not one of the dtype {dtype.str}")
     return element
+
+
+def _specified(dtype: np.dtype[Any], value: Json) -> Json:
+    """Return a fill value as its specification spells it; as it is if zarr-python reads no other spelling of it.
+
+    zarr-python converts it as Python and NumPy do. It takes any text for true, "false" too, so that is left out.
+    """
+    kind = dtype.kind
+    if kind == "b" and (value is None or isinstance(value, int | float)):
+        return bool(value)
+    if isinstance(value, bool) and kind in "iufmM":
+        return int(value)
+    if isinstance(value, str) and kind in "iu" and _DECIMAL.fullmatch(value):
+        return int(value)
+    if isinstance(value, str) and kind == "f" and _NUMBER.fullmatch(value):
+        return float(value)
+    if isinstance(value, list) and kind == "c":
+        return [int(part) if isinstance(part, bool) else part for part in value]
+    if isinstance(value, str) and kind == "U":
+        return value[: dtype.itemsize // 4]
+    if isinstance(value, str) and kind in "SV" and dtype.names is None:
+        with suppress(ValueError):
+            element = base64.b64decode(value, validate=True)[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
+            return base64.b64encode(element).decode("ascii")
+    if isinstance(value, int | float) and kind == "T":
+        return str(value)
+    return value
 
 
 def _element(dtype: np.dtype[Any], value: Json) -> bytes:
