@@ -25,7 +25,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import no_progress, walk_files, walk_nodes, what_else
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
-from shardfs.format.document import encode_json, parse_json
+from shardfs.format.document import decode_text, encode_json, parse_json
 from shardfs.format.index import are_sound
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import GroupMetadata
@@ -80,7 +80,7 @@ def document_references(view: View, node: Node, *, has_copies: bool = True) -> I
             document.pop("consolidated_metadata", None)
             documents[DOCUMENT] = encode_json(document)
     for name, text in documents.items():
-        yield join_key(node.path, name), text.decode()
+        yield join_key(node.path, name), decode_text(text)
 
 
 async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:

@@ -87,8 +87,24 @@ class Extension:
         return value
 
 
+def attributes_of(document: Document) -> dict[str, Json]:
+    """Return the attributes of a node; it has none if they are missing or null."""
+    attributes: dict[str, Json] | None = document.get("attributes")
+    return {} if attributes is None else attributes
+
+
+def is_version(value: Json, version: int) -> bool:
+    """Whether *value* names this version: 3.0 is 3, because JSON has one kind of numbers."""
+    return type(value) in (int, float) and bool(value == version)
+
+
+def decode_text(data: bytes) -> str:
+    """Return a JSON text in UTF-8, UTF-16 or UTF-32, without its byte order mark; raises `UnicodeDecodeError`."""
+    return data.decode(json.detect_encoding(data))
+
+
 def parse_json(data: bytes) -> Json:
-    """Parse a JSON text.
+    """Parse a JSON text, encoded in any way that `decode_text` knows.
 
     Bare `NaN` and `Infinity` are accepted, since Python programs write them into attributes. A number that does not fit
     a double is rejected, because it could not be written again.
@@ -98,7 +114,7 @@ def parse_json(data: bytes) -> Json:
     if not data:
         raise MetadataError("the document is empty")
     try:
-        return json.loads(data.decode(), parse_float=_finite)
+        return json.loads(decode_text(data), parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"the document is not valid JSON: {error}") from None
 

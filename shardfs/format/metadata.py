@@ -1,6 +1,7 @@
 """`zarr.json` documents of Zarr v3: from bytes to `ArrayMetadata` or `GroupMetadata`, and what they mean.
 
-Accepts what the specification allows, and nothing else. Members that shardfs does not interpret (fill value,
+Accepts what the specification allows, and what libraries read beyond it: null for a missing optional member, 3.0 for 3.
+Members that shardfs does not interpret (fill value,
 attributes, dimension names, data type) are kept as they were read.
 
 The normal form of a document is what it says about stored bytes, independent of spelling: libraries use short or long
@@ -24,8 +25,10 @@ from shardfs.format.document import (
     Document,
     Extension,
     Json,
+    attributes_of,
     brief,
     canonical,
+    is_version,
     parse_codecs,
     parse_json,
     parse_lengths,
@@ -98,7 +101,7 @@ def parse_node(document: Json) -> ArrayMetadata | GroupMetadata:
     if not isinstance(document, dict):
         raise MetadataError(f"the document must be an object, not {brief(document)}")
     zarr_format = document.get("zarr_format")
-    if type(zarr_format) is not int or zarr_format != 3:
+    if not is_version(zarr_format, 3):
         raise MetadataError(f"zarr_format must be 3, not {brief(zarr_format)}")
     match document.get("node_type"):
         case "array":
@@ -132,7 +135,9 @@ def _parse_array(document: dict[str, Json]) -> ArrayMetadata:
     if len(shape) > MAX_NDIM:
         raise MetadataError(f"the array has {len(shape)} axes, more than {MAX_NDIM}")
     Extension.parse(document["data_type"], "data_type")
-    transformers = document.get("storage_transformers", [])
+    transformers = document.get("storage_transformers")
+    if transformers is None:
+        transformers = []
     if not isinstance(transformers, list):
         raise MetadataError(f"storage_transformers must be a list, not {brief(transformers)}")
     names = document.get("dimension_names")
@@ -158,7 +163,7 @@ def _check_members(document: dict[str, Json], required: frozenset[str], optional
         member = document[name]
         if not (isinstance(member, dict) and member.get("must_understand") is False):
             raise MetadataError(f"unknown member {name!r}, which does not say must_understand: false")
-    if not isinstance(document.get("attributes", {}), dict):
+    if not isinstance(attributes_of(document), dict):
         raise MetadataError("attributes must be an object")
 
 

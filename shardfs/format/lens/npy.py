@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shardfs.format.document import Document, encode_json
+from shardfs.format.document import Document, attributes_of, encode_json
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens import Context, Lens, NpyForm, Shown
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of
@@ -23,7 +23,7 @@ class Npy(Lens):
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Show the file of an array, and the attributes of a node."""
-        attributes: Document = stored.document.get("attributes", {})
+        attributes = attributes_of(stored.document)
         if isinstance(stored, ArrayMetadata) and attributes:
             # With axis names, and the missing value as a number, as in v2.
             attributes = {**attributes, **v2_attributes(stored.document)}

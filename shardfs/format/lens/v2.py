@@ -24,6 +24,7 @@ from shardfs.format.document import (
     brief,
     canonical,
     encode_json,
+    is_version,
     parse_json,
     parse_lengths,
 )
@@ -193,9 +194,12 @@ class V2(V3):
         edited = edit_array(shown, name, written, self.separator, shows_missing=shows_missing)
         if beside is not None:
             edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), self.separator, shows_missing=shows_missing)
-        if "dimension_names" in stored.document or "dimension_names" not in shown.document:
+        names = stored.document.get("dimension_names")
+        if names is not None or "dimension_names" not in shown.document:
             return edited
         document = {member: value for member, value in edited.document.items() if member != "dimension_names"}
+        if "dimension_names" in stored.document:
+            document["dimension_names"] = names
         return replace(edited, document=document)
 
     def new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
@@ -381,7 +385,7 @@ def parse_consolidated(written: bytes) -> dict[str, dict[str, Json]]:
     """
     document = _check(ZATTRS, parse_json(written))
     version = document.get("zarr_consolidated_format")
-    if type(version) is not int or version != 1:
+    if not is_version(version, 1):
         raise MetadataError(f"zarr_consolidated_format must be 1, not {brief(version)}")
     copies: dict[str, dict[str, Json]] = {}
     for key, copy in _check(ZATTRS, document.get("metadata")).items():
@@ -410,7 +414,7 @@ def _check(name: str, document: Json) -> dict[str, Json]:
     if not isinstance(document, dict):
         raise MetadataError(f"the document must be an object, not {brief(document)}")
     version = document.get("zarr_format")
-    if name != ZATTRS and (type(version) is not int or version != 2):
+    if name != ZATTRS and not is_version(version, 2):
         raise MetadataError(f"zarr_format must be 2, not {brief(version)}")
     if name == ZARRAY:
         _check_zarray(document)

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.codecs import FillCodec
-from shardfs.format.document import Document, Json, brief, canonical
+from shardfs.format.document import Document, Json, attributes_of, brief, canonical
 from shardfs.format.dtype import (
     DataType,
     fill_element,
@@ -112,8 +112,8 @@ def v2_attributes(document: Document) -> dict[str, Json]:
     Dimension names are shown if every dimension has one, and replace an attribute of their name.
     """
     if document["node_type"] == "group":
-        return image_attributes(document.get("attributes", {}))
-    attributes = shown_attributes(document) if has_missing_value(document) else dict(document.get("attributes", {}))
+        return image_attributes(attributes_of(document))
+    attributes = shown_attributes(document) if has_missing_value(document) else dict(attributes_of(document))
     names = axis_names(document)
     if names is not None:
         attributes[DIMENSIONS] = list(names)
@@ -130,7 +130,7 @@ def with_attributes(document: Document, written: Document, *, shows_missing: boo
     if canonical(written) == canonical(v2_attributes(document)):
         return dict(document)
     if document["node_type"] == "group":
-        return _having(document, stored_image_attributes(document.get("attributes", {}), written))
+        return _having(document, stored_image_attributes(attributes_of(document), written))
     edited, attributes = _with_names(document, written)
     had, has, kept = has_missing_value(document), has_missing_value(edited), said(document)
     if has:
@@ -151,7 +151,7 @@ def _having(document: Document, attributes: Document) -> dict[str, Any]:
 
 def _with_names(document: Document, written: Document) -> tuple[dict[str, Any], dict[str, Json]]:
     """Return an array's *document* with the dimension names in the attributes *written*, and all other attributes."""
-    edited, attributes, stored = dict(document), dict(written), document.get("attributes", {})
+    edited, attributes, stored = dict(document), dict(written), attributes_of(document)
     shown, names = axis_names(document), written.get(DIMENSIONS)
     is_stored = shown is None and DIMENSIONS in stored and canonical(names) == canonical(stored[DIMENSIONS])
     if _are_names(names, len(document["shape"])) and not is_stored:
@@ -192,7 +192,7 @@ def naming_no_axes(document: Document) -> dict[str, Any]:
     xarray omits the empty list in v3 documents, but requires it in v2. A document that came from v2 without names
     says so by what it keeps, and stays as it is.
     """
-    if document["shape"] or "dimension_names" in document or said(document):
+    if document["shape"] or document.get("dimension_names") is not None or said(document):
         return dict(document)
     return {**document, "dimension_names": []}
 
@@ -262,7 +262,7 @@ def _with_missing_value(document: Document, written: Json) -> dict[str, Any]:
     element = None if written is None else v2_fill_element(data_type, written)
     if element == _stored_element(document):
         return dict(document)
-    attributes = {name: value for name, value in document.get("attributes", {}).items() if name != FILL_VALUE}
+    attributes = {name: value for name, value in attributes_of(document).items() if name != FILL_VALUE}
     if element is not None:
         attributes[FILL_VALUE] = _attribute(data_type, element)
     return {**document, "attributes": attributes}
@@ -273,7 +273,7 @@ def shown_attributes(document: Document) -> dict[str, Json]:
 
     In an array of numbers, a missing value that is no number is left out; see `odd_missing_value`.
     """
-    attributes = dict(document.get("attributes", {}))
+    attributes = dict(attributes_of(document))
     if FILL_VALUE in attributes:
         shown = _shown(document)
         if shown is None:
@@ -290,7 +290,7 @@ def stored_attributes(document: Document, written: Document, *, keeps: bool) -> 
     it there. Raises `MetadataError` if it is invalid for the data type.
     """
     attributes = dict(written)
-    stored = document.get("attributes", {})
+    stored = attributes_of(document)
     said = attributes.get(FILL_VALUE)
     before = [canonical(value) for value in (stored.get(FILL_VALUE), _shown(document)) if value is not None]
     if (said is None and keeps and before) or canonical(said) in before:
@@ -306,7 +306,7 @@ def stored_attributes(document: Document, written: Document, *, keeps: bool) -> 
 
 def odd_missing_value(document: Document) -> str | None:
     """Return what is wrong with the missing value of an array; None if nothing is."""
-    attributes = document.get("attributes", {})
+    attributes = attributes_of(document)
     if not has_missing_value(document) or FILL_VALUE not in attributes or _stored_element(document) is not None:
         return None
     what, data_type = brief(attributes[FILL_VALUE]), brief(type_name(document["data_type"]))
@@ -331,7 +331,7 @@ def fill_values(shown: UnshardedArray) -> FillValues:
 
 def _shown(document: Document) -> Json:
     """Return the missing value in the form for a `.zattrs`; None if there is none, or it is left out."""
-    value, data_type = document.get("attributes", {}).get(FILL_VALUE), document["data_type"]
+    value, data_type = attributes_of(document).get(FILL_VALUE), document["data_type"]
     dtype = _dtype(data_type)
     if dtype is None or dtype.kind not in _NUMBERS:
         return value
@@ -346,7 +346,7 @@ def _dtype(data_type: Json) -> np.dtype[Any] | None:
 
 
 def _stored_element(document: Document) -> bytes | None:
-    value = document.get("attributes", {}).get(FILL_VALUE)
+    value = attributes_of(document).get(FILL_VALUE)
     return None if value is None else _element(document["data_type"], value)
 
 
