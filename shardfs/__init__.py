@@ -1,8 +1,8 @@
 """shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
 
-`shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
-`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them. `MountOptions` and
-`StoreOptions` say how to mount, and how to reach a remote source.
+`shardfs.open(source)` reads and writes without FUSE; `shardfs.mount(source)` mounts, for a block or longer.
+`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them. `StoreOptions` say how to reach a
+remote source.
 The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
 `stores`, which do not know each other. Nothing imports upward; `errors` is for all.
 """
@@ -13,9 +13,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
-    from shardfs.api import MountOptions, Report, StoreOptions, mount, pack, unpack
+    from shardfs.api import Mount as mount  # noqa: N813
+    from shardfs.api import Report, StoreOptions, pack, unpack
 
-__all__ = ["MountOptions", "Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"]
+__all__ = ["Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"]
+_CLASSES = {"open": "Dataset", "mount": "Mount"}
 
 
 def __dir__() -> list[str]:
@@ -30,5 +32,5 @@ if not TYPE_CHECKING:  # a type checker is to know every name
         if name in __all__:
             from shardfs import api
 
-            return getattr(api, "Dataset" if name == "open" else name)
+            return getattr(api, _CLASSES.get(name, name))
         raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

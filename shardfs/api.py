@@ -1,82 +1,178 @@
-"""The Python interface: `shardfs.mount` for notebooks and tests, `shardfs.open` to read without FUSE."""
+"""The Python interface: `shardfs.open` without FUSE, `shardfs.mount` for a mount, and work on whole datasets."""
 
+import atexit
+import logging
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
+from weakref import WeakValueDictionary
 
 import trio
 
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.dataset.hierarchy import Source, open_source
-from shardfs.dataset.maintenance.walk import walk_nodes
+from shardfs.dataset.hierarchy import open_source
+from shardfs.dataset.maintenance.verify import measure
+from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import FuseUnavailableError, NotFoundError, NotUnshardable, StoreError, UnfinishedError, UsageError
+from shardfs.errors import (
+    FuseUnavailableError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    ShardfsError,
+    StoreError,
+    UnfinishedError,
+    UsageError,
+)
 from shardfs.format.document import parse_json
 from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
+from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
+from shardfs.stores.base import Buffer, join_key
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.url import StoreOptions, resolve
-from shardfs.vfs.views import ZarrV3
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import Paths, open_paths
 
-__all__ = ["Dataset", "DatasetNode", "MountOptions", "Report", "StoreOptions", "mount", "pack", "unpack"]
+if TYPE_CHECKING:
+    from shardfs.zarr_store import ShardfsStore
+
+__all__ = ["Dataset", "DatasetNode", "Mount", "Report", "StoreOptions", "pack", "unpack"]
 
 
-@contextmanager
-def mount(
-    source: str | os.PathLike[str],
-    mountpoint: str | os.PathLike[str] | None = None,
-    options: MountOptions | None = None,
-    store_options: StoreOptions | None = None,
-) -> Iterator[Path]:
-    """Mount *source* for the length of a `with` block, and yield the mounted directory.
+log = logging.getLogger(__name__)
 
-    Without *mountpoint* that is a temporary directory. The mount is read-only unless *options* say otherwise. Raises
-    the errors of `shardfs.errors`.
+
+class _TreeWords(TypedDict, total=False):
+    """The options of `TreeOptions`, as keywords."""
+
+    metadata_ttl: float | None
+    write: bool
+    shards: tuple[int, ...] | None
+    auto_compact: float | None
+    single_writer: bool
+    view: str
+    decode: bool
+    dimension_separator: str | None
+    fill_missing: bool
+    decode_cache: int
+
+
+class _MountWords(_TreeWords, total=False):
+    """The options of `MountOptions`, as keywords."""
+
+    allow_other: bool
+    page_cache: bool
+    uid: int | None
+    gid: int | None
+    umask: int | None
+    fuse_options: tuple[str, ...]
+    metrics: str | None
+
+
+class Mount:
+    """A mount that lasts until `unmount`, the end of a `with` block, or the end of this process.
+
+    *path* is the mounted directory, which a `with` block yields.
     """
-    url, root = resolve(os.fspath(source))
-    check_installed()
-    check_fuse(allow_other=options is not None and options.allow_other)
-    temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
-    place = temporary / "mount" if mountpoint is None else Path(mountpoint)
-    says_why = False
-    try:
-        if mountpoint is None:
-            place.mkdir()
-        store_options = store_options or StoreOptions()
-        path = check_mount_point(os.fspath(place), root, store_options.cache)
-        arguments = (options or MountOptions()).to_arguments() + store_options.to_arguments()
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        mountpoint: str | os.PathLike[str] | None = None,
+        *,
+        store_options: StoreOptions | None = None,
+        **options: Unpack[_MountWords],
+    ) -> None:
+        """Mount *source* at the empty directory *mountpoint*, or at a temporary one; read-only, unless *write* is true.
+
+        *options* are those of `shardfs mount` with the same names. Raises the errors of `shardfs.errors`.
+        """
+        url, root = resolve(os.fspath(source))
+        chosen, store_options = MountOptions(**options), store_options or StoreOptions()
+        check_installed()
+        check_fuse(allow_other=chosen.allow_other)
+        self._temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
+        self._own = self._temporary / "mount" if mountpoint is None else None
+        self._pid = os.getpid()
+        place, says_why = Path(self._own or os.fspath(cast(str, mountpoint))), False
         try:
-            start_daemon([url, path, *arguments], temporary / "log")
-        except FuseUnavailableError:
-            says_why = True
+            if self._own is not None:
+                self._own.mkdir()
+            self.path = Path(check_mount_point(os.fspath(place), root, store_options.cache))
+            arguments = chosen.to_arguments() + store_options.to_arguments()
+            start_daemon([url, os.fspath(self.path), *arguments], self._temporary / "log")
+        except BaseException as error:
+            says_why = isinstance(error, FuseUnavailableError)
+            self._clean(keeps_log=says_why)
             raise
+        self._is_mounted = True
+        atexit.register(self._unmount_at_exit)
+
+    def __repr__(self) -> str:
+        return f"<shardfs mount at {self.path}{'' if self._is_mounted else ', unmounted'}>"
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.unmount()
+
+    def flush(self) -> None:
+        """Commit everything that was written; raises `StoreError` if that is not possible."""
+        flush_mount(os.fspath(self.path))
+
+    def unmount(self) -> None:
+        """Commit everything, and unmount; once it is unmounted, do nothing.
+
+        Raises `MountPointError` if the mount is in use, and stays; `StoreError` if it is unmounted and something could
+        not be committed.
+        """
+        if not self._is_mounted:
+            return
         try:
-            yield place
-        finally:
+            unmount(os.fspath(self.path))
+        except (StoreError, UnfinishedError):
+            self._ended(keeps_log=True)  # which says why
+            raise
+        self._ended(keeps_log=False)
+
+    def _unmount_at_exit(self) -> None:
+        if os.getpid() == self._pid:
             try:
-                unmount(path)
-            except (StoreError, UnfinishedError):
-                says_why = True
-                raise
-    finally:
-        # Never recursively: a mount that could not be taken away stays where it is, and so does the log that says why.
+                self.unmount()
+            except ShardfsError as error:
+                log.error("%s", error)  # noqa: TRY400 - it says all
+
+    def _ended(self, *, keeps_log: bool) -> None:
+        self._is_mounted = False
+        atexit.unregister(self._unmount_at_exit)
+        self._clean(keeps_log=keeps_log)
+
+    def _clean(self, *, keeps_log: bool) -> None:
+        """Remove what was made for the mount; never recursively, as it may be mounted still."""
         with suppress(OSError):
-            if not says_why:
-                (temporary / "log").unlink(missing_ok=True)
-            if mountpoint is None:
-                place.rmdir()
-            temporary.rmdir()
+            if not keeps_log:
+                (self._temporary / "log").unlink(missing_ok=True)
+            if self._own is not None:
+                self._own.rmdir()
+            self._temporary.rmdir()
 
 
 def pack(
@@ -135,11 +231,23 @@ def unpack(
     return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 
 
-class Dataset:
-    """A source, read without FUSE; a context manager, which closes it.
+@dataclass(frozen=True)
+class _Recipe:
+    """How a dataset was opened, to open the same in another process; it holds no credentials."""
 
-    It lives in an event loop in a thread of its own, so it may be used from any number of threads at the same time.
-    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3. After
+    source: str
+    options: TreeOptions
+    store_options: StoreOptions
+
+
+class Dataset:
+    """A source that is open without FUSE; a context manager, which closes it.
+
+    It shows what a mount with the same options would show. With *write*, it is a writing mount in every respect: what
+    is written is in the journal when the call returns, and survives the end of the process; `flush` and `close` commit
+    it. No other process can write to the same directory meanwhile.
+
+    It lives in an event loop in a thread of its own, so any number of threads may use it at the same time. After
     `close`, and in a process that was forked meanwhile, everything raises `ClosedError`.
     """
 
@@ -147,12 +255,31 @@ class Dataset:
         self,
         source: str | os.PathLike[str],
         *,
-        metadata_ttl: float | None = None,
         store_options: StoreOptions | None = None,
+        **options: Unpack[_TreeWords],
     ) -> None:
+        """Open *source*; *options* are those of `shardfs mount` with the same names.
+
+        Raises `SourceError` if it cannot be read, and if it is to be written and another process does so; `UsageError`
+        for options that contradict each other.
+        """
         self.url, _ = resolve(os.fspath(source))
-        opening = open_source(os.fspath(source), store_options, ttl=metadata_ttl)
-        self._loop = LoopThread(opening, f"the dataset {self.url}")
+        self._recipe = _Recipe(self.url, TreeOptions(**options), store_options or StoreOptions())
+        self.loop: LoopThread[Paths] = LoopThread(_opened(self._recipe), self.url)
+        """Where the tree is, for doors to it."""
+        _OPEN[self._recipe] = self
+
+    def __repr__(self) -> str:
+        return f"<shardfs dataset {self.url}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dataset) and self._recipe == other._recipe
+
+    def __hash__(self) -> int:
+        return hash(self._recipe)
+
+    def __reduce__(self) -> tuple[Callable[[_Recipe], "Dataset"], tuple[_Recipe]]:
+        return _reopen, (self._recipe,)
 
     def __enter__(self) -> Self:
         return self
@@ -160,67 +287,174 @@ class Dataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether it was opened to be written."""
+        return self._recipe.options.write
+
+    def flush(self) -> None:
+        """Commit everything that was written; raises `StoreError` if that is not possible, and it stays pending."""
+        if self.is_writable:
+            self.loop.call(Paths.flush)
+
     def close(self) -> None:
-        """End reads under way, and release everything; may be called again."""
-        self._loop.close()
+        """Commit everything, and release the source; may be called again.
+
+        Raises `StoreError` if something could not be committed, and stays in the journal.
+        """
+        if _OPEN.get(self._recipe) is self:
+            del _OPEN[self._recipe]
+        _REOPENED.pop(self._recipe, None)
+        self.loop.close()
 
     def __iter__(self) -> Iterator[str]:
         """Return the paths of all arrays and groups, parents first."""
-        return iter(self._loop.call(_paths))
+        return iter(self.loop.call(_paths))
 
     def __getitem__(self, path: str) -> "DatasetNode":
         """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
-        node = DatasetNode(self._loop, self.url, path.strip("/"))
-        node.metadata  # noqa: B018 - raises if there is none
-        return node
+        self.loop.call(_find, path.strip("/"))
+        return DatasetNode(self, path.strip("/"))
+
+    def store(self, path: str = "", *, read_only: bool = False) -> "ShardfsStore":
+        """Return a store for zarr-python 3.1 or newer, whose root is *path*; it can be written if the dataset can.
+
+        Through it, zarr-python, xarray and Dask read inner chunks, and append them to shards. It lasts as long as the
+        dataset. A store that was sent to another process opens the dataset there.
+        """
+        from shardfs.zarr_store import ShardfsStore  # only here: zarr-python need not be installed
+
+        return ShardfsStore(self, path, read_only=read_only)
+
+
+_OPEN: "WeakValueDictionary[_Recipe, Dataset]" = WeakValueDictionary()
+"""The datasets that are open in this process, of several with the same recipe the one opened last."""
+_REOPENED: "dict[_Recipe, Dataset]" = {}
+"""Those that were opened because they were sent to this process: until it ends, or somebody closes them."""
+_REOPENING: Final = threading.Lock()
+
+
+def _reopen(recipe: _Recipe) -> Dataset:
+    with _REOPENING:
+        found = _OPEN.get(recipe)
+        if found is None or found.loop.is_closed:
+            words = cast(_TreeWords, {name.name: getattr(recipe.options, name.name) for name in fields(TreeOptions)})
+            found = _REOPENED[recipe] = Dataset(recipe.source, store_options=recipe.store_options, **words)
+        return found
+
+
+@asynccontextmanager
+async def _opened(recipe: _Recipe) -> AsyncIterator[Paths]:
+    options = recipe.options
+    async with (
+        open_source(recipe.source, recipe.store_options, ttl=options.metadata_ttl) as source,
+        open_paths(source, options) as paths,
+    ):
+        yield paths
 
 
 class DatasetNode:
     """An array or a group of a dataset, as a mount shows it; its *path* is relative to the source."""
 
-    def __init__(self, loop: LoopThread[Source], url: str, path: str) -> None:
+    def __init__(self, dataset: Dataset, path: str) -> None:
         self.path = path
-        self._url = url
-        self._loop = loop
+        self._dataset = dataset
 
     def __repr__(self) -> str:
-        return f"<shardfs node {self.path!r} of {self._url}>"
+        return f"<shardfs node {self.path!r} of {self._dataset.url}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The document that a mount shows: that of a sharded array has its inner chunks as chunks."""
-        node = self._loop.call(_find, self.path)
-        text = ZarrV3().documents(node).get(DOCUMENT, node.document)
-        return dict(parse_json(text or b"{}"))
+        """The document that a mount shows: that of a sharded array has its inner chunks as chunks.
+
+        In the view v2 it is `.zarray` or `.zgroup`.
+        """
+        return self._dataset.loop.call(_document, self.path, (DOCUMENT, ".zarray", ".zgroup"))
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes that a mount shows."""
+        if self._dataset._recipe.options.view == "v2":
+            return self._dataset.loop.call(_document, self.path, (".zattrs",))
+        return dict(self.metadata.get("attributes") or {})
 
     def read_chunk(self, coords: Sequence[int]) -> bytes | None:
-        """Return the encoded inner chunk at *coords* in the grid of inner chunks; None if it is not stored.
+        """Return the inner chunk at *coords* in the grid of inner chunks, encoded unless the dataset decodes.
 
-        Raises `IndexError` outside the grid, `NotUnshardable` for an array without inner chunks, `CorruptionError` for
-        a damaged chunk or shard.
+        None if it is not stored. Raises `IndexError` outside the grid, `NotUnshardable` for an array without inner
+        chunks, `CorruptionError` for a damaged chunk or shard.
         """
-        return self._loop.call(_read, self.path, tuple(map(operator.index, coords)))
+        return self._dataset.loop.call(_read, self.path, _index(coords))
+
+    def write_chunk(self, coords: Sequence[int], data: Buffer | None) -> None:
+        """Make *data*, which is encoded unless the dataset decodes, the inner chunk at *coords*; None removes it.
+
+        Raises the errors of `read_chunk`, `ReadOnlyError` without *write*, and `StoreError`.
+        """
+        self._dataset.loop.call(_write, self.path, _index(coords), data)
+
+    def shards(self) -> list[dict[str, Any]]:
+        """Return what `shardfs map --json` tells of each stored shard of an array: its size, chunks and dead bytes."""
+        return self._dataset.loop.call(_shards, self.path)
 
 
-async def _paths(source: Source) -> list[str]:
-    return [node.path async for node in walk_nodes(source) if node.metadata is not None]
+def _index(coords: Sequence[int]) -> Coords:
+    return tuple(map(operator.index, coords))
 
 
-async def _find(source: Source, path: str) -> Node:
-    node = await source.hierarchy.node(path)
+async def _paths(paths: Paths) -> list[str]:
+    return [node.path async for node in walk_nodes(paths.source) if node.metadata is not None]
+
+
+async def _find(paths: Paths, path: str) -> Node:
+    node = await paths.fs.hierarchy.node(path)
     if node.metadata is None:
         reason = f": {node.reason}" if node.reason else ""
         raise NotFoundError(f"{path or 'the source'} is not an array or group{reason}")
-    return await source.hierarchy.copies.consolidated(node)
+    return node
 
 
-async def _read(source: Source, path: str, coords: Coords) -> bytes | None:
-    node = await _find(source, path)
-    if node.array is None:
-        reason = node.reason or "it is not a sharded array"
+async def _document(paths: Paths, path: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the first of these documents that is shown at *path*; an empty one if there is none."""
+    await _find(paths, path)
+    for name in names:
+        with suppress(NotFoundError, NotADirectoryHereError):
+            return dict(parse_json(await paths.read(join_key(path, name))))
+    return {}
+
+
+async def _chunk(paths: Paths, path: str, coords: Coords) -> str:
+    """Return the path of the chunk at *coords*."""
+    node = await _find(paths, path)
+    chunks = paths.fs.view.chunk_view(node)
+    if chunks is None:
+        reason = paths.fs.view.left_out(node) or node.reason or "it is not a sharded array"
         raise NotUnshardable(f"{path or 'the source'} has no inner chunks: {reason}")
-    grid = node.array.grid
-    if not grid.contains(coords):
-        raise IndexError(f"{coords} is not in the grid of {grid.grid_shape} inner chunks")
-    extent = await node.array.extent(coords)
-    return None if extent is None else bytes(await extent.read(0, extent.nbytes))
+    if not chunks.array.grid.contains(coords):
+        raise IndexError(f"{coords} is not in the grid of {chunks.array.grid.grid_shape} inner chunks")
+    return join_key(path, chunks.key_encoding.encode(coords))
+
+
+async def _read(paths: Paths, path: str, coords: Coords) -> bytes | None:
+    key = await _chunk(paths, path, coords)
+    try:
+        return await paths.read(key)
+    except NotFoundError:
+        return None
+
+
+async def _write(paths: Paths, path: str, coords: Coords, data: Buffer | None) -> None:
+    key = await _chunk(paths, path, coords)
+    if data is not None:
+        await paths.publish(key, data)
+        return
+    with suppress(NotFoundError):
+        await paths.remove(key)
+
+
+async def _shards(paths: Paths, path: str) -> list[dict[str, Any]]:
+    array = (await _find(paths, path)).array
+    if array is None:
+        raise NotUnshardable(f"{path or 'the source'} has no shards")
+    uses = [(coords, await measure(array, coords)) async for coords in walk_shards(array)]
+    return [{"coords": list(coords), **asdict(use), "dead": use.dead} for coords, use in uses]

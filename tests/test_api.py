@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,13 +14,12 @@ import pytest
 
 import shardfs
 from shardfs import errors
-from shardfs.fuse.options import MountOptions
 from tests.support.changing import ChangingArray
 from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
 from tests.support.daemons import end_mounts_below
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import files_below, store
-from tests.support.mounting import mount_points
+from tests.support.mounting import environment, mount_points
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -144,6 +145,27 @@ def test_a_mount_ends_with_the_exception_that_leaves_its_block(dataset: Path) ->
 
 
 @pytest.mark.usefixtures("no_mount_left")
+def test_a_mount_lasts_from_one_cell_of_a_notebook_to_another(dataset: Path) -> None:
+    mounted = shardfs.mount(dataset, write=True)
+    (mounted.path / "image/c/0/1").write_bytes(b"new")
+    mounted.flush()
+    assert shardfs.open(dataset)["image"].read_chunk((0, 1)) == b"new"
+    assert Path(mounted) == mounted.path
+    mounted.unmount()
+    mounted.unmount()
+    assert str(mounted.path) not in mount_points()
+    assert not mounted.path.exists()
+
+
+@pytest.mark.usefixtures("no_mount_left")
+def test_a_mount_that_is_not_unmounted_ends_with_its_process(dataset: Path) -> None:
+    code = "import shardfs, sys; m = shardfs.mount(sys.argv[1], write=True); (m.path / 'image/c/0/1').write_bytes(b'x')"
+    done = subprocess.run([sys.executable, "-P", "-c", code, dataset], env=environment(), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shardfs.open(dataset)["image"].read_chunk((0, 1)) == b"x"
+
+
+@pytest.mark.usefixtures("no_mount_left")
 def test_failures_to_mount_are_errors_of_shardfs(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.SourceError, match="does not exist"), shardfs.mount(tmp_path / "nowhere"):
         pass
@@ -154,9 +176,8 @@ def test_failures_to_mount_are_errors_of_shardfs(dataset: Path, tmp_path: Path) 
         shardfs.mount(dataset, dataset / "image"),
     ):
         pass
-    bad = MountOptions(fuse_options=("nonsense",))
-    with pytest.raises(errors.ShardfsError, match="nonsense"), shardfs.mount(dataset, options=bad):
-        pass
+    with pytest.raises(errors.ShardfsError, match="nonsense"):
+        shardfs.mount(dataset, fuse_options=("nonsense",))
     assert not [path for path in mount_points() if path.startswith(str(tmp_path))]
 
 
@@ -172,11 +193,13 @@ def test_a_block_that_leaves_a_file_open_raises_and_deletes_nothing(dataset: Pat
 
 @pytest.mark.usefixtures("no_mount_left")
 def test_values_that_commands_refuse_are_refused(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.UsageError, match="at least 0"):
-        MountOptions(metadata_ttl=-1)
-    for options in (MountOptions(write=True, auto_compact=7.0), MountOptions(fuse_options=("ro", "rw"))):
-        with pytest.raises(errors.UsageError, match=r"auto-compact|-o ro"), shardfs.mount(dataset, options=options):
-            pass
+    for options in ({"metadata_ttl": -1}, {"view": "v4"}, {"shards": (2,)}, {"view": "npy", "write": True}):
+        for opening in (shardfs.open, shardfs.mount):
+            with pytest.raises(errors.UsageError):
+                opening(dataset, **options)
+    for mounting in ({"write": True, "auto_compact": 7.0}, {"fuse_options": ("ro", "rw")}):
+        with pytest.raises(errors.UsageError, match=r"auto-compact|-o ro"):
+            shardfs.mount(dataset, **mounting)
     for wrong in ({"shard_size": -1}, {"index_location": "mid"}):
         with pytest.raises(errors.UsageError):
             shardfs.pack(dataset, tmp_path / "packed", **wrong)

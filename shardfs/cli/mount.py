@@ -16,8 +16,9 @@ from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
-from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions, parse_fuse_options
+from shardfs.fuse.options import MountOptions, parse_fuse_options
 from shardfs.stores.url import StoreOptions, resolve
+from shardfs.vfs.options import DIMENSION_SEPARATORS
 
 _ID = Integer(0, 2**32 - 2)
 
@@ -59,7 +60,6 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @click.option(
     "--decode-cache",
-    "decode_cache_nbytes",
     callback=size,
     default="256M",
     show_default=True,
@@ -117,7 +117,6 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @click.option(
     "--cache-size",
-    "cache_nbytes",
     cls=RemoteOption,
     callback=size,
     default="10G",
@@ -157,8 +156,7 @@ def mount(
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
     """
     given = parse_fuse_options(fuse_words, write=write, allow_other=allow_other)
-    chunks_per_shard = parse_chunks_per_shard(shards) if shards is not None else None
-    options = MountOptions(chunks_per_shard=chunks_per_shard, **chosen, **given)
+    options = MountOptions(shards=None if shards is None else parse_chunks_per_shard(shards), **chosen, **given)
     how = [*options.to_arguments(), *store_options.to_arguments()]
     is_committed = True
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,18 +16,16 @@ import click
 from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
 from shardfs.cli.output import show, waiting
 from shardfs.dataset.statistics import Figure, Snapshot
-from shardfs.errors import MountPointError, StoreError, UnfinishedError, UsageError, printable
+from shardfs.errors import MountPointError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
-from shardfs.fuse.control import Daemon, Mount, find_daemon, find_mount, list_daemons, list_mounts
+from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
+from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
 
 _PATIENCE: Final = 5.0
 """Seconds that `mounts` waits for a daemon."""
-
-_NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
-"""Errors that come from the kernel, not from a daemon."""
 
 _PERIOD_SECONDS: Final = 1.0
 _HEIGHT: Final = 24
@@ -154,19 +151,8 @@ def flush(mountpoint: str, timeout: float) -> None:
     The command waits for as long as the daemon answers. Standard error tells what it waits for, and how fast it goes.
     With a read-only mount there is nothing to do.
     """
-    path = mounted_path(mountpoint)
-    mount = find_mount(path)
-    try:
-        if mount is not None and not mount.is_writable:
-            control.ask(path, timeout)  # or the reason why it does not answer
-            return
-        with waiting(mountpoint) as say:
-            control.flush(path, timeout, say)
-    except OSError as error:
-        why = control.explain(mountpoint, error)
-        if error.errno not in _NOT_LOGGED and (mount is None or why != mount.privacy):
-            why += f"; its log says more: `shardfs stats {shlex.quote(mountpoint)}` names it"
-        raise StoreError(f"{mountpoint} could not be flushed: {why}") from None
+    with waiting(mountpoint) as say:
+        flush_mount(mountpoint, timeout, say)
 
 
 @command(

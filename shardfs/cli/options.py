@@ -17,7 +17,8 @@ from click.shell_completion import CompletionItem
 from shardfs.cli.output import complain
 from shardfs.errors import ShardfsError
 from shardfs.fuse.control import TIMEOUT, list_mounts
-from shardfs.fuse.options import VIEWS, MountOptions
+from shardfs.fuse.options import MountOptions
+from shardfs.vfs.options import VIEWS
 
 
 class RemoteOption(click.Option):

@@ -85,10 +85,10 @@ async def _serve(
     note = None if source.names is None else foreign_format(source.names)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
-    is_filled = note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None
+    is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
     notes = [note] if note is not None and not is_filled else []
     with hold(store) if options.write else nullcontext() as state:
-        decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
+        decoded = ChunkCache(options.decode_cache, source.statistics)
         view = make_view(
             options.view,
             store,
@@ -111,7 +111,7 @@ async def _serve(
                 source,
                 fs,
                 state,
-                options.chunks_per_shard,
+                options.shards,
                 options.auto_compact,
                 single_writer=options.single_writer,
             )

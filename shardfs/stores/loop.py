@@ -63,6 +63,11 @@ class LoopThread(Generic[T]):
             raise ClosedError(f"{self._name} was opened by the process {self._pid} before it was forked; open it again")
         self._loop.start(work, future)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be called any more."""
+        return self._loop.is_closed or os.getpid() != self._pid
+
     def close(self) -> None:
         """End the calls under way and leave what was opened; raises the error of that. May be repeated."""
         if os.getpid() == self._pid:
@@ -78,7 +83,7 @@ class _Loop(Generic[T]):
         self.ended: Future[None] = Future()
         self._opening = opening
         self._closed = closed
-        self._is_closed = False
+        self.is_closed = False
 
     def run(self) -> None:
         try:
@@ -98,13 +103,13 @@ class _Loop(Generic[T]):
                     self.begun.set_result(None)
                     await trio.sleep_forever()
             finally:
-                self._is_closed = True
+                self.is_closed = True
 
     def end(self) -> None:
         """Let everything end; does not wait for that."""
 
         def end() -> None:
-            self._is_closed = True
+            self.is_closed = True
             self._calls.cancel_scope.cancel()
 
         self._soon(end)
@@ -126,7 +131,7 @@ class _Loop(Generic[T]):
                     future.set_exception(error)
 
         def start() -> None:
-            if self._is_closed:
+            if self.is_closed:
                 future.set_exception(self._closed)
             else:
                 self._calls.start_soon(run)

@@ -36,11 +36,11 @@ class StoreOptions(S3Options):
     """How to reach a remote source, and how to cache it; a local source takes none of these options.
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
-    directory that keeps at most *cache_nbytes* of fetched data, also for later mounts.
+    directory that keeps at most *cache_size* of fetched data, also for later mounts.
     """
 
     cache: str | None = None
-    cache_nbytes: int = DEFAULT_CACHE_NBYTES
+    cache_size: int = DEFAULT_CACHE_NBYTES
 
     def __post_init__(self) -> None:
         if self.anonymous and self.request_payer:
@@ -49,9 +49,9 @@ class StoreOptions(S3Options):
             raise UsageError("--max-connections must be at least 1")
         if self.cache == "":
             raise UsageError("--cache is empty; was a variable never set?")
-        if self.cache_nbytes < 1:
+        if self.cache_size < 1:
             raise UsageError("--cache-size must be at least 1 byte")
-        if self.cache is None and self.cache_nbytes != DEFAULT_CACHE_NBYTES:
+        if self.cache is None and self.cache_size != DEFAULT_CACHE_NBYTES:
             raise UsageError("--cache-size needs a cache: add --cache DIR")
 
     def to_arguments(self) -> list[str]:
@@ -69,7 +69,7 @@ _DEFAULTS: Final = StoreOptions()
 
 
 def _option(field: str) -> str:
-    return "cache-size" if field == "cache_nbytes" else field.replace("_", "-")
+    return field.replace("_", "-")
 
 
 @asynccontextmanager
@@ -173,5 +173,5 @@ def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, t
             f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {how_to_install('s3')}"
         ) from None
     client = S3Client(location, options, Counts())
-    cache = DiskCache(options.cache, options.cache_nbytes, client.counts) if options.cache is not None else None
+    cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
     return S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache)

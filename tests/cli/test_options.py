@@ -35,7 +35,7 @@ STORE = StoreOptions(
     request_payer=True,
     max_connections=3,
     cache="/cache",
-    cache_nbytes=54321,
+    cache_size=54321,
 )
 MOUNT = MountOptions(
     metadata_ttl=0.5,
@@ -46,14 +46,14 @@ MOUNT = MountOptions(
     umask=0o27,
     fuse_options=("max_read=131072",),
     write=True,
-    chunks_per_shard=(2, 3),
+    shards=(2, 3),
     auto_compact=0.5,
     single_writer=True,
     view="v2",
     decode=True,
     dimension_separator="/",
     fill_missing=False,
-    decode_cache_nbytes=12345,
+    decode_cache=12345,
     metrics="127.0.0.1:9464",
 )
 CHOSEN = [

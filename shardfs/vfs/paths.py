@@ -1,0 +1,321 @@
+"""The tree by paths: what other doors than FUSE ask for, each a request or a few of them.
+
+A door translates a protocol into these calls, and knows nothing of inodes, shards, journals or views.
+"""
+
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from shardfs.dataset.cache import while_it_changes
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.state import hold
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    OutsideSourceError,
+    ReadOnlyError,
+    RefusedError,
+    ShardfsError,
+    StaleError,
+    StoreError,
+)
+from shardfs.stores.base import Buffer, Kind, join_key
+from shardfs.stores.parallel import open_nursery
+from shardfs.stores.ttl import begin_request
+from shardfs.vfs.changes import Changes
+from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import Attributes, FileHandle, Owner
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.session import Session
+from shardfs.vfs.views import make_view
+from shardfs.vfs.write_buffer import WriteHandle
+
+_MAX_LINKS: Final = 40
+_READ_NBYTES: Final = 8 * 2**20
+"""How much is read at a time of a file that is read as a whole."""
+
+
+class Listed(NamedTuple):
+    """A name in a directory; *size* is that of a file in bytes."""
+
+    name: str
+    kind: Kind
+    size: int
+
+
+class Paths:
+    """The files of *fs*, the tree of *source*, by paths relative to its root, which is "".
+
+    With *session*, they may be changed.
+    A symbolic link is followed within the source. All methods raise `NotFoundError` and `NotADirectoryHereError` for
+    names that do not exist, and the errors of the tree.
+    """
+
+    def __init__(self, source: Source, fs: Filesystem, session: Session | None = None) -> None:
+        self.source = source
+        self.fs = fs
+        self._session = session
+        self._reading: Filesystem | Changes = fs if session is None else session.changes
+        self._owner = Owner(os.geteuid(), os.getegid()) if session is not None else Owner(0, 0)
+        self._umask = _umask() if session is not None else 0
+
+    async def attributes(self, path: str) -> Attributes:
+        """Return the attributes of a file or a directory."""
+        async with self._at(path) as attributes:
+            return attributes
+
+    @asynccontextmanager
+    async def open(self, path: str) -> AsyncIterator[FileHandle]:
+        """Open a file to read for the length of a block; its attributes and bytes are those of one version."""
+        async with self._at(path) as attributes:
+            if attributes.status.kind is Kind.DIRECTORY:
+                raise IsADirectoryHereError(f"{path or 'the source'} is a directory")
+            if isinstance(self._reading, Changes):
+                number, handle, _ = await self._reading.open_to_read(attributes.ino)
+            else:
+                number, handle = await self._reading.open(attributes.ino)
+            try:
+                yield handle
+            finally:
+                await self._close(number)
+
+    async def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return the bytes of a file from *start* to before *stop*, None being the end; from its end if negative."""
+        return await while_it_changes(partial(self._read, path, start, stop))
+
+    async def _read(self, path: str, start: int, stop: int | None) -> bytes:
+        async with self.open(path) as handle:
+            begin, end, _ = slice(start, stop).indices(handle.attributes.size)
+            pieces: list[Buffer] = []
+            while begin < end:
+                pieces.append(await handle.read(begin, min(end - begin, _READ_NBYTES)))
+                begin += len(pieces[-1])
+                if not len(pieces[-1]):
+                    raise StaleError(f"{path} ended early")
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+    async def names(self, path: str) -> Sequence[Listed]:
+        """Return the names in a directory."""
+        found: list[Listed] = []
+        async with self._at(path) as attributes:
+            if attributes.status.kind is not Kind.DIRECTORY:
+                raise NotADirectoryHereError(f"{path} is not a directory")
+            number = self.fs.open_directory(attributes.ino)
+            try:
+                directory = self.fs.open_directories[number]
+                await directory.seek(0)
+                while (batch := await directory.next_batch()) is not None:
+                    kind = batch.attributes.status.kind
+                    found += [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
+            finally:
+                await self.fs.close_directory(number)
+        return found
+
+    async def publish(self, path: str, data: Buffer, *, exclusive: bool = False) -> None:
+        """Make *data* the content of a file, at once and as a whole; missing directories are created.
+
+        When this returns, it survives the end of the process. If *exclusive*, raises `ExistsError` if the file exists.
+        Raises `RefusedError` for a document that means nothing.
+        """
+        changes = self._writable().changes
+        directory, _, name = path.rpartition("/")
+        with trio.CancelScope(shield=True):
+            async with self._at(directory, makes=True) as parent:
+                flags = os.O_WRONLY | (os.O_EXCL if exclusive else os.O_TRUNC)
+                mode = 0o666 & ~self._umask
+                number, attributes, _ = await changes.create(parent.ino, _encoded(name), mode, flags, self._owner)
+                handle = self.fs.open_files[number]
+                try:
+                    await _write(handle, data, path)
+                except BaseException:
+                    if isinstance(handle, WriteHandle):  # else what was not written would be published as empty
+                        changes.buffers.detach([handle.buffer])
+                    raise
+                finally:
+                    await self._close(number)
+                    self.fs.forget(attributes.ino, 1)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file."""
+        changes = self._writable().changes
+        directory, _, name = path.rpartition("/")
+        with trio.CancelScope(shield=True):
+            async with self._at(directory) as parent:
+                if (await changes.lookup(parent.ino, _encoded(name))).status.kind is Kind.DIRECTORY:
+                    raise IsADirectoryHereError(f"{path} is a directory")
+                await changes.unlink(parent.ino, _encoded(name))
+
+    async def remove_below(self, path: str) -> None:
+        """Remove a directory with all that is below it, of the root only what is below it."""
+        changes = self._writable().changes
+        for listed in await self.names(path):
+            below = join_key(path, listed.name)
+            if listed.kind is Kind.DIRECTORY:
+                await self.remove_below(below)
+            else:
+                await self.remove(below)
+        if path:
+            directory, _, name = path.rpartition("/")
+            with trio.CancelScope(shield=True):
+                async with self._at(directory) as parent:
+                    await changes.rmdir(parent.ino, _encoded(name))
+
+    async def flush(self) -> None:
+        """Commit what was published; raises the error that prevents it."""
+        await self._writable().changes.flush_all()
+
+    def _writable(self) -> Session:
+        if self._session is None:
+            raise ReadOnlyError(f"{self.fs.store.url} was opened to be read only; open it with write=True")
+        return self._session
+
+    @asynccontextmanager
+    async def _at(self, path: str, *, makes: bool = False) -> AsyncIterator[Attributes]:
+        """Find what is at *path*, and keep its number for the length of the block; *makes*: make directories."""
+        begin_request()
+        found: list[int] = []
+        try:
+            attributes = await self._reading.attributes(ROOT)
+            names, walked, nlinks = _names(path)[::-1], "", 0
+            while names:
+                name = names.pop()
+                attributes = await self._lookup(attributes.ino, name, makes, found)
+                if not attributes.ino:
+                    raise NotFoundError(f"{path} does not exist")
+                if attributes.status.kind is not Kind.SYMLINK:
+                    walked = join_key(walked, name)
+                    if names and attributes.status.kind is not Kind.DIRECTORY:
+                        raise NotADirectoryHereError(f"{walked} is not a directory")
+                    continue
+                target = os.fsdecode(await self._reading.ask(attributes.ino, lambda entry: entry.read_link()))
+                nlinks += 1
+                way = _followed(walked, target) if nlinks <= _MAX_LINKS else None
+                if way is None:
+                    raise OutsideSourceError(f"{join_key(walked, name)} is a link that leads out of the source")
+                names += way[::-1]
+                attributes, walked = await self._reading.attributes(ROOT), ""
+            yield attributes
+        finally:
+            for ino in found:
+                self.fs.forget(ino, 1)
+
+    async def _lookup(self, parent: int, name: str, makes: bool, found: list[int]) -> Attributes:
+        attributes = await self._reading.lookup(parent, _encoded(name))
+        if not attributes.ino and makes:
+            changes = self._writable().changes
+            try:
+                attributes = await changes.mkdir(parent, _encoded(name), 0o777 & ~self._umask, self._owner)
+            except ShardfsError:  # another call may have made it
+                attributes = await self._reading.lookup(parent, _encoded(name))
+                if not attributes.ino:
+                    raise
+        if attributes.ino:
+            found.append(attributes.ino)
+        return attributes
+
+    async def _close(self, number: int) -> None:
+        if isinstance(self._reading, Changes):
+            await self._reading.close(number)
+        else:
+            await self.fs.open_files.pop(number).close()
+
+
+@asynccontextmanager
+async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Paths]:
+    """Open the tree of *source* for the length of a block, at the end of which all that was published is committed.
+
+    Raises `SourceError` if there is nothing to show, or if it is to be changed and another process does so; at the end
+    `StoreError`, if something could not be committed and stays in the journal.
+    """
+    store = source.store
+    with hold(store) if options.write else nullcontext() as state:
+        view = make_view(
+            options.view,
+            store,
+            decoded=options.decode,
+            separator=options.dimension_separator,
+            fills_missing=options.fill_missing,
+        )
+        cache = ChunkCache(options.decode_cache, source.statistics)
+        scratch = None if state is None else state.scratch_key
+        fs = Filesystem(store, source.hierarchy, view, cache, ttl=store.ttl, scratch=scratch)
+        try:
+            if state is None:
+                await fs.start()
+                yield Paths(source, fs)
+                return
+            session = Session(
+                source, fs, state, options.shards, options.auto_compact, single_writer=options.single_writer
+            )
+            await fs.start()
+            await session.start()
+            try:
+                async with open_nursery() as nursery:
+                    nursery.start_soon(session.writer.commits.run)
+                    yield Paths(source, fs, session)
+                    nursery.cancel_scope.cancel()
+            finally:
+                with trio.CancelScope(shield=True):
+                    is_committed = await session.finish()
+            if not is_committed:
+                raise StoreError(
+                    f"not everything that was written to {store.url} could be committed; it stays in {state.root}, for "
+                    "the next one who opens it with write=True or mounts it with --write"
+                )
+        finally:
+            await fs.worker.end()
+
+
+async def _write(handle: FileHandle, data: Buffer, path: str) -> None:
+    if len(data):
+        await handle.write(0, data)
+    elif isinstance(handle, WriteHandle) and handle.says_nothing():
+        raise RefusedError(f"{path} cannot be empty: a document says something")
+    await handle.flush()
+
+
+def _names(path: str) -> list[str]:
+    names = path.split("/") if path else []
+    if any(name in ("", ".", "..") for name in names):
+        raise NotFoundError(f"{path} is no path in the source")
+    return names
+
+
+def _followed(directory: str, target: str) -> list[str] | None:
+    """Return the names on the way from the root that a link in *directory* means; None if it leaves the source."""
+    way = _names(directory)
+    if target.startswith("/"):
+        return None
+    for name in target.split("/"):
+        if name == ".." and not way:
+            return None
+        if name == "..":
+            way.pop()
+        elif name not in ("", "."):
+            way.append(name)
+    return way
+
+
+def _encoded(name: str) -> bytes:
+    """Return a name as the tree takes it; raises `RefusedError` for what is none."""
+    if name in ("", ".", "..") or "\0" in name:
+        raise RefusedError(f"{name!r} is not a name")
+    return os.fsencode(name)
+
+
+def _umask() -> int:
+    """Return the umask of this process, which only Linux tells without changing it."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return int(re.search(r"^Umask:\s*([0-7]+)", status.read(), re.MULTILINE)[1], 8)  # type: ignore[index]
+    except (OSError, TypeError):
+        return 0o022
