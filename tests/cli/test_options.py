@@ -12,8 +12,9 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from shardfs import MountOptions, StoreOptions
+from shardfs import StoreOptions
 from shardfs.cli import cli, mount
+from shardfs.fuse.options import MountOptions
 from tests.cli.conftest import Background
 from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.daemons import kill_daemon
