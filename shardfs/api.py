@@ -265,8 +265,8 @@ class Dataset:
         """
         self.url, _ = resolve(os.fspath(source))
         self._recipe = _Recipe(self.url, TreeOptions(**options), store_options or StoreOptions())
+        # Where the tree is, for doors to it.
         self.loop: LoopThread[Paths] = LoopThread(_opened(self._recipe), self.url)
-        """Where the tree is, for doors to it."""
         _OPEN[self._recipe] = self
 
     def __repr__(self) -> str:
