@@ -16,7 +16,7 @@ from shardfs.errors import (
     ReadOnlyError,
     ShardfsError,
 )
-from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Snapshot, Stat, Store
 from shardfs.stores.url import StoreOptions
 
 _OBJECTS_AT_ONCE: Final = 64
@@ -125,9 +125,15 @@ def state_of(stat: Stat | None) -> str:
 
 
 async def state_in(store: Store, key: str) -> str:
-    """Return an identifier of the version that is stored under *key*, or of its absence."""
+    """Return an identifier of the version that is stored under *key*, or of its absence.
+
+    As far as the store's cache knows, which is right for what only this run changes.
+    """
     with suppress(NotFoundError, NotADirectoryHereError):
-        return state_of(await store.stat(key))
+        status = await store.stat(key)
+        if status.kind is Kind.DIRECTORY and store.rewrites:  # there may also be an object of that name
+            status = await store.fresh(key)
+        return state_of(status)
     return state_of(None)
 
 
@@ -193,7 +199,7 @@ async def deliver(
     if (item.made_of, item.state) == (unchanged.made_of, unchanged.state) and not job.compares:
         return unchanged
     if job.compares and state != state_of(None):
-        with suppress(DifferentError, NothingError, NotFoundError):
+        with suppress(DifferentError, NothingError, NotFoundError, IsADirectoryHereError):
             await produce(Comparison(await store.open(item.key), head_nbytes))
             return unchanged
     try:

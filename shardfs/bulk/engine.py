@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 _MAX_DEATHS: Final = 3
 _MAX_DEATHS_ELSEWHERE: Final = 2  # a given executor that reports a death has retried by itself
 _DASK_DEATH: Final = "KilledWorker"
-_FOREVER: Final = math.inf  # a run may use what it has seen until it ends
+TTL: Final = 600.0
+"""For how many seconds a run uses what it has seen: to list a directory of a million objects takes minutes."""
 
 _PATIENCE: Final = 3.0
 _LARGE_NBYTES: Final = 256 * 2**20
@@ -66,7 +67,7 @@ class Context:
         """
         if url not in self._sources:
             chosen = options if is_remote(url) else StoreOptions()
-            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, ttl=_FOREVER))
+            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, ttl=TTL))
         return self._sources[url]
 
     async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:

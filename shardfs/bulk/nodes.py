@@ -39,7 +39,7 @@ from shardfs.stores.local.file_lock import is_lock
 
 @dataclass(frozen=True, eq=False)
 class BulkNode:
-    """A node at *path*: its v3 *metadata*, from the stored *documents*.
+    """A node at *path*: its v3 *metadata*, from the stored *documents*, which had these *states* when they were read.
 
     *array* has its chunks; None for a group, or for an array whose chunks cannot be located. *decoder* decodes the
     chunks if libraries have no v3 form of their codecs; *metadata* then states other codecs.
@@ -48,6 +48,7 @@ class BulkNode:
     path: str
     metadata: Metadata
     documents: Mapping[str, bytes]
+    states: Mapping[str, str]
     array: Array | None = None
     decoder: V2Decoder | None = None
 
@@ -87,17 +88,20 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
         raise (StoreError if node.document is None else MetadataError)(node.reason)
     metadata = (await source.hierarchy.copies.consolidated(node)).metadata
     assert metadata is not None
-    return BulkNode(path, metadata, {DOCUMENT: node.document}, node.any_array)
+    states = {DOCUMENT: state_of(node.document_stat)}
+    return BulkNode(path, metadata, {DOCUMENT: node.document}, states, node.any_array)
 
 
 async def _find_v2(source: Source, path: str) -> BulkNode | None:
     texts: dict[str, bytes] = {}
+    states: dict[str, str] = {}
     for name in sorted(V2_NAMES):
         with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
             snapshot = await source.store.open(join_key(path, name))
             if snapshot.size > MAX_DOCUMENT_NBYTES:
                 raise MetadataError(f"{join_key(path, name)} has {snapshot.size} bytes")
             texts[name] = bytes(await snapshot.read(0, snapshot.size))
+            states[name] = state_of(snapshot.stat)
     main = next((name for name in (ZARRAY, ZGROUP) if name in texts), None)
     if main is None:
         return None
@@ -110,7 +114,7 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
         shown = replace(describe(metadata), key_encoding=encoding)
         layout = ArrayLayout(path, shown.grid, encoding)
         array = Array(layout, shown, source.shards, fingerprint(metadata))
-    return BulkNode(path, metadata, texts, array, decoder)
+    return BulkNode(path, metadata, texts, states, array, decoder)
 
 
 async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | ShardfsError | None]]:

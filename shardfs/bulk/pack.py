@@ -314,7 +314,7 @@ class PackPlan(Plan):
                 special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
                 self.report.problems += [left_out(key, "it is not a regular file") for key in special]
                 if node is not None:
-                    self.sources += [join_key(path, name) for name in node.documents]
+                    self.sources |= {join_key(path, name): state for name, state in node.states.items()}
                     self._add(node)
                     files = [file for file in files if file not in node.documents]
                     superseded += [join_key(path, file) for file in files if node.is_superseded(file)]

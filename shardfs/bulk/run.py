@@ -3,18 +3,19 @@
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_in, state_of
+from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.state import has_journal, hold, needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
+    IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
     ShardfsError,
@@ -23,10 +24,12 @@ from shardfs.errors import (
     UsageError,
     counted,
 )
-from shardfs.stores.base import Kind, Store, is_reserved
+from shardfs.stores.base import Store, is_reserved
+from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote, url_of
 
 _DOCUMENTS: Final = 64  # stored at a time
+_LOOKS_AT_ONCE: Final = 64  # requests for documents of SOURCE
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space, for example, in the list of mounts
 
 
@@ -67,13 +70,14 @@ class RunOptions:
 class Plan(ABC):
     """What a destination is to contain.
 
-    *sources* are the keys of the documents of all arrays and groups of the source, *documents* those of the
-    destination, parents first. *report* counts everything as if all arrays had all their chunks, and lists what is left
-    out. As text, a plan is the command that makes it; a run that continues with another plan must have the same text.
+    *sources* are the keys of the documents of all arrays and groups of the source, with their states when they were
+    read; *documents* are those of the destination, parents first. *report* counts everything as if all arrays had all
+    their chunks, and lists what is left out. As text, a plan is the command that makes it; a run that continues with
+    another plan must have the same text.
     """
 
     report: Report = field(init=False, default_factory=Report)
-    sources: list[str] = field(init=False, default_factory=list)
+    sources: dict[str, str] = field(init=False, default_factory=dict)
     documents: list[str] = field(init=False, default_factory=list)
 
     @abstractmethod
@@ -132,7 +136,6 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     """
     report, source = plan.report, job.reading(context).store
     is_pending = has_journal(source)
-    before = [await state_in(source, key) for key in plan.sources]
     if not is_remote(job.destination):
         with needed(job.destination):
             os.makedirs(job.destination, exist_ok=True)
@@ -165,9 +168,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         tasks = plan.tasks(job, context, manifest)
         await run_tasks(tasks, take, context=context, executor=how.executor, jobs=how.jobs)
         await source.check()  # if it is gone or replaced, nothing was found, and everything would be removed
-        for key, state in zip(plan.sources, before, strict=True):
-            if await state_in(source, key) != state:
-                report.problems.append(f"{key} of SOURCE was changed or removed meanwhile; go on with --sync")
+        report.problems += await _changed(source, plan.sources)
         if report.stored:  # a power cut leaves no documents without what they describe
             await store.settle()
         for keys in _bottom_up(plan.documents):
@@ -181,6 +182,24 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         if report.stored or report.removed:
             await store.settle()
         await store.clear_unfinished(())
+
+
+async def _changed(source: Store, documents: Mapping[str, str]) -> list[str]:
+    """Return a line for each of the *documents* that is not stored any more in the state in which it was read."""
+    problems: dict[str, str] = {}
+
+    async def look(key: str) -> None:
+        try:
+            if state_of(await source.fresh(key)) == documents[key]:
+                return
+            problems[key] = f"{key} of SOURCE was changed or removed meanwhile; go on with --sync"
+        except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
+            problems[key] = f"{key} of SOURCE was changed or removed meanwhile; go on with --sync"
+        except ShardfsError as error:
+            problems[key] = f"{key} of SOURCE cannot be read any more: {error}"
+
+    await for_each(documents, look, _LOOKS_AT_ONCE if source.rewrites else 1)
+    return [problems[key] for key in documents if key in problems]
 
 
 def _bottom_up(documents: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -212,12 +231,10 @@ async def _remove(store: Store, key: str, state: str | None) -> None:
     An object in another state is somebody else's; the *state* of what a killed run stored is unknown. Raises the error
     that prevents removing the object.
     """
-    with suppress(NotFoundError, NotADirectoryHereError):
-        now = await store.stat(key)
-        if now.kind is not Kind.DIRECTORY or store.rewrites:  # else the file is gone, and this has its name
-            if state is not None and state != state_of(now):
-                raise StaleError("it was changed since it was stored; remove it, or move it away")
-            await store.discard(key)
+    with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):  # else it is gone
+        if state is not None and state != state_of(await store.fresh(key)):
+            raise StaleError("it was changed since it was stored; remove it, or move it away")
+        await store.discard(key)
     while not store.rewrites and (key := key.rpartition("/")[0]):
         try:
             await store.rmdir(key)
@@ -233,6 +250,8 @@ def _not_empty(job: Job) -> UsageError:
 
 
 async def _is_empty(store: Store) -> bool:
+    """Whether nothing is stored there now."""
+    store.forget("")
     try:
         return all(is_reserved(entry.name) for entry in await store.list(""))
     except NotFoundError:

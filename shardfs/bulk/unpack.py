@@ -133,7 +133,7 @@ class UnpackPlan(Plan):
             reason = view.left_out(node)
             self.report.total += 1
             if node.document is not None:
-                self.sources.append(join_key(node.path, DOCUMENT))
+                self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
             if node.sharded_copy is not None:
                 self.report.problems.append(left_out(node.path, node.reason or ""))
             elif reason is not None:

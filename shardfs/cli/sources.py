@@ -11,6 +11,7 @@ import click
 import trio
 
 from shardfs.bulk.cluster import connected
+from shardfs.bulk.engine import TTL
 from shardfs.cli.options import Integer, RemoteOption, source_argument
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import UsageError
@@ -19,7 +20,6 @@ from shardfs.stores.url import StoreOptions
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FOREVER: Final = float("inf")  # a command looks at everything only once
 _STORE_OPTIONS: Final = (
     click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile in the AWS configuration files."),
     click.option("--region", cls=RemoteOption, metavar="NAME", help="Region of the bucket."),
@@ -75,7 +75,7 @@ def in_session(
     """Open SOURCE for a command, and return what *work* does with it; raises `SourceError` if it cannot be read."""
 
     async def run() -> R:
-        async with open_source(source, options, ttl=_FOREVER) as opened:
+        async with open_source(source, options, ttl=TTL) as opened:
             return await work(opened, *args, **kwargs)
 
     return trio.run(run)

@@ -397,8 +397,14 @@ class Store(Protocol):
     async def stat(self, key: str) -> Stat:
         """Return the status of *key*, of the link itself if it is one; raises `NotFoundError`."""
 
+    async def fresh(self, key: str) -> Stat:
+        """Return the status of the file *key* as it is stored now, whatever is cached; raises the errors of `open`.
+
+        Links are followed, as `open` does. In a bucket it is the object of this name, even if there are keys below it.
+        """
+
     def forget(self, key: str) -> None:
-        """Ask again for *key* at the next request."""
+        """Ask again for *key* at the next request; for a directory, also for the names in it."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; symbolic links are only followed within the source.

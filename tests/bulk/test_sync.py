@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -33,6 +35,7 @@ from tests.support.damage import edit, flip, index
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import Mounter, command, environment, eventually
+from tests.support.places import Place, Places
 from tests.support.processes import end_with_parent
 
 QUICK = QuickDisk()
@@ -44,6 +47,17 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+@pytest.fixture(params=list(product(("directory", "bucket"), repeat=2)), ids=" to ".join)
+def places(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    """Source and destination, each in a directory or in a bucket."""
+    bucket = None
+    if "bucket" in request.param:
+        bucket = request.getfixturevalue("s3_bucket")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    source, made = (bucket if kind == "bucket" else None for kind in request.param)
+    return Places(Place(tmp_path / "source", source), tmp_path, made)
+
+
 def summary(*arguments: str | Path, status: int = 0) -> str:
     done = run(*arguments, *(() if "--jobs" in arguments else ("--jobs", "1")))
     assert done.returncode == status, str(done)
@@ -51,31 +65,30 @@ def summary(*arguments: str | Path, status: int = 0) -> str:
 
 
 @pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack", "--view", "npy")], ids=" ".join)
-def test_only_what_is_missing_or_changed_is_done_again(tmp_path: Path, command: tuple[str, ...]) -> None:
-    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
-    write_v3(source)
-    summary(*command, source, made)
-    before = {path: os.stat(made / path).st_mtime_ns for path in files_below(made)}
-    assert summary(*command, "--sync", source, made).startswith("0 objects stored")
+def test_only_what_is_missing_or_changed_is_done_again(places: Places, command: tuple[str, ...]) -> None:
+    source, made, fresh = places.source, places.made(), places.made("fresh")
+    with source.edited() as path:
+        write_v3(path)
+    summary(*command, source.url, made.url)
+    assert summary(*command, "--sync", source.url, made.url).startswith("0 objects stored")
 
-    image = zarr.open_group(source)["image"]
-    image[:8, :8, :8] = 1
-    image[32:, 48:, 24:] = image.fill_value  # zarr-python removes a chunk of fill values
-    shutil.rmtree(source / "notes")
-    (source / "new.txt").write_text("new")
-    (made / "empty/of/others").mkdir(parents=True)
-    lost = next(path for path in files_below(made) if path.startswith("below/table"))
-    (made / lost).unlink()
-    summary(*command, "--sync", source, made)
-    summary(*command, source, fresh)
-    after = files_below(made)
-    assert after == files_below(fresh)
-    assert not (made / "notes").exists()
-    assert (made / "empty/of/others").is_dir()
-    touched = {path for path in after if os.stat(made / path).st_mtime_ns != before.get(path)}
-    assert lost in touched
-    assert len(touched) <= 6
-    assert summary(*command, "--sync", source, made).startswith("0 objects stored")
+    with source.edited() as path:
+        image = zarr.open_group(path)["image"]
+        image[:8, :8, :8] = 1
+        image[32:, 48:, 24:] = image.fill_value  # zarr-python removes a chunk of fill values
+        shutil.rmtree(path / "notes")
+        (path / "new.txt").write_text("new")
+    with made.edited() as path:
+        (path / "empty/of/others").mkdir(parents=True)
+        next(path / key for key in files_below(path) if key.startswith("below/table")).unlink()
+    again = summary(*command, "--sync", source.url, made.url)
+    summary(*command, source.url, fresh.url)
+    assert made.files() == fresh.files()
+    if made.bucket is None:
+        assert not (made.path / "notes").exists()
+        assert (made.path / "empty/of/others").is_dir()
+    assert 1 <= int(again.split()[0]) <= 6
+    assert summary(*command, "--sync", source.url, made.url).startswith("0 objects stored")
 
 
 def test_names_need_not_be_utf8(tmp_path: Path) -> None:
@@ -105,46 +118,55 @@ def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: 
 @pytest.mark.parametrize("how", ["--sync", "--checksum"])
 @pytest.mark.parametrize("damaged", [["c/1"], ["c/0", "c/1"]])
 def test_a_shard_that_was_stored_whole_is_kept_when_the_source_is_damaged(
-    tmp_path: Path, how: str, damaged: list[str]
+    places: Places, how: str, damaged: list[str]
 ) -> None:
-    source, made = tmp_path / "source", tmp_path / "made"
-    array = zarr.create_array(source, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", fill_value=-1)
-    array[...] = np.arange(16)
-    pack(source, made, "--shards", "4")
-    before = files_below(made)
-    for key in damaged:
-        edit(source / key, flip(-3))
-    done = run("pack", "--shards", "4", how, source, made, "--jobs", "1")
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        array = zarr.create_array(path, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", fill_value=-1)
+        array[...] = np.arange(16)
+    summary("pack", "--shards", "4", source.url, made.url)
+    before = made.files()
+    with source.edited() as path:
+        for key in damaged:
+            edit(path / key, flip(-3))
+    done = run("pack", "--shards", "4", how, source.url, made.url, "--jobs", "1")
     assert done.returncode == FAILED
     assert "c/0 of DEST stays as an earlier run stored it" in done.stderr
-    assert files_below(made) == before
-    (made / "c/0").unlink()
-    summary("pack", "--shards", "4", how, source, made, status=FAILED)
-    assert [*zarr.open_array(made)[:8]].count(-1) == 4 * len(damaged)
+    assert made.files() == before
+    with made.edited() as path:
+        (path / "c/0").unlink()
+    summary("pack", "--shards", "4", how, source.url, made.url, status=FAILED)
+    with made.edited() as path:
+        assert [*zarr.open_array(path)[:8]].count(-1) == 4 * len(damaged)
 
 
-def test_a_shard_of_other_codecs_is_made_again_also_if_the_source_is_damaged(tmp_path: Path) -> None:
-    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
-    create = partial(zarr.create_array, source, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", overwrite=True)
-    create(compressors=None)[...] = 1
-    pack(source, made, "--shards", "4", "--codecs", "gzip")
-    text = (source / "zarr.json").read_text()
-    (source / "zarr.json").write_text(text.replace('"little"', '"big"', 1))
-    pack(source, made, "--shards", "4", "--codecs", "gzip", "--sync")
-    pack(source, fresh, "--shards", "4", "--codecs", "gzip")
-    assert files_below(made) == files_below(fresh)
-    create()[...] = 2
-    edit(source / "c/1", flip(-3))
-    again = ("pack", "--shards", "4", "--codecs", "gzip", "--sync", "--jobs", "1", source, made)
-    assert "stays as an earlier run" not in run(*again).stderr
-    assert [*zarr.open_array(made)[...]] == [2] * 4 + [0] * 4 + [2] * 8
+def test_a_shard_of_other_codecs_is_made_again_also_if_the_source_is_damaged(places: Places) -> None:
+    source, made, fresh = places.source, places.made(), places.made("fresh")
+    words = ("pack", "--shards", "4", "--codecs", "gzip")
+    with source.edited() as path:
+        create = partial(zarr.create_array, path, shape=(16,), chunks=(2,), shards=(4,), dtype="i4", overwrite=True)
+        create(compressors=None)[...] = 1
+    summary(*words, source.url, made.url)
+    with source.edited() as path:
+        text = (path / "zarr.json").read_text()
+        (path / "zarr.json").write_text(text.replace('"little"', '"big"', 1))
+    summary(*words, "--sync", source.url, made.url)
+    summary(*words, source.url, fresh.url)
+    assert made.files() == fresh.files()
+    with source.edited() as path:
+        create()[...] = 2
+        edit(path / "c/1", flip(-3))
+    assert "stays as an earlier run" not in run(*words, "--sync", "--jobs", "1", source.url, made.url).stderr
+    with made.edited() as path:
+        assert [*zarr.open_array(path)[...]] == [2] * 4 + [0] * 4 + [2] * 8
 
 
-def test_after_an_interruption_no_old_document_describes_new_shards(tmp_path: Path) -> None:
-    source, made = tmp_path / "source", tmp_path / "made"
-    create = partial(zarr.create_array, source, shape=(16,), chunks=(1,), dtype="i4", overwrite=True)
-    create(compressors=None)[...] = 1
-    pack(source, made, "--shards", "8")
+def test_after_an_interruption_no_old_document_describes_new_shards(places: Places) -> None:
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        create = partial(zarr.create_array, path, shape=(16,), chunks=(1,), dtype="i4", overwrite=True)
+        create(compressors=None)[...] = 1
+    summary("pack", "--shards", "8", source.url, made.url)
 
     def interrupt(report: Report) -> None:
         if report.stored:
@@ -153,65 +175,98 @@ def test_after_an_interruption_no_old_document_describes_new_shards(tmp_path: Pa
     def begin() -> set[str]:
         plan, how = PackPlan(Packing(chunks_per_shard=(8,))), RunOptions(True, jobs=1, progress=interrupt)
         with pytest.raises(KeyboardInterrupt):
-            trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
-        return set(files_below(made))
+            trio.run(fill_with, source.url, made.url, plan, how, StoreOptions())
+        return set(made.files())
 
-    array = create()
-    array[...] = 2
+    with source.edited():
+        create()[...] = 2
     assert begin() == {"c/0", "c/1"}
-    pack(source, made, "--shards", "8", "--sync")
-    assert [*zarr.open_array(made)[...]] == [2] * 16
-    array.resize(32)
-    array[:8] = 3
+    summary("pack", "--shards", "8", "--sync", source.url, made.url)
+    with made.edited() as path:
+        assert [*zarr.open_array(path)[...]] == [2] * 16
+    with source.edited() as path:
+        array = zarr.open_array(path)
+        array.resize(32)
+        array[:8] = 3
     assert begin() == {"zarr.json", "c/0", "c/1"}, "shards of both shapes are right in the old document"
 
 
-def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path) -> None:
+def test_a_destination_that_no_known_run_made_is_refused(places: Places) -> None:
     """It may be the only copy of something else, or have shards of what is gone from the source."""
-    source, made, packed = tmp_path / "source", tmp_path / "made", tmp_path / "packed"
-    write_v3(source)
-    shutil.copytree(source, made)
-    pack(source, packed, *SHAPES)
-    before = files_below(made), files_below(packed)
+    source, made, packed = places.source, places.made(), places.made("packed")
+    for place in (source, made):
+        with place.edited() as path:
+            write_v3(path)
+    summary("pack", *SHAPES, source.url, packed.url)
+    before = made.files(), packed.files()
     unknown = "DEST is not empty, and no run is known on this machine that made it: choose another DEST"
     other = "DEST was made by another command: pack --shard-size 20480 "
     for words in ("pack --sync", "pack --checksum", "unpack --sync"):
         for destination, expected in ((made, unknown), (packed, other)):
-            done = run(*words.split(), source, destination)
+            done = run(*words.split(), source.url, destination.url)
             assert (done.returncode, expected in done.stderr) == (WRONG_USAGE, True)
-    assert (files_below(made), files_below(packed)) == before
+    assert (made.files(), packed.files()) == before
 
 
-def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(places: Places) -> None:
     """Both found DEST empty; what the first has noted of it stays, and it can be gone on with."""
-    source, made = tmp_path / "source", tmp_path / "made"
-    write_small(source)
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        write_small(path)
 
     class Overtaken(PackPlan):
         async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
             async for line in super().look(job, context):
                 yield line
-            await trio.to_thread.run_sync(pack, source, made, "--shards", "4")
+            await trio.to_thread.run_sync(summary, "pack", "--shards", "4", source.url, made.url)
 
     plan, how = Overtaken(Packing(chunks_per_shard=(4,))), RunOptions(jobs=1)
-    with pytest.raises(UsageError, match=f"^{made} is not empty"):
-        trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
-    assert summary("pack", "--shards", "4", "--sync", source, made).startswith("0 objects stored")
+    with pytest.raises(UsageError, match=f"^{made.url} is not empty"):
+        trio.run(fill_with, source.url, made.url, plan, how, StoreOptions())
+    assert summary("pack", "--shards", "4", "--sync", source.url, made.url).startswith("0 objects stored")
 
 
-def test_from_a_source_without_arrays_nothing_is_made_or_removed(tmp_path: Path) -> None:
+def test_from_a_source_without_arrays_nothing_is_made_or_removed(places: Places) -> None:
     """As where the disk of the source is not mounted."""
-    source, made = tmp_path / "source", tmp_path / "made"
-    write_v3(source)
-    pack(source, made, *SHAPES)
-    before = files_below(made)
-    shutil.rmtree(source)
-    source.mkdir()
-    (source / "lost+found").mkdir()
-    for words in (["pack", *SHAPES, "--sync", source, made], ["unpack", source, tmp_path / "new"]):
+    source, made, new = places.source, places.made(), places.made("new")
+    with source.edited() as path:
+        write_v3(path)
+    summary("pack", *SHAPES, source.url, made.url)
+    before = made.files()
+    with source.edited() as path:
+        shutil.rmtree(path)
+        (path / "lost+found").mkdir(parents=True)
+        (path / "lost+found/1").write_bytes(b"")
+    for words in (["pack", *SHAPES, "--sync", source.url, made.url], ["unpack", source.url, new.url]):
         assert "has no Zarr arrays or groups" in one_line_of(run(*words), SOURCE)
-    assert files_below(made) == before
-    assert not (tmp_path / "new").exists()
+    assert made.files() == before
+    assert not new.path.exists() if new.bucket is None else not new.files()
+
+
+@pytest.mark.parametrize("how", ["--sync", "--checksum"])
+def test_a_name_that_is_a_folder_now_or_a_file_now_is_followed(places: Places, how: str) -> None:
+    """In a bucket both exist until the old one is removed; a directory keeps what is there, and says so."""
+    source, made, fresh = places.source, places.made(), places.made("fresh")
+    words = ("pack", "--shards", "4")
+    with source.edited() as path:
+        write_small(path)
+        (path / "to-folder").write_text("file")
+        (path / "to-file").mkdir()
+        (path / "to-file/more").write_text("more")
+    summary(*words, source.url, made.url)
+    with source.edited() as path:
+        (path / "to-folder").unlink()
+        zarr.create_array(path / "to-folder", shape=(3,), dtype="i4")
+        shutil.rmtree(path / "to-file")
+        (path / "to-file").write_text("file")
+    if made.bucket is None:
+        assert "to-file: DEST has a file where SOURCE" in run(*words, how, source.url, made.url).stderr
+        (made.path / "to-folder").unlink()
+        shutil.rmtree(made.path / "to-file")
+    summary(*words, how, source.url, made.url)
+    summary(*words, source.url, fresh.url)
+    assert made.files() == fresh.files()
+    assert summary(*words, how, source.url, made.url).startswith("0 objects stored")
 
 
 def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_else(tmp_path: Path) -> None:
@@ -412,7 +467,7 @@ def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path
 
 
 def fill_while(
-    change: Callable[[], object], source: Path, made: Path, *, syncs: bool = False, plan: Plan | None = None
+    change: Callable[[], object], source: Place, made: Place, *, syncs: bool = False, plan: Plan | None = None
 ) -> Report:
     """Pack; the source is changed when all was looked at, and nothing is stored yet."""
     changes = iter([change])
@@ -424,49 +479,70 @@ def fill_while(
     plan = plan or PackPlan(Packing(shard_nbytes=128))
     with ThreadPoolExecutor(1) as others:  # which have not looked at it
         how = RunOptions(syncs, executor=others, progress=progress)
-        return trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
+        return trio.run(fill_with, source.url, made.url, plan, how, StoreOptions())
 
 
-def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(tmp_path: Path) -> None:
-    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
-    array = zarr.create_array(source, shape=(16,), chunks=(1,), dtype="i4", compressors=None)
-    array[...] = np.arange(16)
-    report = fill_while(lambda: array.append(np.arange(200)), source, made)
+def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(places: Places) -> None:
+    source, made, fresh = places.source, places.made(), places.made("fresh")
+    with source.edited() as path:
+        array = zarr.create_array(path, shape=(16,), chunks=(1,), dtype="i4", compressors=None)
+        array[...] = np.arange(16)
+
+    def grow() -> None:
+        with source.edited() as path:
+            zarr.open_array(path).append(np.arange(200))
+
+    report = fill_while(grow, source, made)
     assert report.problems == [
         "left out: c/0: the array at the root was changed meanwhile; go on with --sync",
         "zarr.json of SOURCE was changed or removed meanwhile; go on with --sync",
     ]
-    assert set(files_below(made)) == {"zarr.json"}
-    summary("pack", "--shard-size", "128", "--sync", source, made)
-    summary("pack", "--shard-size", "128", source, fresh)
-    assert files_below(made) == files_below(fresh)
+    assert set(made.files()) == {"zarr.json"}
+    summary("pack", "--shard-size", "128", "--sync", source.url, made.url)
+    summary("pack", "--shard-size", "128", source.url, fresh.url)
+    assert made.files() == fresh.files()
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("make", [lambda: PackPlan(Packing(shard_nbytes=128)), lambda: UnpackPlan(Unpacking())])
-def test_of_an_array_that_is_removed_meanwhile_nothing_is_removed(tmp_path: Path, make: Callable[[], Plan]) -> None:
+def test_of_an_array_that_is_removed_meanwhile_nothing_is_removed(
+    places: Places, make: Callable[[], Plan], zarr_format: Literal[2, 3]
+) -> None:
     """Else its document would speak of fill values."""
-    source, made, plan = tmp_path / "source", tmp_path / "made", make()
-    write_v3(source)
+    source, made, plan = places.source, places.made(), make()
+    with source.edited() as path:
+        group = zarr.open_group(path, mode="w", zarr_format=3)
+        group.create_group("kept")
+        zarr.create_array(path / "image", shape=(16,), chunks=(1,), dtype="i4", zarr_format=zarr_format)[...] = 1
+
+    def remove() -> None:
+        with source.edited() as path:
+            shutil.rmtree(path / "image")
+
     assert not fill_while(lambda: None, source, made, plan=make()).problems
-    before = files_below(made)
-    report = fill_while(lambda: shutil.rmtree(source / "image"), source, made, syncs=True, plan=plan)
-    assert "image/zarr.json of SOURCE was changed or removed meanwhile; go on with --sync" in report.problems
-    assert files_below(made) == before
+    before = made.files()
+    report = fill_while(remove, source, made, syncs=True, plan=plan)
+    if zarr_format == 3 or isinstance(plan, PackPlan):
+        document = "zarr.json" if zarr_format == 3 else ".zarray"
+        assert f"image/{document} of SOURCE was changed or removed meanwhile; go on with --sync" in report.problems
+        assert made.files() == before
 
 
-def test_nothing_is_removed_or_called_complete_if_the_source_is_another_directory_now(tmp_path: Path) -> None:
-    source, made = tmp_path / "source", tmp_path / "made"
-    write_v3(source)
+def test_nothing_is_removed_or_called_complete_if_the_source_is_another_directory_now(places: Places) -> None:
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        write_v3(path)
     assert not fill_while(lambda: None, source, made).problems
-    before = files_below(made)
+    before = made.files()
 
     def replace() -> None:
-        shutil.rmtree(source)
-        source.mkdir()
+        with source.edited() as path:
+            shutil.rmtree(path)
+            path.mkdir()
 
-    with pytest.raises(ShardfsError, match="is another directory now"):
+    with pytest.raises(ShardfsError, match=r"is another directory now|nothing is stored at"):
         fill_while(replace, source, made, syncs=True)
-    assert files_below(made) == before
+    assert made.files() == before
 
 
 def test_what_was_changed_since_stays_also_if_a_run_could_not_store_it_again(tmp_path: Path) -> None:
@@ -483,16 +559,33 @@ def test_what_was_changed_since_stays_also_if_a_run_could_not_store_it_again(tmp
     assert (made / "file").read_text() == "mine"
 
 
-def test_a_shard_that_left_the_source_is_removed_also_if_it_could_not_be_stored_again_before(tmp_path: Path) -> None:
-    source, made = tmp_path / "source", tmp_path / "made"
-    zarr.create_array(source, shape=(24,), chunks=(2,), shards=(8,), dtype="i4")[...] = 1
-    sync = ("pack", "--shards", "4", "--sync", "--jobs", "1", source, made)
+def test_what_somebody_changed_is_not_removed(places: Places) -> None:
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        write_small(path)
+    sync = ("pack", "--shards", "4", "--sync", "--jobs", "1", source.url, made.url)
     summary(*sync)
-    shard = source / "c/1"
-    shard.write_bytes(bytes(len(shard.read_bytes())))
+    with source.edited() as path:
+        (path / "file").unlink()
+    with made.edited() as path:
+        (path / "file").write_text("mine")
+    assert "file is not in SOURCE any more, and cannot be removed: it was changed" in run(*sync).stderr
+    assert made.files()["file"] == b"mine"
+
+
+def test_a_shard_that_left_the_source_is_removed_also_if_it_could_not_be_stored_again_before(places: Places) -> None:
+    source, made = places.source, places.made()
+    with source.edited() as path:
+        zarr.create_array(path, shape=(24,), chunks=(2,), shards=(8,), dtype="i4")[...] = 1
+    sync = ("pack", "--shards", "4", "--sync", "--jobs", "1", source.url, made.url)
+    summary(*sync)
+    with source.edited() as path:
+        shard = path / "c/1"
+        shard.write_bytes(bytes(len(shard.read_bytes())))
     assert "left out" in run(*sync).stderr
-    shard.unlink()
-    for number in range(4):  # a shard without chunks
-        edit(source / "c/2", index(number, 2**64 - 1, 2**64 - 1))
+    with source.edited() as path:
+        (path / "c/1").unlink()
+        for number in range(4):  # a shard without chunks
+            edit(path / "c/2", index(number, 2**64 - 1, 2**64 - 1))
     summary(*sync)
-    assert set(files_below(made)) == {"zarr.json", "c/0"}
+    assert set(made.files()) == {"zarr.json", "c/0"}

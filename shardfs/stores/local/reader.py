@@ -308,6 +308,10 @@ class LocalReader:
         """Return the state of *key*."""
         return await self._in_directory(key, status_of)
 
+    async def fresh(self, key: str) -> Stat:
+        """Return the state of the file *key*."""
+        return (await self.open_to_read(key))[1]
+
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing, not even a link."""
         try:

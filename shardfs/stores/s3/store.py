@@ -183,6 +183,11 @@ class S3Store:
         return file_stat(key, known.stat)
 
     @_routed
+    async def fresh(self, key: str) -> Stat:
+        """Return the state of the object *key*, by a request."""
+        return file_stat(key, await self.heads.head(key))
+
+    @_routed
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
         spool = self._spools.local(key)
