@@ -161,6 +161,10 @@ class Extent(NamedTuple):
             return await self.shard.payload.read_soon(offset, nbytes)
         return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
 
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget bytes that failed a check; return whether they may come otherwise next time."""
+        return not isinstance(self.shard, Put) and await self.shard.distrust(self.offset + offset, nbytes)
+
 
 class ListedRun(NamedTuple):
     """Up to `MAX_RUN` inner chunks of a row, *length* from *first* on, that are in one innermost shard.

@@ -272,7 +272,7 @@ class Hierarchy:
     async def _load_own(self, path: str, known: Node | None) -> Node:
         """Load a node without regard to what groups above it say."""
         stat, context = await self._store.stat(path), await self._context(path, known)
-        key, lens = join_key(path, DOCUMENT), self._lens
+        key = join_key(path, DOCUMENT)
         node = Node(path, stat, in_image=context.in_image, context=context)
         left = self._left.get(path)  # while the store is asked, it may be abandoned, or another one left
         if left is not None and await self.is_left(path):
@@ -287,10 +287,13 @@ class Hierarchy:
                 if is_same and known.context == context:
                     return known
             stored = document, document_stat = await while_it_changes(partial(self.read_document, key))
-            if self._worker is not None and len(document) > LARGE_NBYTES:
-                contents = await self._worker.call(read_large_document, document, lens, context)
-            else:
-                contents = read_document(document, lens, context)
+            try:
+                contents = await self._parse(document, context)
+            except MetadataError:
+                if not await self._distrust(key):
+                    raise
+                stored = document, document_stat = await while_it_changes(partial(self.read_document, key))
+                contents = await self._parse(document, context)
         except (NotFoundError, NotADirectoryHereError):
             return node
         except _VERDICTS as error:
@@ -353,6 +356,16 @@ class Hierarchy:
         if snapshot.size > MAX_DOCUMENT_NBYTES:
             raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
         return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
+
+    async def _parse(self, document: bytes, context: Context) -> Contents:
+        if self._worker is not None and len(document) > LARGE_NBYTES:
+            return await self._worker.call(read_large_document, document, self._lens, context)
+        return read_document(document, self._lens, context)
+
+    async def _distrust(self, key: str) -> bool:
+        """Forget the bytes of a broken document; return whether they may come otherwise next time."""
+        snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
+        return await snapshot.distrust(0, snapshot.size)
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""

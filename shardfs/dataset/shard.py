@@ -5,11 +5,11 @@ rewritten: an inner shard becomes one new payload of the shard around it, and an
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 
@@ -25,6 +25,36 @@ from shardfs.stores.memory import JoinedContent, MemoryContent
 
 _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that other requests can run
 _LARGE_AT_ONCE: Final = 2
+
+T = TypeVar("T")
+
+
+class Checkable(Protocol):
+    """Bytes that can be read again: those of a stored version, of a shard in it, or of a chunk."""
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset*."""
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget bytes that failed a check; return whether they may come otherwise next time."""
+
+
+async def read_checked(source: Checkable, offset: int, nbytes: int, check: Callable[[Buffer], Awaitable[T]]) -> T:
+    """Return what *check* makes of bytes of *source*.
+
+    If it calls them damaged, they are fetched once more where that may help. What is damaged again is not kept either,
+    so that the next reader does not depend on it.
+    """
+    try:
+        return await check(await source.read(offset, nbytes))
+    except CorruptionError:
+        if not await source.distrust(offset, nbytes):
+            raise
+    try:
+        return await check(await source.read(offset, nbytes))
+    except CorruptionError:
+        await source.distrust(offset, nbytes)
+        raise
 
 
 class DecodedBytes(Cache[object, Buffer]):
@@ -56,11 +86,20 @@ class DecodedShard:
         """Return all decoded bytes."""
         return await self._cache.get(self.key, self._decode)
 
+    async def distrust(self) -> bool:
+        """Forget all bytes, encoded and decoded."""
+        self._cache.forget(self.key)
+        return await self._outer.distrust(self._offset, self._nbytes)
+
     async def _decode(self) -> Buffer:
         is_stored = not isinstance(self._outer, OpenShard)
+        level = self._level
+
+        async def decoded(encoded: Buffer) -> Buffer:
+            return await trio.to_thread.run_sync(decode, level.after, encoded, level.max_nbytes)
+
         async with self._cache.large if is_stored else nullcontext():
-            encoded = await self._outer.read(self._offset, self._nbytes)
-            data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
+            data = await read_checked(self._outer, self._offset, self._nbytes, decoded)
         self._cache.statistics.whole_shard_decodes += 1
         return data
 
@@ -100,6 +139,13 @@ class OpenShard:
             if not encoded or not await shard.snapshot.accept_growth(shard.index_offset, encoded):
                 raise
             return await shard.snapshot.read(offset, nbytes, extent)
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget bytes of the shard that failed a check; return whether they may come otherwise next time."""
+        shard, offset = self.outermost or self, self.offset + offset
+        if shard.decoded is not None:
+            return await shard.decoded.distrust()
+        return await shard.snapshot.distrust(offset, nbytes)
 
     async def piece(self, offset: int, nbytes: int) -> Kept | Content:
         """Return *nbytes* bytes from *offset* of the shard as a piece of the next version of the outermost shard."""
@@ -172,16 +218,19 @@ async def _open(
     if index_nbytes > nbytes:
         raise CorruptionError(f"a shard of {nbytes} bytes has no room for its index of {index_nbytes} bytes")
     index_offset = offset if level.index_at_start else offset + nbytes - index_nbytes
-    encoded = b""
+
+    async def decode_index(read: Buffer) -> ShardIndex:
+        encoded = bytes(read)
+        if index_nbytes > _THREAD_NBYTES:
+            return await trio.to_thread.run_sync(level.index_codecs.decode, encoded, shape, nbytes)
+        return level.index_codecs.decode(encoded, shape, nbytes)
+
     if data is not None:
-        encoded = bytes(memoryview(data)[index_offset : index_offset + index_nbytes])
+        index = await decode_index(memoryview(data)[index_offset : index_offset + index_nbytes])
     elif index_nbytes:
-        source = outermost or snapshot
-        encoded = bytes(await source.read(index_offset, index_nbytes))
-    if index_nbytes > _THREAD_NBYTES:
-        index = await trio.to_thread.run_sync(level.index_codecs.decode, encoded, shape, nbytes)
+        index = await read_checked(outermost or snapshot, index_offset, index_nbytes, decode_index)
     else:
-        index = level.index_codecs.decode(encoded, shape, nbytes)
+        index = await decode_index(b"")
     return OpenShard(snapshot, offset, index, index_offset, outermost, decoded)
 
 

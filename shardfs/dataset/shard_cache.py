@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, ShardVersion
@@ -24,6 +25,9 @@ from shardfs.stores.base import Snapshot, Stat, Store
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
+
+_DAMAGE_SECONDS: Final = 5.0
+"""How long a shard of a remote store is called damaged without fetching it again."""
 
 _Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # the entries lead to an inner shard; none if it is not one
 
@@ -141,6 +145,10 @@ class ShardCache:
                 is_current = await self.store.is_absent(state.stored_key)
             elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
                 return False  # a passing error is tried again
+            elif (
+                state.error is not None and self.store.rewrites and not within_ttl(state.checked, now, _DAMAGE_SECONDS)
+            ):
+                return False  # it may have been damaged on the way, each time
             else:
                 is_current = await state.snapshot.is_current()
             if not is_current:

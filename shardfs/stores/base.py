@@ -159,6 +159,12 @@ class Snapshot(Protocol):
     def expect(self, offset: int, nbytes: int) -> None:
         """Announce that *nbytes* bytes from *offset* will probably be read soon, in order."""
 
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget *nbytes* bytes from *offset*, which failed a check; return whether they may come otherwise next time.
+
+        A remote store keeps bytes that were fetched once, and they may have been damaged on the way.
+        """
+
     async def is_current(self) -> bool:
         """Whether the name still stands for this version, as far as the store's cache knows."""
 

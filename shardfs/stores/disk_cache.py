@@ -45,6 +45,7 @@ _NEVER: Final = -math.inf
 _KEPT_SHARE: Final = 0.9
 _DISK_BLOCK_NBYTES: Final = 512  # the unit of st_blocks on any file system
 _ENTRY: Final = re.compile("([0-9a-f]{64})-(0|[1-9][0-9]{0,18})-([1-9][0-9]{0,18})")
+_DRAWER_NDIGITS: Final = 3
 _DRAWER: Final = re.compile("[0-9a-f]{3}")
 _NEW: Final = "new-"
 _TAG: Final = "CACHEDIR.TAG"
@@ -70,7 +71,7 @@ class Entry(NamedTuple):
     @property
     def drawer(self) -> str:
         """The drawer that contains it: one of 4096, the same for all entries of a version."""
-        return self.version[:3]
+        return self.version[:_DRAWER_NDIGITS]
 
     @property
     def name(self) -> str:
@@ -220,6 +221,13 @@ class DiskCache:
                 reason = error.strerror if isinstance(error, OSError) else error
                 log.warning("nothing is added to the cache %s for now: %s", printable(self._path), reason)
             self._failed = now
+
+    def discard(self, name: str, etag: str, wanted: Span) -> None:
+        """Remove all bytes of *wanted* of the version *etag* of an object, whoever added them."""
+        version = _version(name, etag)
+        for entry in self._list(version[:_DRAWER_NDIGITS]):
+            if entry.version == version and entry.span.start < wanted.stop and wanted.start < entry.span.stop:
+                self._drop(entry)
 
     def _add(self, entry: Entry, data: memoryview) -> None:
         temporary = _NEW + secrets.token_hex(8)

@@ -52,6 +52,10 @@ class Spans:
         place = bisect_right(self.spans, (position, math.inf))
         return self.spans[place].start if place < len(self.spans) else math.inf
 
+    def overlapping(self, wanted: Span) -> Sequence[Span]:
+        """Return the spans that have bytes of *wanted*."""
+        return [span for span in self.spans if span.start < wanted.stop and wanted.start < span.stop]
+
     def add(self, span: Span) -> Sequence[Span]:
         """Add a span; return the spans that are redundant now: those within it, or itself."""
         around = self.at(span.start)

@@ -16,6 +16,7 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.shard import read_checked
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import CorruptionError, RefusedError, StoreError
@@ -121,12 +122,15 @@ class ChunkCache:
         # No codec makes a chunk that much larger, so one that claims to be is not read.
         if extent.nbytes > 2 * codec.nbytes + 2**16 * (1 + len(codec.after)):
             raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, and {codec.nbytes} decoded")
+
+        async def decoded(encoded: Buffer) -> memoryview:
+            if codec.nbytes <= _AT_ONCE_NBYTES:
+                return _decode(codec, encoded)
+            return await trio.to_thread.run_sync(_decode, codec, encoded, limiter=self._threads)
+
         async with self._room.take(extent.nbytes + codec.nbytes):
-            encoded = await extent.read(0, extent.nbytes)
             try:
-                if codec.nbytes <= _AT_ONCE_NBYTES:
-                    return _decode(codec, encoded)
-                return await trio.to_thread.run_sync(_decode, codec, encoded, limiter=self._threads)
+                return await read_checked(extent, 0, extent.nbytes, decoded)
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
 

@@ -9,14 +9,15 @@ from typing import Final
 import numpy as np
 import trio
 
-from shardfs.dataset.array import Array
-from shardfs.dataset.shard import OpenShard, open_inner_shard
+from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.shard import OpenShard, open_inner_shard, read_checked
 from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
 from shardfs.format.sharding import Coords, Place
+from shardfs.stores.base import Buffer
 
 _PIECE_NBYTES: Final = 64 * 2**20
 _MAX_LOOKED_AT: Final = 64  # the largest of the ranges that nothing refers to
@@ -133,9 +134,12 @@ class ChunkDecoder:
             raise OversizedDataError(
                 f"{max(nbytes, limit):,} bytes are more than the {MAX_CHUNK_NBYTES:,} that are decoded"
             )
-        try:
-            encoded = await shard.read(offset, nbytes, (offset, nbytes))
+
+        async def decoded(encoded: Buffer) -> None:
             self._check_size(len(await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)))
+
+        try:
+            await read_checked(Extent(shard, offset, nbytes), 0, nbytes, decoded)
         except OversizedDataError as error:
             raise error if self.nbytes is None else CorruptionError(str(error)) from None
         except MemoryError:

@@ -120,6 +120,10 @@ class LocalSnapshot:
         with map_file(self._descriptor.fd, self.size) as view:
             yield view
 
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Return False: nothing is kept here."""
+        return False
+
     async def is_current(self) -> bool:
         """Whether the name that was opened still stands for this version."""
         try:

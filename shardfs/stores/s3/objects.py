@@ -68,11 +68,18 @@ class _Memory:
         self._by_use[version, span] = data
         self.nbytes += data.nbytes
         while self.nbytes > self.max_nbytes and len(self._by_use) > 1:
-            (oldest, span), data = self._by_use.popitem(last=False)
-            self.nbytes -= data.nbytes
-            self._spans[oldest].discard(span)
-            if not self._spans[oldest].spans:
-                del self._spans[oldest]
+            self._forget(*next(iter(self._by_use)))
+
+    def drop(self, version: _VersionId, wanted: Span) -> None:
+        """Drop every range of a version that has bytes of *wanted*."""
+        for span in self.spans(version).overlapping(wanted):
+            self._forget(version, span)
+
+    def _forget(self, version: _VersionId, span: Span) -> None:
+        self.nbytes -= self._by_use.pop((version, span)).nbytes
+        self._spans[version].discard(span)
+        if not self._spans[version].spans:
+            del self._spans[version]
 
     def spans(self, version: _VersionId) -> Spans:
         """Return the ranges of a version that are here."""
@@ -162,6 +169,11 @@ class _Version:
         """Keep the bytes that came with the reply about this version."""
         self._objects.memory.add(self._id, offset, data)
         await self._objects.add_to_disk(self._id, offset, data)
+
+    async def drop(self, span: Span) -> None:
+        """Forget the bytes of *span*, in memory and on disk."""
+        self._objects.memory.drop(self._id, span)
+        await self._objects.drop_on_disk(self._id, span)
 
     async def read(self, span: Span, unit: Span | None = None) -> Buffer:
         """Return the bytes of *span*; raises `ConflictError` if the object has another version now.
@@ -357,6 +369,11 @@ class Objects:
         if self._cache is not None and len(data):
             await trio.to_thread.run_sync(self._cache.add, *version, offset, data, limiter=self._threads)
 
+    async def drop_on_disk(self, version: _VersionId, span: Span) -> None:
+        """Remove the bytes of *span* from the cache on the local disk."""
+        if self._cache is not None:
+            await trio.to_thread.run_sync(self._cache.discard, *version, span, limiter=self._threads)
+
     def latest(self, key: str, stat: ObjectStat) -> _Redirect:
         """Return the latest version that is known to begin like *stat*, perhaps itself; for any thread."""
         found = _Redirect(stat, stat.size)
@@ -451,6 +468,13 @@ class S3Snapshot:
         """Note that *nbytes* bytes from *offset* will probably be read soon, in order."""
         if nbytes:
             self.version.expect(Span(offset, offset + nbytes))
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget bytes that failed a check, of this version and of the one that has replaced it; return True."""
+        span = Span(offset, offset + nbytes)
+        for state in {self.object, self._latest(span.stop)}:
+            await self._objects.version(self.key, state).drop(span)
+        return True
 
     async def is_current(self) -> bool:
         """Whether the name still stands for this version; needs a request if that is unknown."""
