@@ -12,7 +12,7 @@ from typing import Final
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
-from shardfs.dataset.state import has_journal, hold, needed
+from shardfs.dataset.state import find_journal, hold, needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -135,7 +135,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     before.
     """
     report, source = plan.report, job.reading(context).store
-    is_pending = has_journal(source)
+    journal = find_journal(source)
     if not is_remote(job.destination):
         with needed(job.destination):
             os.makedirs(job.destination, exist_ok=True)
@@ -173,10 +173,10 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
             await store.settle()
         for keys in _bottom_up(plan.documents):
             take(await plan.store_documents(job, manifest.items(keys)).run(context))
-        if is_pending or has_journal(source):
+        if (journal := journal or find_journal(source)) is not None:
             report.problems.append(
-                "SOURCE has a journal of chunks that may not be committed, which are not in DEST: unmount SOURCE, or "
-                f"run `{recover_command(source.address, '--apply')}`, then go on with --sync"
+                f"SOURCE has {journal}, which are not in DEST: unmount SOURCE, or run "
+                f"`{recover_command(source.address, '--apply')}`, then go on with --sync"
             )
         await _remove_left(store, manifest, report)
         if report.stored or report.removed:

@@ -159,9 +159,13 @@ def shown(path: str) -> str:
 
 
 def _has_segments(directory: str) -> bool:
-    with suppress(OSError):
+    """Whether a log has anything in it; raises `SourceError` if that cannot be determined."""
+    try:
         return any(name.endswith(".journal") for name in os.listdir(directory))
-    return False
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise SourceError(f"{shown(directory)} cannot be read: {error.strerror}") from None
 
 
 _HOLDER_NBYTES: Final = 512
@@ -429,11 +433,18 @@ def all_slots() -> Sequence[Slot]:
     return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
 
 
-def has_journal(store: Store) -> bool:
-    """Whether a process that ended may have left published changes that are not in *store*."""
+def find_journal(store: Store) -> str | None:
+    """Say which journal may have published changes that are not in *store*; None if there is none.
+
+    Of a remote source, only what processes of this user that ended have left on this machine is known.
+    """
     with suppress(UsageError):  # there is no home directory, and nothing in it
-        return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
-    return False
+        try:
+            if any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store)):
+                return "a journal of chunks that may not be committed yet"
+        except SourceError as error:
+            return f"a journal that cannot be read, and may have chunks that are not committed yet ({error})"
+    return None
 
 
 def state_home() -> str:

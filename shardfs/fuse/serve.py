@@ -13,7 +13,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
-from shardfs.dataset.state import has_journal, hold
+from shardfs.dataset.state import find_journal, hold
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
@@ -96,10 +96,11 @@ async def _serve(
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
-        if state is None and has_journal(store):
+        journal = find_journal(store) if state is None else None
+        if journal is not None:
             left = (
-                "it has a journal of chunks that are not committed yet, and that this mount does not show: mount "
-                f"it with --write, or see `{recover_command(store.address)}`"
+                f"it has {journal}, and that this mount does not show: mount it with --write, or see "
+                f"`{recover_command(store.address)}`"
             )
             log.warning("%s: %s", store.url, left)
             notes.insert(0, left)

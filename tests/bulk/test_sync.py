@@ -37,6 +37,7 @@ from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import Mounter, command, environment, eventually
 from tests.support.places import Place, Places
 from tests.support.processes import end_with_parent
+from tests.support.users import NOBODY
 
 QUICK = QuickDisk()
 SHAPES = ("--shard-size", "20K")
@@ -364,6 +365,33 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     mounted.unmount()
     summary("pack", "--shards", "3", "--sync", source, made)
     assert zarr.open_group(made)["a"][:4].tolist() == [3, 4, 3, 4]
+
+
+BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+"""Root, who may read as little as others do."""
+
+
+def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(tmp_path: Path, mount: Mounter) -> None:
+    """As where another user writes through a mount, which may be that of a third one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can own files of others")
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(tmp_path / "plain")
+    pack(tmp_path / "plain", source, "--shards", "3")
+    mounted = mount(source, write=True)
+    (mounted.path / "a/c/0").write_bytes((mounted.path / "a/c/1").read_bytes())
+    for directory, _, _ in os.walk(source / ".shardfs"):
+        os.chmod(directory, 0o700)
+        os.chown(directory, NOBODY, NOBODY)
+    reason = f"a journal that cannot be read, and may have chunks that are not committed yet ({source}/.shardfs"
+    for words in (["pack", "--shards", "3"], ["unpack"]):
+        done = run(*words, "--jobs", "1", source, made / words[0], prefix=BOUND_BY_MODES)
+        assert done.returncode == FAILED
+        assert f"SOURCE has {reason}" in done.stderr
+    reader = mount(source, bound_by_modes=True, expect=("a journal that cannot be read",))
+    assert f"it has {reason}" in reader.log
+    mounted.unmount()
+    summary("pack", "--shards", "3", "--sync", source, made / "pack")
 
 
 def test_a_destination_that_is_mounted_to_write_is_refused(tmp_path: Path, mount: Mounter) -> None:

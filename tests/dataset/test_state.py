@@ -95,9 +95,9 @@ def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None
 
 
 MOUNTING = """
-from shardfs.dataset.state import has_journal, hold
+from shardfs.dataset.state import find_journal, hold
 from tests.dataset.test_state import remote
-assert not has_journal(remote())
+assert find_journal(remote()) is None
 with hold(remote()) as state:
     print(state.root)
 """
