@@ -109,6 +109,10 @@ class GroupCommit:
             queue = self._queues[key] = ShardQueue(layout, shard, key)
         return queue
 
+    def pending_below(self, path: str) -> Sequence[ShardQueue]:
+        """Return the shards with pending changes in arrays at and below *path*."""
+        return [queue for queue in self.pending if is_below(queue.layout.path, path)]
+
     def add(self, queue: ShardQueue, change: Change) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
         if queue.add(change) is None:
@@ -136,12 +140,15 @@ class GroupCommit:
         another program changed a shard first is no error, and the commit is tried again.
         """
         nconflicts, attempts = self.nconflicts, _ATTEMPTS
-        asked = {queue: [*queue.changes.values()] for queue in self.pending if is_below(queue.layout.path, below)}
+        asked = {queue: [*queue.changes.values()] for queue in self.pending_below(below)}
         for queue in asked:
             queue.locked_since = None  # an explicit flush starts the patience again
+        failure: ShardfsError | None = None
         while attempts:
             wanted = [queue for queue, changes in asked.items() if queue.has_any(changes)]
             if not wanted:
+                if failure is not None:
+                    raise failure.with_traceback(None)
                 if self.nconflicts > nconflicts:
                     what = counted(self.nconflicts - nconflicts, "chunk")
                     raise ConflictError(f"another program has changed the array; `shardfs recover` shows {what} of it")
@@ -149,9 +156,12 @@ class GroupCommit:
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
             await self._commit(wanted)
             for queue in wanted:
-                if queue.error is not None:
-                    raise queue.error.with_traceback(None)
+                if queue.error is not None:  # the others are tried until they are committed
+                    failure = failure or queue.error
+                    del asked[queue]
             attempts -= all(queue.locked_since is None for queue in wanted)
+        if failure is not None:
+            raise failure.with_traceback(None)
         raise StoreError("another program keeps changing the shards; the changes stay pending")
 
     async def rewrite(

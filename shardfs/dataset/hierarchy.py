@@ -93,7 +93,7 @@ class Hierarchy:
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
             lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
         )
-        self._left: dict[str, Node] = {}
+        self._removed: dict[str, RemovedArray] = {}
         self._as_stored: set[str] = set()
         self.copies = ConsolidatedCopies(self, store)
 
@@ -144,49 +144,37 @@ class Hierarchy:
             self._nodes.forget(known)
         self.copies.forget(path)
 
-    def leave(self, node: Node) -> bool:
-        """Show *node* as what it is without its document, which a program removes; return whether an array was left.
+    def keep_removed(self, node: Node) -> bool:
+        """Show *node* as what it is without its document, which a program removes; return whether an array stays.
 
-        A directory that is shown as an array stays that array, though without document, until it is abandoned or
-        somebody stores another document. The caller does not remove the stored document then, so that an array is there
-        after the mount is killed too: `Documents.drop` does so later. If there is no such array, the caller removes it.
+        If one does, it is a `RemovedArray`, and the caller leaves the document stored; else the caller removes it.
         """
-        is_left = self._is_shown(node)
-        if is_left and isinstance(node.kind, StoredArray):
-            self._left[node.path] = replace(node, kind=RemovedArray(node.kind))
+        is_array = self._is_shown(node)
+        if is_array and isinstance(node.kind, StoredArray):
+            self._removed[node.path] = RemovedArray(self._store, node.path, node.kind)
         self.show_unsharded(node.path)
         self.forget(node.path)
-        return is_left
-
-    async def removed(self, path: str) -> RemovedArray | None:
-        """Return the array at *path* whose document was removed through the mount; None if there is none."""
-        left = self._left.get(path)
-        return (
-            left.kind if left is not None and isinstance(left.kind, RemovedArray) and await self.is_left(path) else None
-        )
+        return is_array
 
     @property
-    def left(self) -> Collection[str]:
-        """The paths of arrays that were left, as long as no other document was found there."""
-        return list(self._left)
+    def all_removed(self) -> Collection[RemovedArray]:
+        """The arrays whose documents were removed, as long as no other document was found there."""
+        return list(self._removed.values())
 
-    async def is_left(self, path: str) -> bool:
-        """Whether the array at *path* was left, and nobody has stored another document since.
+    async def removed(self, path: str) -> RemovedArray | None:
+        """Return the array at *path* whose document was removed, unless somebody has stored another document since."""
+        while (removed := self._removed.get(path)) is not None:
+            is_current = await removed.is_current()
+            if self._removed.get(path) is not removed:  # meanwhile it was ended, or another document removed
+                continue
+            if is_current:
+                return removed
+            del self._removed[path]
+        return None
 
-        The removed document may be stored still, or not.
-        """
-        left = self._left.get(path)
-        if left is None or not isinstance(left.kind, RemovedArray):
-            return False
-        try:
-            now = await self._store.stat(join_key(path, DOCUMENT))
-        except (NotFoundError, NotADirectoryHereError):
-            return True
-        return now.version == left.kind.was.document_stat.version
-
-    def abandon(self, path: str) -> None:
+    def gone(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
-        tables: tuple[MutableMapping[str, Any], ...] = (self._left, self._layouts, self._made, self._shown)
+        tables: tuple[MutableMapping[str, Any], ...] = (self._removed, self._layouts, self._made, self._shown)
         for table in tables:
             for known in [known for known in table if is_below(known, path)]:
                 table.pop(known, None)
@@ -195,12 +183,17 @@ class Hierarchy:
         self.forget(path)
 
     def moved(self, old: str, new: str) -> None:
-        """Follow a directory that was moved from *old* to *new*: arrays below it that are shown as stored stay so."""
+        """Follow a directory that was moved from *old* to *new*.
+
+        Arrays below it that are shown as stored stay so, and arrays whose documents were removed stay without.
+        """
         as_stored = [new + path[len(old) :] for path in self._as_stored if is_below(path, old)]
-        self.abandon(old)
-        self.abandon(new)
+        removed = [known.moved(new + path[len(old) :]) for path, known in self._removed.items() if is_below(path, old)]
+        self.gone(old)
+        self.gone(new)
         for path in as_stored:
             self.show_as_stored(path)
+        self._removed |= {known.path: known for known in removed}
 
     def begin(self, layout: ArrayLayout) -> None:
         """Note that an array is being created through the mount: only directories of chunks that were created exist."""
@@ -274,11 +267,11 @@ class Hierarchy:
         stat, context = await self._store.stat(path), await self._context(path, known)
         key = join_key(path, DOCUMENT)
         node = Node(path, stat, in_image=context.in_image, context=context)
-        left = self._left.get(path)  # while the store is asked, it may be abandoned, or another one left
-        if left is not None and await self.is_left(path):
-            return replace(left, stat=stat)
-        if self._left.get(path) is left:
-            self._left.pop(path, None)
+        removed = await self.removed(path)
+        if removed is not None:
+            if known is not None and known.kind is removed and known.context == context:
+                return replace(known, stat=stat)
+            return await self._load_removed(node, removed)
         stored: tuple[bytes, Stat] | tuple[None, None] = None, None
         try:
             if known is not None and known.document_stat is not None:
@@ -317,6 +310,15 @@ class Hierarchy:
             self._shown[path] = hash(node.document_stat.identity)
         self._tell(node, known)
         return node
+
+    async def _load_removed(self, node: Node, removed: RemovedArray) -> Node:
+        """Return *node* as what its removed document says."""
+        was = removed.was
+        contents = await self._parse(was.document, node.context)
+        kind = self._kind(node.path, contents, was.document, was.document_stat)
+        if isinstance(kind, StoredArray):
+            removed.was = kind  # its directory may have been moved
+        return replace(node, kind=removed, in_image=contents.in_image, shown=contents.shown)
 
     def _kind(self, path: str, contents: Contents, document: bytes, document_stat: Stat) -> Group | StoredArray:
         if isinstance(contents.metadata, GroupMetadata):

@@ -1,17 +1,19 @@
 """What a directory of a source is: the kinds of nodes."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.worker import LARGE_NBYTES
+from shardfs.errors import NotADirectoryHereError, NotFoundError
 from shardfs.format.lens import NO_CONTEXT, Context, Shown
 from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.stores.base import Stat
+from shardfs.stores.base import Stat, Store, join_key
 
 DOCUMENT: Final = ZARR_JSON
 
@@ -69,14 +71,65 @@ class StoredArray:
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class RemovedArray:
-    """An array whose document was removed through the mount; its directory stays that array: see `Hierarchy.leave`.
+    """An array whose document was removed through the mount, and replaced by none: its directory stays that array.
 
-    *was* is the array with the removed document.
+    *was* is the array at *path* with its document, which stays stored, and hidden, as long as anything is pending in
+    the array: should the mount be killed, nothing else says how its chunks are sharded. Each is by itself:
+
+    - `Changes.settle` drops the document when everything in this array is committed, whatever becomes of others;
+    - `Documents.end` drops it and ends the array, when no chunk is left and a program removes the directory or writes
+      another document;
+    - `Hierarchy.removed` ends it when somebody else has stored another document;
+    - `Hierarchy.moved` takes it along with its directory.
     """
 
-    was: StoredArray
+    def __init__(self, store: Store, path: str, was: StoredArray) -> None:
+        self.path = path
+        self.was = was
+        self._store = store
+        self._key = join_key(path, DOCUMENT)
+        self._stat = was.document_stat
+
+    async def stored(self) -> Stat | None:
+        """Return the status of what is stored under the name of the document; None if nothing is."""
+        try:
+            return await self._store.stat(self._key)
+        except (NotFoundError, NotADirectoryHereError):
+            return None
+
+    async def is_current(self) -> bool:
+        """Whether nobody has stored another document since; the removed one may be stored still, or not."""
+        now = await self.stored()
+        if now is None or now.version == self._stat.version:
+            return True
+        if (now.identity, now.size, now.mtime_ns) != (self._stat.identity, self._stat.size, self._stat.mtime_ns):
+            return False
+        try:  # somebody has changed its mode or its owner, `chmod -R` for example
+            snapshot = await self._store.open(self._key)
+            if bytes(await snapshot.read(0, min(snapshot.size, now.size))) != self.was.document:
+                return False
+        except (NotFoundError, NotADirectoryHereError):
+            return True
+        self._stat = snapshot.stat
+        return True
+
+    async def drop(self) -> None:
+        """Remove the document from the store.
+
+        Nothing is pending in the array, and the caller holds the lock of the node, so that nothing is published and no
+        document is stored meanwhile.
+        """
+        self._store.forget(self._key)
+        if await self.is_current():
+            with suppress(NotFoundError, NotADirectoryHereError):
+                await self._store.unlink(self._key)
+
+    def moved(self, path: str) -> "RemovedArray":
+        """Return the same array in a directory that was moved to *path*."""
+        removed = RemovedArray(self._store, path, self.was)
+        removed._stat = self._stat
+        return removed
 
 
 PLAIN: Final = Plain()

@@ -177,6 +177,7 @@ class _Daemon:
         self._writing = writing
         self._figures = figures
         self._is_given_up = False  # it was told to end, and what is pending could not be committed
+        self._has_conflicts = False  # it was told to end, and something no longer fitted the source, at least
 
     async def run(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:
         """Answer requests until the mount ends; return whether everything that was written is in the shards.
@@ -211,6 +212,7 @@ class _Daemon:
                 self._figures.end()
                 nursery.cancel_scope.cancel()
             is_committed = writing is None or await writing.finish(commit=not self._is_given_up)
+            is_committed = is_committed and not self._has_conflicts
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # all that is left is to unmount and to release the lock
             watching.cancel_scope.cancel()
         return is_committed
@@ -244,7 +246,8 @@ class _Daemon:
 
     async def _end_requests(self, requests: trio.CancelScope) -> None:
         if self._writing is not None:
-            self._is_given_up = not await self._writing.commit()
+            self._has_conflicts = not await self._writing.commit()
+            self._is_given_up = self._writing.is_stuck
         pyfuse3.terminate()
         if self._writing is None or self._is_given_up:
             await trio.sleep(_GRACE_SECONDS)

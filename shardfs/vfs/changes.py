@@ -1,13 +1,15 @@
 """Requests that change something, and requests whose answer depends on what is being written."""
 
+import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.cache import while_it_changes
-from shardfs.dataset.node import DOCUMENT, groups_above
+from shardfs.dataset.node import DOCUMENT, RemovedArray, groups_above
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,
@@ -28,7 +30,23 @@ from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+@dataclass
+class Settled:
+    """What failed when everything was to be committed and stored: *commit*, removed *documents*, and open *files*."""
+
+    commit: ShardfsError | None = None
+    documents: list[ShardfsError] = field(default_factory=list)
+    files: ShardfsError | None = None
+
+    @property
+    def errors(self) -> Sequence[ShardfsError]:
+        """All that failed."""
+        return [error for error in (self.commit, *self.documents, self.files) if error is not None]
 
 
 class Changes:
@@ -337,7 +355,12 @@ class Changes:
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of a directory of chunks, remove what is stored of it."""
         self.writer.check()
-        async with self._hold(parent, name):
+
+        async def choose() -> Nodes:
+            # What a directory of chunks is the last of, may end with it.
+            return {self.fs.node_path(parent): False} | {(await self._child(parent, name)).node_path: True}
+
+        async with self._locks.hold(choose):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
@@ -365,23 +388,55 @@ class Changes:
         await (await self.fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
-        """Commit everything that is pending, remove removed documents from the store, and store files being written."""
-        await self.writer.commits.flush()
-        await self.drop_removed()
-        await self.fs.store.flush()
+        """Do what `settle` does; raises the first error, and logs the others."""
+        first, *others = [*(await self.settle()).errors, None]
+        for error in others:
+            if error is not None:
+                log.error("%s: %s", self.fs.store.url, error)
+        if first is not None:
+            raise first.with_traceback(None)
 
-    async def drop_removed(self) -> None:
-        """Remove the stored documents of arrays whose documents were removed on the mount, and replaced by none.
+    async def settle(self) -> Settled:
+        """Commit what is pending, remove removed documents from the store, and store files that are being written.
 
-        First the copies of them in groups: who reads by a copy must not find an array that has no document.
+        Each is done whatever becomes of the others; returns what failed.
         """
+        settled = Settled()
+        try:
+            await self.writer.commits.flush()
+        except ShardfsError as error:
+            settled.commit = error
+        try:
+            await self._correct_copies()
+        except ShardfsError as error:
+            settled.documents.append(error)
+        for removed in self.fs.hierarchy.all_removed:
+            try:
+                await self._drop(removed)
+            except ShardfsError as error:
+                settled.documents.append(error)
+        try:
+            await self.fs.store.flush()
+        except ShardfsError as error:
+            settled.files = error
+        return settled
+
+    async def _correct_copies(self) -> None:
+        """Correct the copies of removed documents in groups: nobody must find an array by a copy alone."""
         outdated = self.fs.hierarchy.copies.outdated
         groups = {group for path in outdated for group, _ in groups_above(path)}
         async with self._locks.hold(partial(_alone, groups)):
             await self.documents.correct_copies(outdated)
-        for path in self.fs.hierarchy.left:
-            async with self._locks.hold(partial(_node, path)):  # else a new one might be removed
-                await self.documents.drop(path)
+
+    async def _drop(self, removed: RemovedArray) -> None:
+        """Drop a removed document, unless something is pending in its array that cannot be committed."""
+        commits, path = self.writer.commits, removed.path
+        async with self._locks.hold(partial(_alone, {path})):  # else a chunk or a document might be published meanwhile
+            if any(queue.error is not None for queue in commits.pending_below(path)):
+                return  # `settle` tells it
+            await commits.flush(below=path)
+            if await self.fs.hierarchy.removed(path) is removed:
+                await removed.drop()
 
 
 async def _node(path: str) -> Nodes:

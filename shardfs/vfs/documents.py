@@ -111,7 +111,7 @@ class Documents:
         """Remove a document.
 
         The directory of an array stays that array until it is empty or gets another document. The removed one stays
-        stored until then, or until `drop`.
+        stored until then, or until all is committed: see `RemovedArray`.
         """
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
@@ -122,14 +122,13 @@ class Documents:
             fs.texts.forget(entry.path)
             return
         await fs.hierarchy.copies.outdate(node.path)
-        if entry.name == DOCUMENT and await fs.hierarchy.is_left(node.path):
+        if entry.name == DOCUMENT and isinstance(node.kind, RemovedArray):
             raise NotFoundError(f"{entry.path} does not exist")
         if entry.name not in documents:
             await fs.store.unlink(entry.path)
             if entry.name == DOCUMENT:
-                fs.hierarchy.leave(node)
-            else:
-                fs.hierarchy.forget(node.path)
+                fs.hierarchy.show_unsharded(node.path)
+            fs.hierarchy.forget(node.path)
         else:
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
@@ -138,22 +137,10 @@ class Documents:
                 else:  # documents that the v3 document hid must not appear again
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await fs.store.unlink(key)
-            if not fs.hierarchy.leave(node):
+            if not fs.hierarchy.keep_removed(node):
                 await fs.store.unlink(join_key(node.path, DOCUMENT))
                 fs.hierarchy.forget(node.path)
         fs.texts.forget(entry.path)
-
-    async def drop(self, path: str) -> None:
-        """Remove the document of the array at *path* from the store, if `remove` left it there.
-
-        What is pending in the array was committed: a chunk in the log is a conflict after a crash if there is no
-        document. The caller holds the lock of the node: a document that is stored meanwhile would be removed instead.
-        """
-        key = join_key(path, DOCUMENT)
-        self._fs.store.forget(key)
-        if await self._fs.hierarchy.is_left(path):
-            with suppress(NotFoundError):
-                await self._fs.store.unlink(key)
 
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, without its array if the document was removed and no chunk is left.
@@ -171,13 +158,17 @@ class Documents:
             if isinstance(stored, ArrayMetadata) and isinstance(edited, ArrayMetadata):
                 self._view.lens.put(stored, edited)  # raises if it does not describe the same chunks
                 return node
-        await self._abandon(chunks)
+        await self.end(chunks)
         return await self._fs.hierarchy.node(node.path, fresh=True)
 
-    async def _abandon(self, chunks: ChunkTree) -> None:
+    async def end(self, chunks: ChunkTree) -> None:
+        """End a removed array without chunks: remove what is stored of it. The caller holds its lock exclusively."""
+        hierarchy = self._fs.hierarchy
         await chunks.prune()
-        await self.drop(chunks.path)
-        self._fs.hierarchy.abandon(chunks.path)
+        removed = await hierarchy.removed(chunks.path)
+        if removed is not None:
+            await removed.drop()
+        hierarchy.gone(chunks.path)
 
     async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
@@ -320,9 +311,9 @@ class Documents:
         _require_readable(content)
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
         replaced, mtime_ns = node.document_stat, publication.mtime_ns
-        if node.document is None and await fs.hierarchy.is_left(node.path):
-            with suppress(NotFoundError):
-                replaced = await fs.store.stat(key)  # the removed document, unless it was dropped
+        removed = await fs.hierarchy.removed(node.path) if node.document is None else None
+        if removed is not None:
+            replaced = await removed.stored()  # unless it was dropped
         exclusive = publication.exclusive and replaced is None
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
@@ -367,7 +358,7 @@ class Documents:
         if chunks is not None and not await chunks.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
         if chunks is not None:
-            await self._abandon(chunks)
+            await self.end(chunks)
 
     async def _nodes_told(self, path: str, copies: Iterable[str]) -> dict[str, Node]:
         """Return the nodes whose documents are copied in the document of the group at *path*."""

@@ -331,8 +331,8 @@ class Filesystem:
     async def stored_documents(self, path: str) -> Mapping[str, bytes]:
         """Return the view's documents that are stored in the directory *path*, as they are stored."""
         found: dict[str, bytes] = {}
-        is_left = await self.hierarchy.is_left(path)
-        for name in self.view.document_names - {DOCUMENT if is_left else ""}:
+        removed = await self.hierarchy.removed(path)
+        for name in self.view.document_names - {DOCUMENT if removed is not None else ""}:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
                 snapshot = await self.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:

@@ -39,6 +39,7 @@ class Session:
         self.source = source
         self.state = state
         self._single_writer = single_writer
+        self.is_stuck = False  # the last commit failed for another reason than conflicts, and the next one may, too
         self._contents, self.journal = open_log(state.journal, disk)
         self._aside, self.conflicts = open_log(state.conflicts, disk)
         self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
@@ -84,25 +85,19 @@ class Session:
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def commit(self) -> bool:
-        """Do what `Changes.flush_all` does; return whether that succeeded. Failures are logged."""
-        is_committed = True
-        try:
-            await self.writer.commits.flush()
-            await self.changes.drop_removed()
-        except ConflictError as error:
-            log.error("%s: %s", self.source.store.url, error)  # noqa: TRY400
-            is_committed = False
-        except ShardfsError as error:
+        """Do what `Changes.settle` does; return whether all of it succeeded. Failures are logged."""
+        settled = await self.changes.settle()
+        if isinstance(settled.commit, ConflictError):  # what does not fit is in the conflict log
+            log.error("%s: %s", self.source.store.url, settled.commit)
+        elif settled.commit is not None:
             where = shown(self.state.journal)
-            log.error("what is pending stays in the journal, for the next mount: %s (%s)", error, where)  # noqa: TRY400
-            is_committed = False
-        try:
-            await self.source.store.flush()
-        except ShardfsError as error:
-            where = self.state.root
-            log.error("what was written stays on this machine, in %s: %s", where, error)  # noqa: TRY400
-            is_committed = False
-        return is_committed
+            log.error("what is pending stays in the journal, for the next mount: %s (%s)", settled.commit, where)
+        for error in settled.documents:
+            log.error("what programs removed stays in %s: %s", self.source.store.url, error)
+        if settled.files is not None:
+            log.error("what was written stays on this machine, in %s: %s", self.state.root, settled.files)
+        self.is_stuck = any(not isinstance(error, ConflictError) for error in settled.errors)
+        return not settled.errors
 
     async def finish(self, *, commit: bool = True) -> bool:
         """Commit everything and close the log; return whether that succeeded. Failures are logged.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from shardfs.dataset.array import Extent
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.node import RemovedArray
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
@@ -510,10 +511,8 @@ class ChunkDirectory(Entry):
         chunks.removals[self.position] += 1
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
-            await (await self.fs.present(chunks)).prune()
-            if node.document is None:  # nothing is left of the array
-                await self.fs.publisher.drop(node.path)
-                self.fs.hierarchy.abandon(node.path)
+            present = await self.fs.present(chunks)
+            await (self.fs.publisher.end(present) if isinstance(node.kind, RemovedArray) else present.prune())
 
     async def _require_no_scratch(self) -> None:
         """Raise `NotEmptyError` if there are scratch files in the directory, or below it."""

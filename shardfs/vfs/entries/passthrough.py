@@ -7,7 +7,7 @@ from contextlib import suppress
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
-from shardfs.dataset.node import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node, RemovedArray
 from shardfs.errors import (
     CorruptionError,
     ExistsError,
@@ -20,7 +20,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, join_key, write_all
+from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reserved, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.document import Document
@@ -184,7 +184,7 @@ class Passthrough(Entry):
         await fs.store.rmdir(self.path)
         fs.inodes.removed(self.path)
         await fs.remove_scratch(self.path)
-        fs.hierarchy.abandon(self.path)
+        fs.hierarchy.gone(self.path)
 
     async def _clear(self) -> None:
         """Remove what is stored of an array in the directory whose document and chunks were removed.
@@ -199,8 +199,10 @@ class Passthrough(Entry):
                 raise NotEmptyError(f"{self.path} is not empty")
             async for batch in fs.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
-            await emptied.prune()
-            await fs.publisher.drop(self.path)
+            for name in [entry.name for entry in await fs.store.list(self.path)]:
+                if name != DOCUMENT and not (emptied.takes(name) or is_lock(name) or is_reserved(name)):
+                    raise NotEmptyError(f"{name} is in the directory")
+            await fs.publisher.end(emptied)
 
     async def make_link(self, target: bytes) -> None:
         """Create a symbolic link under this name."""
@@ -367,7 +369,7 @@ class Directory(Special):
             return False
         if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
             return True
-        if chunks is not None and node.document is None and name == DOCUMENT:  # it was removed on the mount
+        if isinstance(node.kind, RemovedArray) and name == DOCUMENT:
             return True
         return self.fs.view.hides(node, name)
 

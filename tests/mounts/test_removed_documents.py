@@ -1,0 +1,92 @@
+"""Documents that are removed through a mount: one array's failure is no other's."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import store
+from tests.support.hosts import PREFIX, Host
+from tests.support.locking import kept_busy
+from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
+from tests.support.writers import document_of
+
+DOCUMENT = array((8, 12), (4, 6), sharding((2, 3), LITTLE))
+NEW = b"n" * 24
+CONFLICT = ("kept 1 chunk of ", "another program has changed the array")
+KEPT = "published for metadata that another program has changed"
+
+
+def store_arrays(source: Path, *names: str) -> None:
+    for name in names:
+        store(source / name, DOCUMENT)
+
+
+def make_conflict(mounted: Mount, path: str, key: str = "c/0/0") -> None:
+    """Publish a chunk of an array whose data type another program then changes."""
+    (mounted.path / path / key).write_bytes(NEW)
+    stored = Path(mounted.source) / path / "zarr.json"
+    stored.write_text(json.dumps(document_of(stored.parent) | {"data_type": "float32"}))
+
+
+@pytest.mark.parametrize("end", ["flush", "umount"])
+def test_a_conflict_in_one_array_keeps_no_removed_document_of_another(mount: Mounter, tmp_path: Path, end: str) -> None:
+    store_arrays(tmp_path / "source", "a", "b")
+    mounted = mount(tmp_path / "source", write=True, metadata_ttl=0, expect=CONFLICT)
+    (mounted.path / "b/zarr.json").unlink()
+    make_conflict(mounted, "a")
+    if end == "flush":
+        with refuses(errno.EIO):
+            flush(mounted.path)
+    else:
+        mounted.unmount(status=1)
+    assert not (tmp_path / "source/b/zarr.json").exists()
+
+
+def test_a_conflict_keeps_no_open_file_from_the_bucket(host: Host) -> None:
+    mounted = host.mount(expect=CONFLICT)
+    with (mounted.path / "notes.txt").open("wb", buffering=0) as file:
+        file.write(b"notes")
+        (mounted.path / "c/0/0").write_bytes(NEW)
+        document = json.loads(host.bucket.get(f"{PREFIX}/zarr.json"))
+        host.bucket.put(f"{PREFIX}/zarr.json", json.dumps(document | {"data_type": "float32"}).encode())
+        with refuses(errno.EIO):
+            flush(mounted.path)
+        assert host.bucket.get(f"{PREFIX}/notes.txt") == b"notes"
+
+
+def test_what_is_written_while_a_mount_ends_is_committed_despite_a_conflict(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store_arrays(source, "a", "b", "locked")
+    mounted = mount(source, write=True, metadata_ttl=0, expect=CONFLICT)
+    make_conflict(mounted, "a")
+    (mounted.path / "locked/c/0/0").write_bytes(NEW)
+    with kept_busy(source / "locked/c/0/0"):
+        mounted.ends = (1,)
+        mounted.process.terminate()
+        eventually(lambda: KEPT in mounted.log)
+        (mounted.path / "b/c/0/0").write_bytes(NEW)
+    mounted.process.wait(60)
+    for name in ("b", "locked"):
+        assert NEW in (source / name / "c/0/0").read_bytes()
+    assert not list((source / ".shardfs/journal").glob("*.journal"))
+
+
+def test_a_removed_document_stays_removed_when_its_mode_or_its_directory_changes(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    store_arrays(source, "a")
+    mounted = mount(source, write=True, metadata_ttl=0)
+    (mounted.path / "a/zarr.json").unlink()
+    (source / "a/zarr.json").chmod(0o600)  # as `chmod -R` does
+    assert os.listdir(mounted.path / "a") == ["c"]
+    chunk = (mounted.path / "a/c/0/0").read_bytes()
+    (mounted.path / "a").rename(mounted.path / "b")
+    assert os.listdir(mounted.path / "b") == ["c"]
+    assert (mounted.path / "b/c/0/0").read_bytes() == chunk
+    mounted.unmount()
+    assert os.listdir(source / "b") == ["c"]
