@@ -32,7 +32,7 @@ from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.parallel import for_each
-from shardfs.stores.ttl import derived_at, within_ttl
+from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,9 @@ class ConsolidatedCopies:
             return known.is_of(node) and within_ttl(known.checked, self._hierarchy.clock(), self._hierarchy.ttl)
 
         async def load() -> _Consolidated:
-            known, now = self._groups.peek(node.path), derived_at(self._hierarchy.clock())
+            known = self._groups.peek(node.path)
             texts = await self._texts(node, known.texts if known is not None else {})
+            now = self._hierarchy.clock()  # else thousands of nodes would be looked at again for the next request
             if known is not None and known.is_of(node) and known.texts == texts:
                 return known._replace(checked=now)
             return _Consolidated(await self._consolidate(node, kind, texts), texts, now)

@@ -17,6 +17,7 @@ from zarr.codecs import BloscCodec
 from tests.support.commands import run
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter, flush, refuses
+from tests.support.s3_server import Bucket
 
 VALUES = np.arange(1, 65, dtype="i4").reshape(8, 8)
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
@@ -235,7 +236,7 @@ BROKEN_GROUPS: dict[str, Callable[[bytes], bytes]] = {
     "other-format": lambda text: json.dumps({**json.loads(text), "zarr_format": 4}).encode(),
     "two-documents": lambda text: text * 2,
     "cut-off": lambda text: text[:-2],
-    "utf-32": lambda text: text.decode().encode("utf-32"),
+    "not-utf-8": lambda text: text.replace(b"{", b'{"name": "\xe9",', 1),
     "too-large": lambda text: text + b" " * 2**25,
 }
 
@@ -357,3 +358,21 @@ def test_what_a_program_describes_before_it_creates_it_is_read_back(mount: Mount
     assert (root / "zarr.json").read_bytes() == text
     shutil.rmtree(root / "a")
     assert copies_of(root) == {}
+
+
+def test_in_a_bucket_the_same_is_shown_and_corrected(s3_bucket: Bucket, mount: Mounter, source: Path) -> None:
+    for key, data in files_below(source).items():
+        s3_bucket.put(f"data/{key}", data)
+    s3_bucket.delete("data/a/zarr.json")
+    options: Any = {"write": True, "env": s3_bucket.environment, "expect": ("its zarr.json",)}
+    mounted = mount(s3_bucket.url("data"), **options)
+    assert (read(mounted.path, "a"), read(mounted.path, "g/b")) == ("KeyError", "right")
+    for change in ((mounted.path / "a/c/0/0").read_bytes, (mounted.path / "a/c/0/0").unlink):
+        with refuses(errno.EIO):
+            change()
+    (mounted.path / "g/b/zarr.json").unlink()
+    mounted.unmount()
+    stored = json.loads(s3_bucket.get("data/zarr.json"))["consolidated_metadata"]["metadata"]
+    assert sorted(stored) == ["a", "g", "whole"]
+    assert "b" not in json.loads(s3_bucket.get("data/g/zarr.json"))["consolidated_metadata"]["metadata"]
+    assert "data/g/b/zarr.json" not in s3_bucket.keys("data/g/b")
