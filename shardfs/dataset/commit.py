@@ -95,6 +95,8 @@ class GroupCommit:
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
+        # By path: the shapes that arrays had before they grew on this mount. Written by `grew`, read by `add`.
+        self._shapes_before: dict[str, tuple[int, ...]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -109,6 +111,21 @@ class GroupCommit:
             queue = self._queues[key] = ShardQueue(layout, shard, key)
         return queue
 
+    def grew(self, path: str, shape: tuple[int, ...]) -> None:
+        """Note that the array at *path*, of *shape* until now, has grown: what is published beyond is due at once.
+
+        Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
+        """
+        before = self._shapes_before.get(path, shape)
+        self._shapes_before[path] = tuple(map(min, before, shape)) if len(before) == len(shape) else shape
+
+    def _is_beyond(self, queue: ShardQueue, change: Change) -> bool:
+        before, grid = self._shapes_before.get(queue.layout.path), queue.layout.grid
+        if before is None or len(before) != len(change.coords):
+            return False
+        ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
+        return any(end > n for end, n in zip(ends, before, strict=True))
+
     def pending_below(self, path: str) -> Sequence[ShardQueue]:
         """Return the shards with pending changes in arrays at and below *path*."""
         return [queue for queue in self.pending if is_below(queue.layout.path, path)]
@@ -118,6 +135,7 @@ class GroupCommit:
         if queue.add(change) is None:
             self.npending += 1
         self.pending.setdefault(queue)
+        queue.is_ahead |= self._is_beyond(queue, change)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
 

@@ -305,7 +305,8 @@ class ShardQueue:
     or rewriting it: a record names the index entry that it supersedes, which a commit changes. *since* is the time of
     the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
     shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
-    *locked_since* is when another program was first found to hold its lock.
+    *locked_since* is when another program was first found to hold its lock. *is_ahead*: a chunk reaches beyond the
+    shape that the array had before; native readers see the new shape already, so the shard is due at once.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
@@ -319,6 +320,7 @@ class ShardQueue:
         self.error: ShardfsError | None = None
         self.retry_at: float | None = None
         self.locked_since: float | None = None
+        self.is_ahead = False
         self._nbeaten = 0
         self.index_nbytes = layout.grid.index_nbytes(shard)
 
@@ -327,6 +329,8 @@ class ShardQueue:
         """When the shard is to be committed, unless something is published in it before."""
         if self.retry_at is not None:
             return self.retry_at
+        if self.is_ahead:
+            return self.touched
         return self.touched + (_IDLE if self.payload_nbytes >= self.index_nbytes else _SMALL_IDLE)
 
     @property
@@ -358,6 +362,7 @@ class ShardQueue:
                 self.payload_nbytes -= change.payload.nbytes
         self.since = self.touched  # the others came while these were committed
         if not self.changes and not was_empty:
+            self.is_ahead = False
             self.layout.pending.remove(self.shard)
 
     def fail(self, error: ShardfsError) -> None:

@@ -237,6 +237,8 @@ class Documents:
             await commits.flush(below=node.path)  # a new shape renumbers the chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
+            if edited.shape != stored.shape:
+                commits.grew(node.path, stored.shape)
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         try:

@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+import trio
 
+from shardfs.stores.local.syscalls import Syscalls
+from tests.crash.harness import Process
+from tests.crash.histories import INNER, SHAPE, make_source
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.hosts import PREFIX, Host
 from tests.support.locking import kept_busy
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
+from tests.support.opened import in_trio
 from tests.support.writers import document_of
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3), LITTLE))
@@ -90,3 +95,27 @@ def test_a_removed_document_stays_removed_when_its_mode_or_its_directory_changes
     assert (mounted.path / "b/c/0/0").read_bytes() == chunk
     mounted.unmount()
     assert os.listdir(source / "b") == ["c"]
+
+
+def test_native_readers_see_what_is_appended_without_a_flush(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store_arrays(source, "a")
+    root = mount(source, write=True, metadata_ttl=0).path / "a"
+    (root / "zarr.json").write_text(json.dumps(document_of(root) | {"shape": [16, 12]}))
+    (root / "c/0/0").write_bytes(NEW)  # within the old shape
+    (root / "c/4/0").write_bytes(NEW)
+    eventually((source / "a/c/2/0").exists)
+    assert NEW in (source / "a/c/2/0").read_bytes()
+
+
+@in_trio
+async def test_chunks_that_are_appended_are_due_at_once(tmp_path: Path) -> None:
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", Syscalls())
+    await process.edit("end", lambda document: document.update(shape=[4 * SHAPE]))
+    before, beyond = 0, SHAPE // INNER
+    for number, is_due in ((before, False), (beyond, True)):
+        await process.write("end", number, b"data")
+        [queue] = process.writing.writer.commits.pending
+        assert (queue.due_at <= trio.current_time()) == is_due
+        await process.writing.changes.flush_all()
