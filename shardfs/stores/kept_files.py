@@ -1,7 +1,7 @@
 """What programs wrote to a remote store and could not be stored: local files, each with a note of its key.
 
-A note is made when a file cannot be stored, with the reason, and removed if it can be later. Until somebody asks to
-store what is left then, it stays.
+A note is made when a file cannot be stored, with the reason, and removed if it, or a later version of it, can be stored
+later. Until somebody asks to store what is left then, it stays.
 """
 
 import json
@@ -67,6 +67,8 @@ class KeptFiles:
         """How many bytes are kept; some may have been stored or removed since by another process."""
         self._by_key: dict[str, set[str]] = {}
         """The names of the files that are kept of each key, and not superseded."""
+        self._earlier: set[str] = set()
+        """The names of those that an earlier mount has kept: programs of this one know nothing about them."""
 
     def resume(self) -> None:
         """Log what earlier processes have kept, which is left alone. Remove files without a note.
@@ -80,7 +82,9 @@ class KeptFiles:
         for file in self.find():
             self._nbytes += file.nbytes
             if not file.is_superseded:
-                self._by_key.setdefault(file.key, set()).add(os.path.basename(file.path))
+                name = os.path.basename(file.path)
+                self._by_key.setdefault(file.key, set()).add(name)
+                self._earlier.add(name)
             log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
     def require_room(self) -> None:
@@ -121,19 +125,30 @@ class KeptFiles:
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
     def stored(self, key: str, name: str | None) -> None:
-        """Note that *key* was stored, from the file *name* if there is one; what else is kept of it stays, superseded.
+        """Note that *key* was stored, from the file *name* if there is one.
 
-        The note of a file goes only now: if its mount is killed while it is stored again, it is kept.
+        What this mount has kept of it is removed: its program was told, and a program has written the file again since.
+        What an earlier mount has kept stays, superseded. The note of a file goes only now: if its mount is killed while
+        it is stored again, it is kept.
         """
         if name is not None:
             with suppress(OSError):
                 os.unlink(self.path(name) + _SUFFIX)
-        for older in self._by_key.pop(key, ()):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # without a note, it is not kept any more
-                file = self._read(older)
-                write_note(file.path + _SUFFIX, {"key": key, "reason": file.reason, "superseded": True})
-                what = f"what was written to {key} and is kept in {file.path} is older than what is stored"
-                log.warning("%s: `recover` leaves it alone", what)
+        for older in self._by_key.pop(key, set()) - {name}:
+            if older in self._earlier:
+                self._supersede(key, older)
+                continue
+            with suppress(OSError):
+                self._nbytes -= os.stat(self.path(older)).st_size
+            remove_kept(self.path(older))
+            log.info("what was kept of %s is removed: it is stored as it was written since", key)
+
+    def _supersede(self, key: str, name: str) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # without a note, it is not kept any more
+            file = self._read(name)
+            write_note(file.path + _SUFFIX, {"key": key, "reason": file.reason, "superseded": True})
+            what = f"what was written to {key} and is kept in {file.path} is older than what is stored"
+            log.warning("%s: `recover` leaves it alone", what)
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""

@@ -223,7 +223,7 @@ def test_an_unwritten_file_is_not_kept_if_another_host_made_it(host: Host, make:
 
 
 @pytest.mark.parametrize(("name", "write"), [("notes.txt", in_place), ("zarr.json", by_rename)])
-def test_a_refused_file_is_kept_but_never_replaces_a_later_version(
+def test_a_refused_file_is_not_kept_once_a_program_has_written_it_again(
     host: Host, name: str, write: Callable[[Path, bytes], None]
 ) -> None:
     stored = json.loads(host.bucket.get(key("zarr.json")))
@@ -233,15 +233,31 @@ def test_a_refused_file_is_kept_but_never_replaces_a_later_version(
     document = json.loads(path.read_bytes())
     host.bucket.put(key(name), json.dumps(stored | {"attributes": {"n": 1}}).encode())
     refused(lambda: in_place(path, json.dumps(document | {"attributes": {"n": 2}}).encode()))
+    kept = Path(mounted.log.partition(f"{name} {KEPT} ")[2].split(":")[0])
+    assert attributes(kept.read_bytes()) == {"n": 2}
     assert attributes(path.read_bytes()) == {"n": 1}
     write(path, json.dumps(document | {"attributes": {"n": 3}}).encode())
+    assert not kept.exists()
+    mounted.unmount()
+    assert host.recover(host.url) == []
+    assert attributes(host.bucket.get(key(name))) == {"n": 3}
+
+
+def test_what_an_earlier_mount_has_kept_stays_and_never_replaces_a_later_version(host: Host) -> None:
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    assert not (mounted.path / "notes.txt").exists()
+    host.bucket.put(key("notes.txt"), b"theirs")
+    refused(lambda: in_place(mounted.path / "notes.txt", b"ours"))
+    mounted.unmount()
+    mounted = host.mount()
+    in_place(mounted.path / "notes.txt", b"later")
     mounted.unmount()
     assert "is older than what is stored" in mounted.log
     for arguments in ((), ("--apply",)):
         (kept,) = host.recover(*arguments, host.url, status=FAILED)
         assert "a later version was stored from here since" in kept["message"]
-        assert attributes(Path(kept["path"]).read_bytes()) == {"n": 2}
-    assert attributes(host.bucket.get(key(name))) == {"n": 3}
+        assert Path(kept["path"]).read_bytes() == b"ours"
+    assert host.bucket.get(key("notes.txt")) == b"later"
     Path(kept["path"]).unlink()
     assert host.recover(host.url) == []
 

@@ -3,7 +3,7 @@
 Small objects are put as a whole. For others, S3 copies what is kept, in a multipart upload that becomes the object when
 it is complete; if it fails, it is aborted, and the object is as it was.
 
-Each change appends a *commit id* to a list in the object's user metadata. If a reply is lost, the id tells that the
+Each change appends a *commit id* to a list in the object's properties. If a reply is lost, the id tells that the
 change was made, even if another host has changed the object since.
 """
 
@@ -37,13 +37,14 @@ from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.requests import Condition, Fetched, ObjectStat, Properties, Range
 
 COMMIT_IDS: Final = "shardfs-transactions"
-"""The name, in an object's user metadata, of the ids of the changes that made it, the latest last."""
+"""The name, in an object's user metadata or Cache-Control, of the ids of the changes that made it, the latest last."""
 
 _MAX_IDS: Final = 16
 _MAX_METADATA: Final = 2048
 """How many bytes of user metadata S3 accepts, names and values together."""
 
 _ID: Final = re.compile(r"[0-9a-f]{16}")
+_DIRECTIVE: Final = re.compile(rf'(?:^|, *){COMMIT_IDS}="([0-9a-f,]*)"')
 _SENDING_ALL: Final = replace(S3_LIMITS, min_part=S3_LIMITS.max_object)
 """Limits with which nothing is large enough to be copied."""
 
@@ -60,16 +61,33 @@ _IN_MEMORY: Final = 8 * 2**20
 
 def commit_ids(properties: Properties | None) -> Sequence[str]:
     """Return the ids of the last changes of an object, the latest last."""
-    return _ID.findall(properties.metadata.get(COMMIT_IDS, "")) if properties is not None else []
+    if properties is None:
+        return []
+    listed = properties.metadata.get(COMMIT_IDS)
+    if listed is None:
+        directive = _DIRECTIVE.search(properties.headers.get("CacheControl", ""))
+        listed = directive[1] if directive is not None else ""
+    return _ID.findall(listed)
 
 
 def with_commit_id(properties: Properties, commit_id: str) -> Properties:
-    """Return *properties* with *commit_id* added, and as many of the earlier ones as there is room for."""
-    others = {name: value for name, value in properties.metadata.items() if name != COMMIT_IDS}
-    used = sum(len(name.encode()) + len(value.encode()) for name, value in others.items())
-    room = (_MAX_METADATA - used - len(COMMIT_IDS) + 1) // (len(commit_id) + 1)
-    ids = [*commit_ids(properties), commit_id][-min(_MAX_IDS, room) :] if room > 0 else []
-    return replace(properties, metadata=others | ({COMMIT_IDS: ",".join(ids)} if ids else {}))
+    """Return *properties* with *commit_id* added to the ids of earlier changes, of which the last ones stay.
+
+    The ids are in the user metadata. Where these have no room for them, because programs have filled it, they are a
+    directive of Cache-Control, which counts for no limit: whoever does not know a directive has to ignore it.
+    """
+    ids = ",".join([*commit_ids(properties), commit_id][-_MAX_IDS:])
+    metadata = {name: value for name, value in properties.metadata.items() if name != COMMIT_IDS}
+    headers = dict(properties.headers)
+    others = _DIRECTIVE.sub("", headers.pop("CacheControl", ""))
+    used = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
+    if used + len(COMMIT_IDS) + len(ids) <= _MAX_METADATA:
+        metadata[COMMIT_IDS] = ids
+    else:
+        others = f'{others}{", " if others else ""}{COMMIT_IDS}="{ids}"'
+    if others:
+        headers["CacheControl"] = others
+    return replace(properties, headers=headers, metadata=metadata)
 
 
 T = TypeVar("T")

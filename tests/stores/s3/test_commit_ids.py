@@ -30,11 +30,20 @@ def test_what_a_user_says_of_an_object_stays() -> None:
 
 
 @pytest.mark.parametrize("used", [*range(1700, 2060, 7), 2048])
-def test_no_more_is_said_than_s3_takes(used: int) -> None:
-    old = Properties({}, {"x": "y" * (used - 1)})
-    properties, ids = changed(old, 20)
-    assert nbytes(properties) <= max(MAX_METADATA, nbytes(old))
-    kept = commit_ids(properties)
-    assert kept == ids[len(ids) - len(kept) :]
-    assert len(kept) <= 16
-    assert len(kept) == 16 or nbytes(properties) + 17 + (0 if kept else len(COMMIT_IDS) - 1) > MAX_METADATA
+@pytest.mark.parametrize("cache_control", [None, "no-cache, max-age=0"])
+def test_the_last_ids_are_known_however_much_a_user_says_and_s3_takes_all(used: int, cache_control: str | None) -> None:
+    headers = {} if cache_control is None else {"CacheControl": cache_control}
+    old = Properties(headers, {"x": "y" * (used - 1)})
+    for count in (1, 3, 20):
+        properties, ids = changed(old, count)
+        assert commit_ids(properties) == ids[-16:]
+        assert nbytes(properties) <= max(MAX_METADATA, nbytes(old))
+        assert properties.metadata["x"] == old.metadata["x"]
+        said = properties.headers.get("CacheControl", "")
+        assert said.startswith(cache_control or "")
+        assert (COMMIT_IDS in said) != (COMMIT_IDS in properties.metadata)
+    smaller = Properties(properties.headers, {})
+    again, (one,) = changed(smaller, 1)
+    is_kept = COMMIT_IDS in properties.headers.get("CacheControl", "")
+    assert commit_ids(again) == ([*ids[-15:], one] if is_kept else [one])
+    assert again.headers == headers, "what there is room for in the metadata is there alone"

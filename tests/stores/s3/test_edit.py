@@ -180,6 +180,29 @@ def test_a_lost_reply_is_success_though_another_host_has_changed_the_object_sinc
 
 
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_lost_reply_is_success_though_a_program_has_filled_the_metadata(
+    s3_bucket: Bucket, here: Host, there: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    metadata = {"filled": "y" * (2048 - len("filled"))}
+    s3_bucket.put(OBJECT, old, Metadata=metadata, CacheControl="no-cache")
+
+    def theirs() -> None:
+        run(lambda: there.splice(KEY, append(appended(old, b"ours"), b"theirs")))
+
+    s3_proxy.fail(operation, Then(theirs))
+    run(lambda: here.splice(KEY, append(old, b"ours")))
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours", b"theirs")
+    s3_proxy.fail(operation, LostReply())
+    now = s3_bucket.get(OBJECT)
+    run(lambda: here.splice(KEY, append(now, b"again")))
+    assert s3_bucket.get(OBJECT) == appended(now, b"again")
+    found = s3_bucket.head(OBJECT)
+    assert found["Metadata"] == metadata
+    assert found["CacheControl"].startswith("no-cache, ")
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
 def test_a_request_that_arrives_late_is_no_conflict_with_itself(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, operation: str
 ) -> None:
