@@ -15,7 +15,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import google_crc32c
@@ -23,22 +23,34 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
-from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief
+from shardfs.format.document import MAX_LENGTH, Extension, Json, brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, type_name
+from shardfs.format.members import Buffer, check_size, decode_members
+from shardfs.format.numcodec import (
+    ARRAY_FILTERS,
+    BYTES_FILTERS,
+    MAX_ITEM_NBYTES,
+    NATIVE,
+    PREFIX,
+    Codec,
+    check_decodable,
+    decode_numcodec,
+    encode_numcodec,
+    is_named,
+    numcodec,
+)
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
 MAX_CHUNK_NBYTES: Final = 512 * 2**20
 """The largest size that a chunk may decode to; decoding needs a few times that much memory."""
-_MAX_COPIED_NBYTES: Final = 2**35  # for chunks of many parts: each part copies all that follow it
 
 _MAX_BLOSC_NBYTES: Final = 2**31 - 17  # the header is included
 _MAX_TYPESIZE: Final = 255
@@ -135,8 +147,25 @@ def parse_endian(codec: Extension, default: str | None = None) -> str:
 
 
 def is_decodable(codec: Extension) -> bool:
-    """Whether *codec* is a bytes → bytes codec that shardfs can decode."""
-    return codec.name in _CODECS
+    """Whether *codec* is a bytes → bytes codec that shardfs can decode.
+
+    One of numcodecs must say all that its decoder needs: see `spelled_out`.
+    """
+    if codec.name not in _CODECS or not codec.name.startswith(PREFIX):
+        return codec.name in _CODECS
+    try:
+        numcodecs = numcodec(codec, None, None)
+        check_decodable(numcodecs)
+    except MetadataError:
+        return False
+    return numcodecs["id"] != "shuffle" or "elementsize" in numcodecs
+
+
+def spelled_out(codec: Extension, dtype: np.dtype[Any]) -> Extension:
+    """Return a codec of numcodecs with what zarr-python takes from elements of *dtype*; any other one as it is."""
+    if not is_named(codec, ARRAY_FILTERS | BYTES_FILTERS):
+        return codec
+    return replace(codec, configuration=numcodec(codec, 1 if dtype.hasobject else dtype.itemsize, dtype.str))
 
 
 def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
@@ -146,13 +175,33 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     """
     for codec in reversed(codecs):
         # The input of a stage may be larger than its output only by headers and checksums.
-        data = _CODECS[codec.name].decode(data, limit + limit // 8 + 4096)
+        data = _CODECS[codec.name].decode(codec, data, limit + limit // 8 + 4096)
     if len(data) > limit:
         raise OversizedDataError(f"the data decodes to {len(data)} bytes, more than {limit}")
     return data
 
 
-def _decode_zstd(data: Buffer, limit: int) -> Buffer:
+def decode_elements(
+    after: Sequence[Extension], filters: Sequence[Codec], data: Buffer, nbytes: int, count: int
+) -> Buffer:
+    """Undo bytes → bytes codecs *after*, then *filters*: *count* elements of *nbytes* bytes in all, if it is sound."""
+    if not filters:
+        return decode(after, data, nbytes)
+    limit = min(max(nbytes, MAX_ITEM_NBYTES * count), MAX_CHUNK_NBYTES)
+    data = decode(after, data, limit)
+    for codec in reversed(filters):
+        data = undo(codec, data, limit)
+    return data
+
+
+def undo(codec: Codec, data: Buffer, limit: int) -> Buffer:
+    """Undo a codec of numcodecs, filter or compressor; `numcodec.check_decodable` must accept it."""
+    if codec["id"] in NATIVE:
+        return _CODECS[codec["id"]].decode(Extension(codec["id"], {}), data, limit)
+    return decode_numcodec(codec, data, limit)
+
+
+def _decode_zstd(codec: Extension, data: Buffer, limit: int) -> Buffer:
     from numcodecs.zstd import decompress as decompress_into
 
     try:
@@ -168,32 +217,14 @@ def _decode_zstd(data: Buffer, limit: int) -> Buffer:
     return decoded.data
 
 
-def _decode_gzip(data: Buffer, limit: int) -> Buffer:
+def _decode_gzip(codec: Extension, data: Buffer, limit: int) -> Buffer:
     try:
-        return decode_members(lambda: zlib.decompressobj(wbits=31), data, limit)
+        return decode_members(lambda: zlib.decompressobj(wbits=31), data, limit, padding=b"\0")
     except zlib.error as error:
         raise CorruptionError(f"gzip data is damaged: {error}") from None
 
 
-def decode_members(new_member: Callable[[], Any], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated members, at most *limit* bytes; a member is a decompressor of the standard library."""
-    decoded, rest, copied = b"", data, 0
-    while True:
-        member = new_member()
-        part: bytes = member.decompress(rest, limit + 1 - len(decoded))
-        decoded += part
-        check_size(len(decoded), limit)
-        if not member.eof:
-            raise CorruptionError("the data is cut short")
-        rest = member.unused_data
-        if not rest:
-            return decoded
-        copied += len(rest) + len(decoded)
-        if copied > _MAX_COPIED_NBYTES:
-            raise CorruptionError("the data has too many parts")
-
-
-def _decode_blosc(data: Buffer, limit: int) -> Buffer:
+def _decode_blosc(codec: Extension, data: Buffer, limit: int) -> Buffer:
     from numcodecs import blosc
 
     # c-blosc trusts the sizes in its header: version, flags, item size, nbytes, block size, cbytes.
@@ -201,27 +232,21 @@ def _decode_blosc(data: Buffer, limit: int) -> Buffer:
         raise CorruptionError("blosc data is cut short")
     nbytes, _, cbytes = struct.unpack_from("<III", data, 4)
     check_size(nbytes, limit)
-    if cbytes != len(data):
+    if not 16 <= cbytes <= len(data):
         raise CorruptionError(f"blosc data has {len(data)} bytes, its header says {cbytes}")
     try:
-        return bytes(blosc.decompress(data))
+        return bytes(blosc.decompress(memoryview(data)[:cbytes]))  # what follows is ignored, as by c-blosc
     except (RuntimeError, ValueError) as error:
         raise CorruptionError(f"blosc data is damaged: {error}") from None
 
 
-def _decode_crc32c(data: Buffer, limit: int) -> Buffer:
+def _decode_crc32c(codec: Extension, data: Buffer, limit: int) -> Buffer:
     if len(data) < CRC32C_NBYTES:
         raise CorruptionError("data with a crc32c is cut short")
     content, stored = memoryview(data)[:-CRC32C_NBYTES], memoryview(data)[-CRC32C_NBYTES:]
     if crc32c(content).to_bytes(CRC32C_NBYTES, "little") != stored:
         raise CorruptionError("the crc32c does not match")
     return content
-
-
-def check_size(size: int, limit: int) -> None:
-    """Raise `OversizedDataError` for more than *limit* bytes."""
-    if size > limit:
-        raise OversizedDataError(f"the data decodes to more than {limit} bytes")
 
 
 def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
@@ -231,7 +256,7 @@ def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
     `RefusedError` for more data than a codec supports.
     """
     for codec in codecs:
-        data = _CODECS[codec.name].encode(parameters(codec), data)
+        data = _CODECS[codec.name].encode(codec, data)
     return bytes(data)
 
 
@@ -265,15 +290,21 @@ def parameters(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
     return found
 
 
-def _encode_zstd(options: Document, data: Buffer) -> bytes:
+def _encode_gzip(codec: Extension, data: Buffer) -> bytes:
+    return zlib.compress(data, parameters(codec)["level"], wbits=31)
+
+
+def _encode_zstd(codec: Extension, data: Buffer) -> bytes:
     from numcodecs.zstd import compress
 
+    options = parameters(codec)
     return bytes(compress(data, options["level"], options["checksum"]))
 
 
-def _encode_blosc(options: Document, data: Buffer) -> bytes:
+def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
     from numcodecs import blosc
 
+    options = parameters(codec)
     if len(data) > _MAX_BLOSC_NBYTES:
         raise RefusedError(f"blosc holds no more than {_MAX_BLOSC_NBYTES} bytes, not {len(data)}")
     cname, clevel, blocksize, typesize = (options[each] for each in ("cname", "clevel", "blocksize", "typesize"))
@@ -292,23 +323,32 @@ def crc32c(data: Buffer | npt.NDArray[np.uint8], before: int = 0) -> int:
     return value
 
 
+def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
+    parameters(codec)  # of which there are none
+    return b"".join((data, crc32c(data).to_bytes(CRC32C_NBYTES, "little")))
+
+
+def _decode_numcodec(codec: Extension, data: Buffer, limit: int) -> Buffer:
+    return undo(numcodec(codec, None, None), data, limit)
+
+
+def _encode_numcodec(codec: Extension, data: Buffer) -> bytes:
+    return encode_numcodec(numcodec(codec, None, None), data).tobytes()
+
+
 class _BytesCodec(NamedTuple):
-    """Decoder and encoder of a bytes → bytes codec.
+    """Decoder and encoder of a bytes → bytes codec; `decode` raises for output beyond the given size."""
 
-    `decode` raises for output beyond the given size, `encode` takes what `parameters` returns.
-    """
-
-    decode: Callable[[Buffer, int], Buffer]
-    encode: Callable[[Document, Buffer], bytes]
+    decode: Callable[[Extension, Buffer, int], Buffer]
+    encode: Callable[[Extension, Buffer], bytes]
 
 
 _CODECS: Final = {
-    "gzip": _BytesCodec(_decode_gzip, lambda options, data: zlib.compress(data, options["level"], wbits=31)),
+    "gzip": _BytesCodec(_decode_gzip, _encode_gzip),
     "zstd": _BytesCodec(_decode_zstd, _encode_zstd),
     "blosc": _BytesCodec(_decode_blosc, _encode_blosc),
-    "crc32c": _BytesCodec(
-        _decode_crc32c, lambda _, data: b"".join((data, crc32c(data).to_bytes(CRC32C_NBYTES, "little")))
-    ),
+    "crc32c": _BytesCodec(_decode_crc32c, _encode_crc32c),
+    **dict.fromkeys([PREFIX + name for name in BYTES_FILTERS], _BytesCodec(_decode_numcodec, _encode_numcodec)),
 }
 
 
@@ -317,7 +357,7 @@ class ChunkCodec:
     """The codec chain of chunks of one shape.
 
     *order* is the transpose before the `bytes` codec, which writes elements in byte order *endian*; *after* are the
-    bytes → bytes codecs that follow.
+    bytes → bytes codecs that follow. *filters*, of numcodecs, change elements before they are written.
     """
 
     data_type: DataType
@@ -325,22 +365,32 @@ class ChunkCodec:
     order: tuple[int, ...]
     endian: str
     after: tuple[Extension, ...]
+    filters: tuple[Codec, ...] = ()
 
     @classmethod
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
         """Parse the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
         try:
-            known, chain = DataType.of_fixed_size(data_type), parse_chain(codecs, "codecs")
+            known = DataType.of_fixed_size(data_type)
+            chain = tuple(spelled_out(codec, known.dtype) for codec in parse_chain(codecs, "codecs"))
             for extension in chain:
-                if extension.name not in ("transpose", "bytes") and not is_decodable(extension):
+                is_known = extension.name in ("transpose", "bytes") or is_named(extension, ARRAY_FILTERS)
+                if not is_known and not is_decodable(extension):
                     raise NotShownError(f"the codec {brief(extension.name)} cannot be decoded")
             before, serializer, after = split_chain(chain, "codecs")
+            filters = tuple(numcodec(codec, None, None) for codec in before if codec.name != "transpose")
+            for numcodecs_filter in filters:
+                check_decodable(numcodecs_filter)
+            transposes = [codec for codec in before if codec.name == "transpose"]
             serializer.expect("endian")
             endian = "little"  # if it makes no difference, or none is given
             if known.has_byte_order and "endian" in serializer.configuration:
                 endian = parse_endian(serializer)
                 known.check_endian(endian)
-            codec = cls(known, chunk_shape, composed_order(before, len(chunk_shape)), endian, after)
+            codec = cls(known, chunk_shape, composed_order(transposes, len(chunk_shape)), endian, after, filters)
+            if filters and not (codec._is_in_memory_order and known.is_native):
+                # zarr-python filters elements in the order in which it has them, and does not read all of that again.
+                raise NotShownError(f"libraries disagree on {filters[-1]['id']} of transposed or big-endian elements")
         except MetadataError as error:
             raise NotShownError(str(error)) from None
         if codec.nbytes > MAX_LENGTH:
@@ -359,7 +409,7 @@ class ChunkCodec:
     @property
     def is_identity(self) -> bool:
         """Whether encoding changes nothing."""
-        return self._is_in_memory_order and not self.after
+        return self._is_in_memory_order and not self.after and not self.filters
 
     @property
     def _is_in_memory_order(self) -> bool:
@@ -370,7 +420,7 @@ class ChunkCodec:
 
         Raises `CorruptionError` if *encoded* does not decode to that size. Takes a few times that much memory at most.
         """
-        data = decode(self.after, encoded, self.nbytes)
+        data = decode_elements(self.after, self.filters, encoded, self.nbytes, math.prod(self.chunk_shape))
         if len(data) != self.nbytes:
             raise CorruptionError(f"the chunk decodes to {len(data)} bytes instead of {self.nbytes}")
         if self._is_in_memory_order:
@@ -385,6 +435,11 @@ class ChunkCodec:
         """
         if len(decoded) != self.nbytes:
             raise RefusedError(f"the chunk has {len(decoded)} bytes instead of {self.nbytes}")
+        if self.filters:
+            elements = np.frombuffer(decoded, self.data_type.dtype)
+            for codec in self.filters:
+                elements = encode_numcodec(codec, elements)
+            return encode(self.after, elements.tobytes())
         if self._is_in_memory_order:
             return encode(self.after, decoded)
         return encode(self.after, self._rearranged(decoded, self.chunk_shape, self.order))
@@ -420,6 +475,8 @@ class FillCodec:
         try:
             if serializer is None:
                 codec = ChunkCodec.parse(data_type, chunk_shape, codecs)
+                if codec.filters:
+                    raise NotShownError(f"the codec {codec.filters[0]['id']} of a single value is not encoded here")
                 swapped = codec.data_type.dtype if codec.endian == "big" else None
                 found = cls(b"", count, codec.after, swapped)
             else:

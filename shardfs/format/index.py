@@ -20,7 +20,6 @@ import numpy.typing as npt
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.codecs import (
     CRC32C_NBYTES,
-    Buffer,
     composed_order,
     crc32c,
     decode,
@@ -30,6 +29,7 @@ from shardfs.format.codecs import (
     split_chain,
 )
 from shardfs.format.document import Extension
+from shardfs.format.members import Buffer
 
 EMPTY: Final = 2**64 - 1
 ENTRY_NBYTES: Final = 16

@@ -249,8 +249,11 @@ def test_chunks_are_plain_where_nothing_moves_them(
 @pytest.mark.parametrize(
     ("data_type", "codecs", "reason"),
     [
-        ("int32", [LITTLE, extension("numcodecs.lzma")], "numcodecs.lzma"),
-        ("int32", [extension("numcodecs.delta"), LITTLE], "numcodecs.delta"),
+        ("int32", [LITTLE, extension("numcodecs.lzma", format=9)], "numcodecs.lzma"),
+        ("int32", [extension("numcodecs.delta"), LITTLE], "delta"),
+        ("int32", [transpose(1, 0), extension("numcodecs.delta", dtype="<i4"), LITTLE], "libraries disagree"),
+        ("int32", [extension("numcodecs.delta", dtype="<i4"), BIG], "libraries disagree"),
+        ("int32", [LITTLE, extension("example.zip")], "the codec 'example.zip' cannot be decoded"),
         ("int32", [extension("example.raw"), GZIP], "the codec 'example.raw' cannot be decoded"),
         ("int32", [extension("packbits")], "packbits"),
         ("int32", [extension("zfp")], "zfp"),

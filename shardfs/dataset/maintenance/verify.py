@@ -1,6 +1,7 @@
 """Examining shards: what each contains, what is dead, and what is damaged."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
@@ -11,11 +12,12 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.shard import OpenShard, open_inner_shard, read_checked
-from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, ShardfsError
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode_elements, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
+from shardfs.format.numcodec import MAX_ITEM_NBYTES, Codec
 from shardfs.format.sharding import Coords, Place
 from shardfs.stores.base import Buffer
 
@@ -100,10 +102,15 @@ class ShardUse:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDecoder:
-    """Decodes inner chunks to find damage; *nbytes* is the expected size, None if that varies."""
+    """Decodes inner chunks to find damage; *nbytes* is the expected size, None if that varies.
+
+    *filters* are codecs of numcodecs before the bytes of *count* elements.
+    """
 
     codecs: tuple[Extension, ...]
     nbytes: int | None
+    filters: tuple[Codec, ...] = ()
+    count: int = 0
 
     @classmethod
     def of(cls, array: Array) -> "ChunkDecoder | None":
@@ -112,6 +119,9 @@ class ChunkDecoder:
             chain = split_chain(array.codecs, "codecs")
         except MetadataError:
             return None
+        with suppress(NotShownError):
+            codec = ChunkCodec.parse(array.document["data_type"], array.grid.chunk_shape, array.codecs)
+            return cls(codec.after, codec.nbytes, codec.filters, prod(codec.chunk_shape))
         if any(codec.name != "transpose" for codec in chain.before) or not all(map(is_decodable, chain.after)):
             return None
         nbytes = item_nbytes(array.document["data_type"]) if chain.serializer.name == "bytes" else None
@@ -122,12 +132,14 @@ class ChunkDecoder:
 
         Raises `OversizedDataError` if it is larger than `MAX_CHUNK_NBYTES`, encoded or decoded.
         """
-        if not self.codecs:
+        if not self.codecs and not self.filters:
             self._check_size(nbytes)
             for start in range(0, nbytes, _PIECE_NBYTES):
                 await shard.read(offset + start, min(_PIECE_NBYTES, nbytes - start), (offset, nbytes))
             return
         limit = MAX_CHUNK_NBYTES if self.nbytes is None else self.nbytes
+        if self.filters:
+            limit = max(limit, MAX_ITEM_NBYTES * self.count)
         if nbytes > 2 * limit + 4096 and self.nbytes is not None:
             raise CorruptionError(f"the chunk has {nbytes} encoded bytes, too many for {limit} decoded ones")
         if max(nbytes - 4096, limit) > MAX_CHUNK_NBYTES:
@@ -136,7 +148,10 @@ class ChunkDecoder:
             )
 
         async def decoded(encoded: Buffer) -> None:
-            self._check_size(len(await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)))
+            elements = await trio.to_thread.run_sync(
+                decode_elements, self.codecs, self.filters, encoded, limit, self.count
+            )
+            self._check_size(len(elements))
 
         try:
             await read_checked(Extent(shard, offset, nbytes), 0, nbytes, decoded)

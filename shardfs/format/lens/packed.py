@@ -14,7 +14,6 @@ from typing import Final
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.codecs import (
     MAX_CHUNK_NBYTES,
-    Buffer,
     CodecChain,
     decode,
     encode,
@@ -28,9 +27,10 @@ from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens import Lens
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, shard_new
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
-from shardfs.format.lens.v2_codecs import PREFIX
 from shardfs.format.lens.v2_decoder import V2Decoder
+from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, parse_array
+from shardfs.format.numcodec import PREFIX
 
 SHARD_NBYTES: Final = 256 * 2**20
 
@@ -244,7 +244,8 @@ def _spelled_out(codec: Extension, item_nbytes: int) -> Extension:
     """Return a codec with all members that readers may require."""
     if codec.name == "bytes" and item_nbytes > 1:
         return replace(codec, configuration={"endian": "little", **codec.configuration})
-    return replace(codec, configuration=parameters(codec, item_nbytes)) if is_decodable(codec) else codec
+    is_native = is_decodable(codec) and not codec.name.startswith(PREFIX)
+    return replace(codec, configuration=parameters(codec, item_nbytes)) if is_native else codec
 
 
 def _chain(array: UnshardedArray) -> CodecChain:

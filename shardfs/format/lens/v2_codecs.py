@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.errors import NotShownError, NotUnshardable
 from shardfs.format.codecs import (
     SHUFFLES,
     compose,
@@ -27,18 +27,18 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import Document, Extension, Json, brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, v2_dtype
-
-PREFIX: Final = "numcodecs."
-"""The prefix of codec names that zarr-python has for v3, and other libraries do not."""
-_ARRAY_FILTERS: Final = frozenset({"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits"})
-"""Array → array codecs of numcodecs that zarr-python 3 knows as `numcodecs.` and their name."""
-_BYTES_FILTERS: Final = frozenset(
-    {"blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma", "shuffle"}
-    | {"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"}
+from shardfs.format.numcodec import (
+    ARRAY_FILTERS,
+    BYTES_FILTERS,
+    DTYPE_MEMBERS,
+    PREFIX,
+    Codec,
+    get_codec,
+    is_named,
+    numcodec,
 )
-"""The same for bytes → bytes codecs."""
+
 _SERIALIZERS: Final = frozenset({"bytes", "vlen-utf8", "vlen-bytes", "numcodecs.zfpy", "numcodecs.pcodec"})
-DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _AUTOSHUFFLE: Final = -1
 _DEFAULTS: Final[dict[str, dict[str, Json]]] = {
     "crc32": {"location": "start"},
@@ -46,8 +46,6 @@ _DEFAULTS: Final[dict[str, dict[str, Json]]] = {
     "crc32c": {"location": "end"},
 }
 """Defaults that numcodecs does not reveal."""
-
-Codec = dict[str, Json]
 
 
 def v2_codecs(codecs: Sequence[Extension], chunk_shape: tuple[int, ...], data_type: DataType) -> dict[str, Json]:
@@ -100,7 +98,7 @@ def _array_filters(
     for codec in codecs:
         if codec.name == "transpose" and not filters:
             order = compose(order, parse_transpose(codec, len(order)))
-        elif codec.name.startswith(PREFIX) and codec.name.removeprefix(PREFIX) in _ARRAY_FILTERS:
+        elif is_named(codec, ARRAY_FILTERS):
             filters.append(_numcodec(codec, dtype))
         else:
             place = f" behind the codec {filters[-1]['id']}" if filters else ""
@@ -123,30 +121,19 @@ def _bytes_filter(codec: Extension, dtype: np.dtype[Any]) -> Codec:
             return {"id": "blosc", **given, "shuffle": SHUFFLES.index(given["shuffle"])}
         case "crc32c":
             return {"id": "crc32c", **parameters(codec), "location": "end"}  # numcodecs has moved it
-        case name if is_decodable(codec):
+        case name if not name.startswith(PREFIX) and is_decodable(codec):
             return {"id": name, **parameters(codec)}
-        case name if name.startswith(PREFIX) and name.removeprefix(PREFIX) in _BYTES_FILTERS:
+        case _ if is_named(codec, BYTES_FILTERS):
             return _numcodec(codec, dtype)
     raise NotShownError(f"the codec {brief(codec.name)} has no Zarr v2 form")
 
 
 def _numcodec(codec: Extension, dtype: np.dtype[Any]) -> Codec:
     """Return the numcodecs configuration of a known codec `numcodecs.X`, as X."""
-    name = codec.name.removeprefix(PREFIX)
-    if codec.configuration.get("id", name) != name:
-        raise MetadataError(f"{codec.name} has the id {brief(codec.configuration['id'])}")
     for member in DTYPE_MEMBERS:
         if str(codec.configuration.get(member, "")).startswith(">"):
             raise NotShownError(f"the codec {codec.name} of big-endian elements has no Zarr v2 form")
-    defaults: dict[str, Any] = {
-        "shuffle": {"elementsize": _item_nbytes(dtype)},
-        "fixedscaleoffset": {"dtype": dtype.str},
-        "quantize": {"dtype": dtype.str},
-        "astype": {"decode_dtype": dtype.str},
-        "crc32c": {"location": "end"},
-    }
-    given = {member: value for member, value in codec.configuration.items() if value is not None}
-    return {**defaults.get(name, {}), **given, "id": name}
+    return numcodec(codec, _item_nbytes(dtype), dtype.str)
 
 
 def v3_codecs(codecs: list[Codec], order: str, chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Json]:
@@ -159,7 +146,7 @@ def v3_codecs(codecs: list[Codec], order: str, chunk_shape: tuple[int, ...], dty
         chain.append({"name": "transpose", "configuration": {"order": list(range(len(chunk_shape)))[::-1]}})
     if chain and dtype.hasobject:
         raise NotUnshardable("elements that vary in size, in order F, have no Zarr v3 form")
-    filters = list(takewhile(lambda codec: codec["id"] in _ARRAY_FILTERS, codecs))
+    filters = list(takewhile(lambda codec: codec["id"] in ARRAY_FILTERS, codecs))
     said = {str(codec[member]) for codec in filters for member in DTYPE_MEMBERS if codec.get(member) is not None}
     is_kept = said <= {dtype.str} and all(codec["id"] != "packbits" for codec in filters)
     if filters and (chain or dtype.str[0] == ">" or not is_kept):
@@ -200,7 +187,7 @@ def _bytes_codec(codec: Codec, dtype: np.dtype[Any], *, is_first: bool) -> Json:
         return {"name": name, "configuration": parameters(Extension(name, usual), nbytes)}
     if name == "crc32c" and codec.get("location", "end") == "end":
         return {"name": name}
-    if name in _BYTES_FILTERS:
+    if name in BYTES_FILTERS:
         return _named_numcodec(codec)
     raise NotUnshardable(f"the codec {brief(name)} has no Zarr v3 form")
 
@@ -226,17 +213,10 @@ def normal_codec(codec: Codec, dtype: np.dtype[Any]) -> Codec:
     What no reader needs to know, and no v3 document says, is left out.
     """
     given = {member: value for member, value in codec.items() if value is not None}
-    if codec["id"] in _ARRAY_FILTERS | _BYTES_FILTERS:
+    if codec["id"] in ARRAY_FILTERS | BYTES_FILTERS:
         with suppress(Exception):
             given = {**_DEFAULTS.get(codec["id"], {}), **get_codec(given).get_config()}
     if codec["id"] == "blosc" and given.get("shuffle") == _AUTOSHUFFLE:
         given["shuffle"] = 2 if _item_nbytes(dtype) == 1 else 1
     left_out = {"blosc": "typesize", "zstd": "checksum"}.get(codec["id"])
     return {member: value for member, value in given.items() if value is not None and member != left_out}
-
-
-def get_codec(codec: Codec) -> Any:  # noqa: ANN401 - numcodecs has no types
-    """Return a codec of numcodecs; may raise anything because of its configuration."""
-    import numcodecs  # imported late, as in `format.codecs`
-
-    return numcodecs.get_codec(dict(codec))
