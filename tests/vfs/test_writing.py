@@ -371,7 +371,7 @@ async def test_an_array_is_looked_at_while_it_is_removed(root: Path) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(changes.rmdir, ROOT, b"end")
         await removing.begun.wait()
-        fs.store.stat = looking = Late(fs.store.stat, "end/zarr.json", answers=True)  # type: ignore[method-assign]
+        fs.store.stat = looking = Late(fs.store.stat, "end", answers=True)  # type: ignore[method-assign]
         nursery.start_soon(partial(fs.hierarchy.array, "end", fresh=True))
         await looking.begun.wait()
         removing.may_end.set()
