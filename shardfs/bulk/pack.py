@@ -292,7 +292,7 @@ class PackPlan(Plan):
     arrays: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict)
     trees: list[str] = field(default_factory=list)
     files: list[tuple[str, list[str]]] = field(default_factory=list)
-    _errors: list[str] = field(default_factory=list)  # which prevent the whole run
+    _refused: list[str] = field(default_factory=list)  # arrays and groups without a packed form, and why
     _ranks: set[int] = field(default_factory=set)
     planned: list[PlannedArray] = field(default_factory=list)
     _copies: dict[str, list[str]] = field(default_factory=dict)
@@ -306,7 +306,8 @@ class PackPlan(Plan):
         superseded: list[str] = []
         async for path, entries, node in walk(job.reading(context)):
             if isinstance(node, MetadataError | NotUnshardable):
-                self._errors.append(named(path, node))
+                self._refused.append(named(path, node))
+                self.report.problems.append(left_out(path, node))
             elif isinstance(node, ShardfsError):
                 self.report.problems.append(left_out(path, node))
             else:
@@ -323,9 +324,9 @@ class PackPlan(Plan):
         self._consolidate()
         self.documents += self._texts
         self.report.total += len(self._texts) + sum(len(files) for _, files in self.files)
-        if self._errors:
-            more = f"; and {len(self._errors) - _MAX_ERRORS:,} more" if len(self._errors) > _MAX_ERRORS else ""
-            listed = "; ".join(self._errors[:_MAX_ERRORS]) + more
+        if self._refused and not self._texts:
+            more = f"; and {len(self._refused) - _MAX_ERRORS:,} more" if len(self._refused) > _MAX_ERRORS else ""
+            listed = "; ".join(self._refused[:_MAX_ERRORS]) + more
             raise UsageError(f"nothing was written: {listed}; change what cannot be packed, or move it out of SOURCE")
         given = self.packing.chunks_per_shard
         if given is not None and len(given) > 1 and len(given) not in self._ranks:
@@ -395,7 +396,8 @@ class PackPlan(Plan):
         try:
             transfer = Transfer.of(node, self.packing)
         except NotUnshardable as error:
-            self._errors.append(named(node.path, error))
+            self._refused.append(named(node.path, error))
+            self.report.problems.append(left_out(node.path, error))
             return
         if transfer is not None:
             self.arrays[node.path] = transfer.version

@@ -52,6 +52,8 @@ CRC32C_NBYTES: Final = 4
 MAX_CHUNK_NBYTES: Final = 512 * 2**20
 """The largest size that a chunk may decode to; decoding needs a few times that much memory."""
 
+ZSTD_LEVELS: Final = (-131072, 22)
+"""The least and the highest level of zstd."""
 _MAX_BLOSC_NBYTES: Final = 2**31 - 17  # the header is included
 _MAX_TYPESIZE: Final = 255
 SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
@@ -273,7 +275,7 @@ def parameters(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
             checksum = codec.configuration.get("checksum", False)
             if not isinstance(checksum, bool):
                 raise MetadataError(f"the checksum of zstd must be true or false, not {brief(checksum)}")
-            found = {"level": codec.integer("level", 0, -131072, 22), "checksum": checksum}
+            found = {"level": codec.integer("level", 0, *ZSTD_LEVELS), "checksum": checksum}
         case "blosc":
             usual = item_nbytes if item_nbytes <= _MAX_TYPESIZE else 1
             typesize = codec.integer("typesize", usual, 1, _MAX_TYPESIZE)
@@ -288,6 +290,37 @@ def parameters(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
             found = {}
     codec.expect(*found)
     return found
+
+
+def readable(codec: Extension, item_nbytes: int = 1) -> dict[str, Json]:
+    """Return `parameters` for a document: what only an encoder needs becomes a value that every library reads.
+
+    A number out of range becomes the nearest one, what is no number the usual one; level −1 of gzip is 6, as in zlib.
+    Raises `MetadataError` for what may change the bytes: an unknown member, or compressor in blosc.
+    """
+    given = dict(codec.configuration)
+    match codec.name:
+        case "gzip":
+            given["level"] = 6 if given.get("level") == -1 else _nearest(given.get("level"), 5, 0, 9)
+        case "zstd":
+            given["level"] = _nearest(given.get("level"), 0, *ZSTD_LEVELS)
+            given["checksum"] = given.get("checksum") in (True, 1)
+        case "blosc":
+            given["clevel"] = _nearest(given.get("clevel"), 5, 0, 9)
+            given["blocksize"] = _nearest(given.get("blocksize"), 0, 0, _MAX_BLOSC_NBYTES)
+            typesize, shuffle = given.pop("typesize", None), given.pop("shuffle", None)
+            if type(typesize) is int and 0 < typesize <= _MAX_TYPESIZE:
+                given["typesize"] = typesize
+            if isinstance(shuffle, int) and 0 <= shuffle < len(SHUFFLES):  # as numcodecs spells it
+                given["shuffle"] = SHUFFLES[shuffle]
+            elif shuffle in SHUFFLES:
+                given["shuffle"] = shuffle
+    return parameters(Extension(codec.name, given), item_nbytes)
+
+
+def _nearest(value: Json, usual: int, least: int, most: int) -> int:
+    is_number = isinstance(value, int | float) and not math.isnan(value)
+    return int(min(max(value, least), most)) if is_number else usual
 
 
 def _encode_gzip(codec: Extension, data: Buffer) -> bytes:

@@ -69,6 +69,8 @@ class Extension:
     def integer(self, member: str, default: int, minimum: int, maximum: int) -> int:
         """Return an integer of the configuration, *default* if it is missing."""
         value = self.configuration.get(member, default)
+        if isinstance(value, float) and value.is_integer():  # as JavaScript writes it, and tensorstore reads it
+            value = int(value)
         if type(value) is not int or not minimum <= value <= maximum:
             raise MetadataError(f"the {member} of {self.name} must be from {minimum} to {maximum}, not {brief(value)}")
         return value

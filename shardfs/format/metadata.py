@@ -15,11 +15,12 @@ observed.
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.codecs import SHARDING, parse_chain
+from shardfs.format.codecs import SHARDING, parse_chain, readable
 from shardfs.format.document import (
     MAX_NDIM,
     Document,
@@ -231,11 +232,19 @@ def are_same_codecs(one: Sequence[Extension], other: Sequence[Extension], data_t
 def _is_encoded_alike(one: Extension, other: Extension) -> bool:
     """Whether two codecs of one name control the encoder alike; only members that both have are compared."""
     defaults = _ENCODER_DEFAULTS.get(one.name, {})
-    mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
+    mine, its = ({**defaults, **_readable(codec)} for codec in (one, other))
     members = set(ENCODER_MEMBERS.get(one.name, ()))
     if mine.get("shuffle") == its.get("shuffle") == "noshuffle":
         members.discard("typesize")
     return all(canonical(mine[name]) == canonical(its[name]) for name in members & mine.keys() & its.keys())
+
+
+def _readable(codec: Extension) -> dict[str, Json]:
+    """Return the members that a codec states, in one spelling: 5.0 is 5."""
+    with suppress(MetadataError):
+        usual = readable(codec)
+        return {name: usual.get(name, value) for name, value in codec.configuration.items()}
+    return dict(codec.configuration)
 
 
 def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:

@@ -237,6 +237,12 @@ def parse_codecs_option(text: str) -> str:
             raise UsageError(
                 f"--codecs {brief(text)}: zstd, gzip, blosc, crc32c and none are known by name; give others as JSON"
             )
+    for codec in codecs:
+        try:
+            if is_decodable(codec):
+                encode([codec], b"\0")
+        except (MetadataError, RefusedError) as error:
+            raise UsageError(f"--codecs {brief(text)}: {error}") from None
     return canonical([codec.to_json() for codec in codecs])
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardfs.errors import NotShownError, NotUnshardable
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.codecs import (
     SHUFFLES,
     compose,
@@ -24,6 +24,7 @@ from shardfs.format.codecs import (
     parse_chain,
     parse_endian,
     parse_transpose,
+    readable,
 )
 from shardfs.format.document import Document, Extension, Json, brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, v2_dtype
@@ -31,6 +32,7 @@ from shardfs.format.numcodec import (
     ARRAY_FILTERS,
     BYTES_FILTERS,
     DTYPE_MEMBERS,
+    NATIVE,
     PREFIX,
     Codec,
     get_codec,
@@ -114,15 +116,15 @@ def _bytes_filter(codec: Extension, dtype: np.dtype[Any]) -> Codec:
     """Return the v2 form of a bytes → bytes codec, with no other members, which some readers reject."""
     match codec.name:
         case "zstd" | "numcodecs.zstd":
-            return {"id": "zstd", "level": parameters(replace(codec, name="zstd"))["level"]}
+            return {"id": "zstd", "level": readable(replace(codec, name="zstd"))["level"]}
         case "blosc":
-            given = parameters(codec, _item_nbytes(dtype))
+            given = readable(codec, _item_nbytes(dtype))
             del given["typesize"]
             return {"id": "blosc", **given, "shuffle": SHUFFLES.index(given["shuffle"])}
         case "crc32c":
             return {"id": "crc32c", **parameters(codec), "location": "end"}  # numcodecs has moved it
         case name if not name.startswith(PREFIX) and is_decodable(codec):
-            return {"id": name, **parameters(codec)}
+            return {"id": name, **readable(codec)}
         case _ if is_named(codec, BYTES_FILTERS):
             return _numcodec(codec, dtype)
     raise NotShownError(f"the codec {brief(codec.name)} has no Zarr v2 form")
@@ -180,11 +182,10 @@ def _bytes_codec(codec: Codec, dtype: np.dtype[Any], *, is_first: bool) -> Json:
         del usual["id"]
         if name == "blosc":
             # numcodecs takes the size of what it is given to encode, and chooses the shuffle by it.
-            shuffle = Extension(name, normal_codec(codec, dtype)).integer("shuffle", 1, 0, 2)
-            usual["shuffle"] = SHUFFLES[shuffle]
+            usual["shuffle"] = normal_codec(codec, dtype).get("shuffle", 1)
             usual.pop("typesize", None)
         nbytes = _item_nbytes(dtype) if is_first else 1
-        return {"name": name, "configuration": parameters(Extension(name, usual), nbytes)}
+        return {"name": name, "configuration": readable(Extension(name, usual), nbytes)}
     if name == "crc32c" and codec.get("location", "end") == "end":
         return {"name": name}
     if name in BYTES_FILTERS:
@@ -218,5 +219,10 @@ def normal_codec(codec: Codec, dtype: np.dtype[Any]) -> Codec:
             given = {**_DEFAULTS.get(codec["id"], {}), **get_codec(given).get_config()}
     if codec["id"] == "blosc" and given.get("shuffle") == _AUTOSHUFFLE:
         given["shuffle"] = 2 if _item_nbytes(dtype) == 1 else 1
+    if codec["id"] in NATIVE:
+        with suppress(MetadataError):
+            given = {**given, **readable(Extension(codec["id"], {k: v for k, v in given.items() if k != "id"}))}
+    if codec["id"] == "blosc" and given.get("shuffle") in SHUFFLES:
+        given["shuffle"] = SHUFFLES.index(given["shuffle"])
     left_out = {"blosc": "typesize", "zstd": "checksum"}.get(codec["id"])
     return {member: value for member, value in given.items() if value is not None and member != left_out}
