@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
@@ -32,8 +31,6 @@ from shardfs.stores.url import StoreOptions, is_remote, open_session, open_store
 
 log = logging.getLogger(__name__)
 
-_MAX_DEATHS: Final = 3
-_MAX_DEATHS_ELSEWHERE: Final = 2  # a given executor that reports a death has retried by itself
 _DASK_DEATH: Final = "KilledWorker"
 TTL: Final = 600.0
 """For how many seconds a run uses what it has seen: to list a directory of a million objects takes minutes."""
@@ -224,8 +221,8 @@ async def _run_tasks(
 class _Crew(Generic[T, R]):
     """An executor and its tasks: a given executor, or a pool of *jobs* processes.
 
-    When a process dies, its pool breaks, and nobody knows which task is to blame. All that may be are suspects: each is
-    run again alone, after all other tasks. With each task goes how many processes died while they may have had it.
+    When a process dies, its pool breaks, and nobody knows which task is to blame: all that the pool had fail, and the
+    next ones get a new pool. An executor that is given may try again by itself, as that of Dask does.
     """
 
     def __init__(self, done: Callable[[Sequence[R]], None], executor: Executor | None, jobs: int) -> None:
@@ -235,19 +232,18 @@ class _Crew(Generic[T, R]):
         self._jobs = jobs
         self._window = 2 * jobs + 2 if executor is None else _WINDOW
         self._run = uuid4().hex
-        self._under_way: dict[Future[list[R]], tuple[Task[T, R], int]] = {}
-        self._suspects: deque[tuple[Task[T, R], int]] = deque()
+        self._under_way: dict[Future[list[R]], tuple[Task[T, R], _Pool | None]] = {}
         self._settled, self._receiver = trio.open_memory_channel[Future[list[R]]](math.inf)
 
     async def add(self, task: Task[T, R]) -> None:
         """Hand a task over as soon as there is room."""
         while len(self._under_way) >= self._window:
             await self._settle_next()
-        self._submit(task, 0)
+        self._submit(task)
 
     async def finish(self) -> None:
         """Wait for all tasks."""
-        while self._under_way or self._suspects:
+        while self._under_way:
             await self._settle_next()
 
     async def abandon(self) -> None:
@@ -274,18 +270,18 @@ class _Crew(Generic[T, R]):
         if pool is not None:
             pool.end()
 
-    def _submit(self, task: Task[T, R], deaths: int) -> None:
+    def _submit(self, task: Task[T, R]) -> None:
         if self._given is None:
             self._pool = self._pool or _Pool(self._jobs)
         executor = self._given or cast(_Pool, self._pool).executor
         try:
             with _without_interrupts():
                 future = executor.submit(_execute, self._run, task)
-        except BrokenExecutor as broken:  # an idle process died
-            self._give_up_pool(broken)
-            self._suspects.append((task, deaths))
+        except BrokenExecutor as broken:  # a process died
+            self._give_up(self._pool, broken)
+            self._submit(task)
             return
-        self._under_way[future] = task, deaths
+        self._under_way[future] = task, self._pool
         token = trio.lowlevel.current_trio_token()
 
         def settle(future: Future[list[R]]) -> None:
@@ -295,34 +291,30 @@ class _Crew(Generic[T, R]):
         future.add_done_callback(settle)
 
     async def _settle_next(self) -> None:
-        """Wait for a task; if none is under way, for a suspect, which runs alone."""
-        while not self._under_way:
-            self._submit(*self._suspects.popleft())
+        """Wait for a task."""
         future = await self._receiver.receive()
         if future not in self._under_way:  # it was cancelled
             return
-        task, deaths = self._under_way.pop(future)
+        task, pool = self._under_way.pop(future)
         try:
             results = future.result()
         except (Exception, CancelledError) as failure:
             error = as_told(failure)
             if isinstance(failure, BrokenExecutor):
-                self._give_up_pool(failure)
+                self._give_up(pool, failure)
             if isinstance(failure, BrokenExecutor) or type(failure).__name__ == _DASK_DEATH:
-                if deaths + 1 < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
-                    self._suspects.append((task, deaths + 1))
-                    return
-                error = StoreError("each process that worked on it died; is there enough memory?")
+                error = StoreError("a process died that may have worked on it; is there enough memory?")
             results = task.all_failed(error)
         self._done(results)
 
-    def _give_up_pool(self, broken: BrokenExecutor) -> None:
-        """Let the next task have a new pool; raises `StoreError` if that would fare no better."""
-        if self._given is not None:
+    def _give_up(self, pool: "_Pool | None", broken: BrokenExecutor) -> None:
+        """Let the next task have another pool than *pool*; raises `StoreError` if that would fare no better."""
+        if pool is None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
-        if self._pool is not None and not self._pool.has_worked:
+        if not pool.has_worked:
             raise StoreError("no process can be started to work in; --jobs 1 does without") from None
-        self.end()
+        if pool is self._pool:
+            self.end()
 
 
 class _Pool:

@@ -1,12 +1,12 @@
 """A run of `pack` or `unpack`, which fills a destination: checks before it begins, its order, its report."""
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
@@ -30,7 +30,6 @@ from shardfs.stores.url import StoreOptions, is_remote, url_of
 
 _DOCUMENTS: Final = 64  # stored at a time
 _LOOKS_AT_ONCE: Final = 64  # requests for documents of SOURCE
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space, for example, in the list of mounts
 
 
 @dataclass
@@ -264,27 +263,17 @@ def _is_there(url: str) -> bool:
 
 
 def _is_within(url: str, other: str) -> bool:
-    """Whether *url* is *other*, or is within it, wherever that is mounted."""
+    """Whether *url*, which need not exist, is *other* or is within it, by whatever path."""
     if is_remote(url) or is_remote(other):
         return _is_below(url, other)
-    disk, path = _on_disks(url)[-1]
-    return any(disk == other_disk and _is_below(path, other_path) for other_disk, other_path in _on_disks(other))
+    with suppress(OSError):  # what may not be looked at is met when it is opened
+        around = os.stat(other)
+        for directory in (url, *map(str, PurePath(url).parents)):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(directory), around):
+                    return True
+    return False
 
 
 def _is_below(path: str, other: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
-
-
-def _on_disks(path: str) -> list[tuple[str, str]]:
-    """Return each disk that has something of an absolute *path*, and where it has it; last the one of *path* itself."""
-    found: list[tuple[str, str]] = []
-    around, own = "", ("", path)
-    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as mounts:
-        for line in mounts:
-            words = [_ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word) for word in line.split(" ")[2:5]]
-            disk, root, place = words
-            if _is_below(path, place) and len(place) >= len(around):
-                around, own = place, (disk, os.path.normpath(os.path.join(root, os.path.relpath(path, place))))
-            elif _is_below(place, path):
-                found.append((disk, root))
-    return [*found, own]

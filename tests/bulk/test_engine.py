@@ -44,17 +44,17 @@ def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
 
 
 @pytest.mark.slow
-def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp_path: Path) -> None:
-    for name in ("always", "once"):
-        (tmp_path / name).mkdir()
-    tasks = [Task((str(n),)) for n in range(8)]
-    tasks[2] = Deadly(("always",), where=tmp_path / "always")
-    tasks[6] = Deadly(("once",), where=tmp_path / "once", times=1)
+def test_what_a_pool_had_when_a_process_died_is_named_and_all_others_are_done(tmp_path: Path) -> None:
+    tasks = [Task((str(n),)) for n in range(100)]
+    tasks[2] = Deadly(("first",), where=tmp_path)
+    tasks[60] = Deadly(("second",), where=tmp_path)
     results = run(tasks, jobs=2)
     assert sorted(result.name for result in results) == sorted(name for task in tasks for name in task.items)
     failed = {result.name: str(result.error) for result in results if result.error is not None}
-    assert failed == {"always": "each process that worked on it died; is there enough memory?"}
-    assert len(list((tmp_path / "always").iterdir())) == 3
+    assert {"first", "second"} <= failed.keys()
+    assert set(failed.values()) == {"a process died that may have worked on it; is there enough memory?"}
+    assert len(failed) <= 2 * 6, "at most what the pools had: two tasks for each process, and two more"
+    assert len(list(tmp_path.iterdir())) == 2, "none is tried again"
 
 
 def test_where_no_process_can_be_started_nothing_is_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,10 +320,6 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
             assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
         assert "overlap" in run("unpack", "--sync", place, source).stderr
         subprocess.run(["umount", place], check=True)
-        subprocess.run(["mount", "--bind", source / "notes", place], check=True)
-        for destination in (place, place / "within"):
-            assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
-        subprocess.run(["umount", place], check=True)
         subprocess.run(["mount", "--bind", tmp_path, place], check=True)
         assert "overlap" in one_line_of(run("pack", "--sync", place / "source", source / "new"), WRONG_USAGE)
         pack(place / "source", tmp_path / "beside")
