@@ -277,7 +277,7 @@ class _Crew(Generic[T, R]):
         try:
             with _without_interrupts():
                 future = executor.submit(_execute, self._run, task)
-        except BrokenExecutor as broken:  # a process died
+        except (BrokenExecutor, OSError) as broken:  # a process died; while its pool ends, `submit` raises `OSError`
             self._give_up(self._pool, broken)
             self._submit(task)
             return
@@ -307,7 +307,7 @@ class _Crew(Generic[T, R]):
             results = task.all_failed(error)
         self._done(results)
 
-    def _give_up(self, pool: "_Pool | None", broken: BrokenExecutor) -> None:
+    def _give_up(self, pool: "_Pool | None", broken: Exception) -> None:
         """Let the next task have another pool than *pool*; raises `StoreError` if that would fare no better."""
         if pool is None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
