@@ -18,7 +18,7 @@ from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
-from shardfs.dataset.wal.records import Change, Erase, Put, reversed_checksum
+from shardfs.dataset.wal.records import Change, Put, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -205,13 +205,16 @@ class Array:
         *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. Raises the error
         that prevents reading the shard, and `CorruptionError` if only this chunk is damaged.
         """
-        change = self.change(coords)
-        if change is not None:
+        if self.change(coords) is not None:
             state = await self.shard(self.layout.locate(coords).shard)
             change = self.change(coords)  # it may have been committed meanwhile
-        if change is not None:
-            return state, None if isinstance(change, Erase) else Extent(change, 0, change.payload.nbytes)
-        return await self.find_stored(coords, fresh=fresh)
+            if change is not None:
+                return state, _pending_extent(change)
+        state, extent = await self.find_stored(coords, fresh=fresh)
+        if extent is None:
+            change = self.change(coords)  # it may have been published meanwhile
+            extent = _pending_extent(change) if change is not None else None
+        return state, extent
 
     def change(self, coords: Coords) -> Change | None:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
@@ -432,6 +435,11 @@ class Array:
         changes = self.layout.pending.changes(shard)
         found = ((number, changes.get((*prefix, number))) for number in numbers if changes)
         return {n: change for n, change in found if change is not None and change.fingerprint == self.fingerprint}
+
+
+def _pending_extent(change: Change) -> Extent | None:
+    """Return the extent of a chunk with a pending *change*; None if that removes it."""
+    return Extent(change, 0, change.payload.nbytes) if isinstance(change, Put) else None
 
 
 def _with_pending(run: ListedRun, changes: Mapping[int, Change]) -> ListedRun:

@@ -45,7 +45,7 @@ class QuickLock:
     A pass takes some 25 µs, longer than such a lock is usually held.
     """
 
-    __slots__ = ("_is_held", "_waiting")
+    __slots__ = ("__weakref__", "_is_held", "_waiting")
 
     def __init__(self) -> None:
         self._is_held = False

@@ -85,15 +85,23 @@ class Changes:
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
         fs, nchanges = self.fs, self.fs.store.nchanges
-        attributes = await self._locks.settled(partial(fs.lookup, parent, name), lambda found: found.ino == ABSENT)
-        if attributes.ino == ABSENT and self.buffers:
-            buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
+        path = join_key(fs.path_of(parent), os.fsdecode(name))
+        while True:
+            with self.buffers.watching(path) as watch:
+                attributes = await self._locks.settled(
+                    partial(fs.lookup, parent, name), lambda found: found.ino == ABSENT
+                )
+            if attributes.ino != ABSENT:
+                return attributes
+            buffer = self.buffers.unpublished(path)
             if buffer is not None:
                 if buffer.is_new:  # the kernel may have been given another number for this name
                     buffer.entry.keep_number(buffer.ino)
                 fs.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
-        if attributes.ino == ABSENT and fs.store.root is None:
+            if not watch.has_moved:
+                break
+        if fs.store.root is None:
             await self._note_absent(parent, os.fsdecode(name), nchanges)
         return attributes
 

@@ -4,10 +4,11 @@ import enum
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from shardfs.dataset.node import is_below
 from shardfs.errors import StaleError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.entries.base import PublishedEntry
 
 K = TypeVar("K")
+V = TypeVar("V")
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
@@ -163,11 +165,12 @@ class WriteBuffer:
     _is_retained: bool = field(init=False)
     inos: set[int] = field(default_factory=set)
     """The numbers of the handles through which it was opened."""
-    lock: QuickLock = field(default_factory=QuickLock)
-    """Held while it is written or published; all buffers of one name have the same lock."""
+    lock: QuickLock = field(init=False)
+    """That of its name, held while it is written or published: see `WriteBuffers.lock`."""
 
     def __post_init__(self) -> None:
         self.version = self.ino
+        self.lock = self.buffers.lock(self.entry)
         self._is_retained = self.buffers.inodes.retain(self.ino)
 
     def equals(self, version: int) -> None:
@@ -245,6 +248,7 @@ class WriteBuffer:
                 await self._load()
                 await self.entry.publish(self)
                 self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
+                self.buffers.moved(self.entry.path)
 
     async def catch_up(self) -> None:
         """Continue from the current version, unless something was written on top of an earlier one."""
@@ -361,11 +365,21 @@ class WriteHandle(FileHandle):
         return is_first and is_empty and buffer.entry.is_document
 
 
+@dataclass(eq=False)
+class Watch:
+    """Whether a file under some name was begun, published, or took the name, since somebody began to look it up."""
+
+    has_moved: bool = False
+
+
 class WriteBuffers:
     """The open buffers, by the names under which they are published, and by the numbers of their handles.
 
     Of several with one name, the one begun last counts; of several with one number, the one written last. *publish*
     publishes a buffer, *sync* makes durable what was published, *check_room* raises the error that prevents writing.
+
+    What a name stands for is a buffer, then in the journal, then in the store. Whoever asks these one after another
+    could miss it in each while it moves on, so they watch the name meanwhile, and ask again: see `watching`.
     """
 
     def __init__(
@@ -385,6 +399,8 @@ class WriteBuffers:
         self._space = space
         self._by_path: dict[str, list[WriteBuffer]] = {}
         self._by_ino: dict[int, list[WriteBuffer]] = {}
+        self._watches: dict[str, list[Watch]] = {}
+        self._locks: WeakValueDictionary[str, QuickLock] = WeakValueDictionary()  # only those in use
 
     def __bool__(self) -> bool:
         return bool(self._by_path)
@@ -413,6 +429,21 @@ class WriteBuffers:
         buffers = self._by_path.get(path, ())
         return next((buffer for buffer in reversed(buffers) if buffer.is_unpublished), None)
 
+    @contextmanager
+    def watching(self, path: str) -> Iterator[Watch]:
+        """Watch a name during the block: if nothing was found in it, look again if the name *has_moved* meanwhile."""
+        watch = Watch()
+        self._watches.setdefault(path, []).append(watch)
+        try:
+            yield watch
+        finally:
+            _remove(self._watches, path, watch)
+
+    def moved(self, path: str) -> None:
+        """Tell those who watch the name *path* that a file under it was begun, published, or took the name."""
+        for watch in self._watches.get(path, ()):
+            watch.has_moved = True
+
     def of_ino(self, ino: int) -> WriteBuffer | None:
         """Return the buffer that a handle with the number *ino* last wrote to."""
         buffers = self._by_ino.get(ino)
@@ -434,9 +465,9 @@ class WriteBuffers:
         buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl())
         others = self._by_path.setdefault(entry.path, [])
         for other in others:
-            buffer.lock = other.lock
             other.is_exclusive = False  # that a program of this mount writes to the file too is no conflict
         others.append(buffer)
+        self.moved(entry.path)
         return buffer
 
     async def copied(self, nbytes: int, read: Callable[[int, int], Awaitable[Buffer]]) -> BufferBytes:
@@ -473,13 +504,12 @@ class WriteBuffers:
             _remove(self._by_ino, ino, buffer)
         buffer.release_version()
 
-    def lock(self, entry: "PublishedEntry") -> AbstractAsyncContextManager[None]:
-        """Return the lock to hold while something else takes a name, so that nothing is published under it meanwhile.
+    def lock(self, entry: "PublishedEntry") -> QuickLock:
+        """Return the lock of a name, held by whoever creates or replaces its file, publishes it, or removes it.
 
         Its holder must not wait for the locks of nodes.
         """
-        buffers = self._by_path.get(entry.path)
-        return buffers[0].lock if buffers else nullcontext()
+        return self._locks.setdefault(entry.path, QuickLock())
 
     def detach(self, buffers: Iterable[WriteBuffer], *, moved: bool = False) -> None:
         """Take their name from open files: it stands for something else, or for nothing, from now on."""
@@ -489,9 +519,9 @@ class WriteBuffers:
             _remove(self._by_path, buffer.entry.path, buffer)
 
 
-def _remove(table: dict[K, list[WriteBuffer]], key: K, buffer: WriteBuffer) -> None:
-    buffers = table.get(key, [])
-    if buffer in buffers:
-        buffers.remove(buffer)
-        if not buffers:
+def _remove(table: dict[K, list[V]], key: K, value: V) -> None:
+    values = table.get(key, [])
+    if value in values:
+        values.remove(value)
+        if not values:
             del table[key]

@@ -170,13 +170,15 @@ async def test_a_write_that_began_before_its_chunk_was_renamed_brings_nothing_ba
 
     async def rename_first(self: ChunkHandle, offset: int, nbytes: int) -> Buffer:
         monkeypatch.setattr(ChunkHandle, "read", read)
-        await files.rename(directory, b"0", directory, b"1", exclusive=False)
+        nursery.start_soon(partial(files.rename, directory, b"0", directory, b"1", exclusive=False))
+        await trio.testing.wait_all_tasks_blocked()
         return await self.read(offset, nbytes)
 
     monkeypatch.setattr(ChunkHandle, "read", rename_first)
-    for _ in range(2):
-        with pytest.raises(StaleError):
-            await files.fs.open_files[handle].write(0, b"new")
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            with pytest.raises(StaleError):
+                await files.fs.open_files[handle].write(0, b"new")
     with suppress(StaleError):
         await files.close(handle)
     assert (await process.read("unchecked", 0), await process.read("unchecked", 1)) == (None, b"old")

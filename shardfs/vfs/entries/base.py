@@ -3,7 +3,8 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.errors import (
@@ -193,9 +194,29 @@ class PublishedEntry(Entry):
         self.keep_number(ino)
         return ino
 
+    async def resolve(self, *, fresh: bool = True) -> ChunkHandle | DocumentHandle | WriteBuffer | None:
+        """Return what the name stands for: the published version, else what is being written to it; None if nothing.
+
+        The published version is that of `current`.
+        """
+        return await self._resolve(partial(self.current, fresh=fresh))
+
+    async def _resolve(
+        self, look: Callable[[], Awaitable[ChunkHandle | DocumentHandle | None]]
+    ) -> ChunkHandle | DocumentHandle | WriteBuffer | None:
+        buffers = self.fs.buffers
+        while True:
+            with buffers.watching(self.path) as watch:
+                published = await look()
+            if published is not None:
+                return published
+            unpublished = buffers.unpublished(self.path)
+            if unpublished is not None or not watch.has_moved:
+                return unpublished
+
     async def _require_absent(self) -> None:
         """Raise `ExistsError` if there is such a file, published or being written."""
-        if await self.existing() is not None or self.fs.buffers.unpublished(self.path) is not None:
+        if await self._resolve(self.existing) is not None:
             raise ExistsError(f"{self.path} exists")
 
     async def existing(self) -> ChunkHandle | DocumentHandle | None:
@@ -204,9 +225,14 @@ class PublishedEntry(Entry):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        if flags & os.O_EXCL:
-            await self._require_absent()
-        return await self._begin(flags, new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns()))
+        if flags & os.O_EXCL and self.fs.buffers.unpublished(self.path) is not None:
+            raise ExistsError(f"{self.path} exists")  # without waiting until it is published
+        async with self.fs.buffers.lock(self):  # from the look on nobody else takes the name
+            if flags & os.O_EXCL:
+                await self._require_absent()
+            new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
+            handle = await self._begin(flags, new)
+        return await _caught_up(handle)
 
     async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
@@ -214,15 +240,15 @@ class PublishedEntry(Entry):
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        return await self._begin(flags, None)
+        return await _caught_up(await self._begin(flags, None))
 
     async def _begin(self, flags: int, new: Stat | None) -> WriteHandle:
         """Return a handle to write on top of the current version, or to a new file with the status *new*."""
         fs, is_cut, is_exclusive = self.fs, bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
         buffers, nchanges = fs.buffers, fs.store.nchanges
-        base = None if is_exclusive else await self.current(fresh=not is_cut)
+        found = None if is_exclusive else await self.resolve(fresh=not is_cut)
+        base = None if isinstance(found, WriteBuffer) else found
         buffer = None if is_cut else buffers.shared(self, base)
-        is_shared = buffer is not None
         if buffer is None:
             unpublished = buffers.unpublished(self.path)
             known = base.attributes if base is not None else unpublished
@@ -233,14 +259,7 @@ class PublishedEntry(Entry):
             buffer.is_exclusive = is_exclusive
         if base is not None and not is_cut:
             fs.note_shown(self, base, nchanges)
-        handle = buffers.use(buffer, self.ino or buffer.ino, flags)
-        if is_shared and not buffer.is_cut:
-            try:
-                await buffer.catch_up()
-            except BaseException:
-                await handle.close()
-                raise
-        return handle
+        return buffers.use(buffer, self.ino or buffer.ino, flags)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
@@ -251,6 +270,7 @@ class PublishedEntry(Entry):
             if exclusive:
                 await self._require_absent()
             await self.put(content, attributes, ino, exclusive=exclusive)
+            buffers.moved(self.path)
             buffers.detach(buffers.of(self.path))
 
     @abstractmethod
@@ -274,9 +294,21 @@ class PublishedEntry(Entry):
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the published version."""
-        handle = await self.current()
-        if handle is None:
+        handle = await self.resolve()
+        if handle is None or isinstance(handle, WriteBuffer):
             raise NotFoundError(f"{self.path} does not exist")
         if isinstance(handle, ChunkHandle):
             return handle.attributes, await self.fs.buffers.copied(handle.attributes.size, handle.read)
         return handle.attributes, MemoryContent(memoryview(handle.text))
+
+
+async def _caught_up(handle: WriteHandle) -> WriteHandle:
+    """Return a handle that was just opened; a buffer that others have open continues from the current version."""
+    buffer = handle.buffer
+    if buffer.users > 1 and not buffer.is_cut:
+        try:
+            await buffer.catch_up()
+        except BaseException:
+            await handle.close()
+            raise
+    return handle
