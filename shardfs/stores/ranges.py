@@ -19,6 +19,10 @@ WINDOW_NBYTES: Final = 8 * 2**20
 """The smallest request for an object that is read in order, if it has so many bytes."""
 
 
+SMALL_NBYTES: Final = 2 * 2**20
+"""Up to this size, an object is fetched as a whole once two units of it are wanted in order from its beginning."""
+
+
 class Span(NamedTuple):
     """The bytes from *start* to before *stop*."""
 
@@ -103,6 +107,15 @@ def merge(spans: Iterable[Span], *, max_gap: int = MAX_GAP, max_nbytes: int = MA
         else:
             merged.append(span)
     return merged
+
+
+def are_in_order(units: Iterable[Span], start: int) -> bool:
+    """Whether two or more *units* follow each other from *start*, with gaps that would be fetched anyway."""
+    count = 0
+    for unit in sorted(units):
+        if unit.nbytes and start <= unit.start <= start + MAX_GAP * (count > 0):
+            start, count = unit.stop, count + 1
+    return count > 1
 
 
 def window(reads: Reads, wanted: Span, until: int) -> Span | None:

@@ -68,6 +68,42 @@ def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(s
     assert received == index_nbytes(count) + nbytes
 
 
+def test_small_shards_that_are_read_in_order_are_one_request_each(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(31, nshards=4))
+    root = remote.mount()
+    (root / "zarr.json").read_bytes()
+    remote.taken()
+    for number in range(4 * 31):
+        assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
+    index = index_nbytes(31)
+    first = [f"GET c/0 -{index}", f"GET c/0 0-{CHUNK - 1}", f"GET c/0 {CHUNK}-{31 * CHUNK - 1}"]
+    assert remote.asked() == [*first, *(f"GET c/{shard} 0-{2 * MIB - 1}" for shard in range(1, 4))]
+
+
+def test_a_chunk_here_and_there_after_shards_in_order_takes_its_bytes_again(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(31, nshards=4))
+    root = remote.mount()
+    for number in (0, 1):
+        (root / f"c/{number}").read_bytes()
+    remote.taken()
+    for number in (40, 50, 80, 110):
+        assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
+    asked = remote.asked()
+    assert asked[0] == f"GET c/1 0-{2 * MIB - 1}"
+    assert [words.split()[1] for words in asked[1:]] == ["c/2", "c/2", "c/3", "c/3"]
+
+
+@pytest.mark.parametrize("distance", [2, 4])
+def test_a_small_shard_whose_first_chunks_are_wanted_near_to_each_other_comes_whole(
+    remote: Remote, distance: int
+) -> None:
+    chunks = fill(remote, "", bytes_of(31))
+    root = remote.mount()
+    for number in (0, distance, *range(31)):
+        assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
+    assert len([words for words in remote.asked() if " c/0 " in words]) <= 4
+
+
 def test_programs_that_read_the_same_shard_fetch_it_once(remote: Remote) -> None:
     chunks = fill(remote, "", bytes_of(64))
     root = remote.mount(arguments=["--max-connections=4"])

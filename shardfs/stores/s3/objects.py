@@ -11,7 +11,7 @@ import stat as modes
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +24,9 @@ from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, 
 from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
-from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
+from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.heads import Heads, not_found
+from shardfs.stores.s3.heads import Heads, not_found, split
 from shardfs.stores.s3.requests import ObjectStat, Properties, Range
 
 GATHER_SECONDS: Final = 0.001
@@ -35,6 +35,10 @@ GATHER_SECONDS: Final = 0.001
 MEMORY_NBYTES: Final = 128 * 2**20
 
 _MAX_EXPECTED: Final = 64
+_MAX_DIRECTORIES: Final = 64
+_FEW_UNITS: Final = 4
+"""How many units of an object are looked at to tell whether it is read in order."""
+
 _MAX_REDIRECTS: Final = 10_000
 _CACHE_THREADS: Final = 8
 _AHEAD_NBYTES: Final = 2**20
@@ -138,6 +142,8 @@ class _Version:
         "_key",
         "_objects",
         "_reads",
+        "_units",
+        "came_whole",
     )
 
     def __init__(self, objects: "Objects", key: str, name: str, stat: ObjectStat) -> None:
@@ -147,6 +153,10 @@ class _Version:
         self._flights: list[_Flight] = []
         self._gathering: _Gathering | None = None
         self._reads = Reads(stat.size, deque(maxlen=_MAX_EXPECTED))
+        self._units: set[Span] = set()
+        """The units that were wanted of a small object: several programs, or threads of one, may read it in order."""
+        self.came_whole = False
+        """Whether a small object came whole when it was opened, and nobody knows yet whether it is read in order."""
 
     def expect(self, span: Span) -> None:
         """Note that *span* will probably be read soon, in order."""
@@ -181,6 +191,12 @@ class _Version:
         *unit*, which contains it, is fetched as one piece, and more after it once a second unit is read in order. With
         None, *span* belongs to no unit.
         """
+        if self.came_whole and unit is not None:
+            self._units.add(unit)
+            self.came_whole = len(self._units) < _FEW_UNITS
+            if self._is_in_order():
+                self.came_whole = False
+                self._objects.read_in_order(self._key)
         views: list[memoryview] = []
         start = span.start
         while start < span.stop:
@@ -243,6 +259,19 @@ class _Version:
             return ahead, True
         return (None if whole == wanted else whole), False
 
+    def _is_in_order(self) -> bool:
+        """Whether units of a small object were wanted in order from its beginning, or from the index there."""
+        index = self._objects.memory.spans(self._id).at(0)
+        return are_in_order(self._units, 0) or (index is not None and are_in_order(self._units, index.stop))
+
+    def _rest(self, wanted: Sequence[Span]) -> Span | None:
+        """Return what is missing of a small object from the first of *wanted* on, if it is read in order; else None."""
+        if not self._is_in_order():
+            return None
+        self._objects.read_in_order(self._key)
+        start = min(wanted).start
+        return Span(start, self._covered_from(start, self._reads.size))
+
     def _is_covered(self, start: int, stop: int) -> bool:
         """Whether any byte from *start* to before *stop* is in memory or in flight."""
         is_begun = self._at_hand(start, stop) != (None, None)
@@ -253,11 +282,15 @@ class _Version:
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
             self._reads.window_end = ahead.stop
+            if self._reads.size <= SMALL_NBYTES:
+                self._objects.read_in_order(self._key)
         if self._gathering is None:
             self._gathering = _Gathering()
             self._objects.session.start_soon(self._depart, self._gathering)
         gathering = self._gathering
         gathering.spans.append(wanted)
+        if unit is not None and self._reads.size <= SMALL_NBYTES:
+            self._units.add(unit)
         if ahead is not None:
             gathering.ahead.append(ahead)
         await gathering.departed.wait()
@@ -267,6 +300,9 @@ class _Version:
         await trio.sleep(GATHER_SECONDS)
         async with self._objects.client.limiter:
             self._gathering = None  # while no connection was free, more requests have gathered
+        rest = self._rest(gathering.spans)
+        if rest is not None:
+            gathering.ahead.append(rest)
         for span in merge([*gathering.spans, *gathering.ahead]):
             is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
             gathering.flights.append(_Flight(span, is_ahead))
@@ -323,6 +359,8 @@ class Objects:
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
         self._redirects: OrderedDict[tuple[str, str], _Redirect] = OrderedDict()
         self._changing: dict[str, trio.Event] = {}
+        self._in_order: dict[str, bool] = {}
+        """The directories in which a small object was read in order last."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "S3Snapshot":
         """Open an object, without a request if it is known and the bytes are at hand, else with one.
@@ -343,10 +381,20 @@ class Objects:
                 return snapshot
         if not part.nbytes:
             return S3Snapshot(self, key, await self.heads.head(key))
+        is_next = self._in_order.pop(split(key)[0], False)
+        if is_next and (known is None or known.stat is None or known.stat.size <= SMALL_NBYTES):
+            part = Range(0, SMALL_NBYTES)
         fetched = await self.heads.get(key, part)
         snapshot = S3Snapshot(self, key, fetched.stat)
+        snapshot.version.came_whole = part.nbytes == SMALL_NBYTES and fetched.data.nbytes == fetched.stat.size
         await snapshot.version.add(fetched.offset, fetched.data)
         return snapshot
+
+    def read_in_order(self, key: str) -> None:
+        """Note that a small object was read in order: the next one in its directory comes whole when it is opened."""
+        self._in_order[split(key)[0]] = True
+        if len(self._in_order) > _MAX_DIRECTORIES:
+            del self._in_order[next(iter(self._in_order))]
 
     def version(self, key: str, stat: ObjectStat) -> _Version:
         """Return a version of *key*: the same object for all its readers."""
