@@ -227,7 +227,7 @@ def refuse(tmp_path: Path, *arguments: str | Path) -> str:
     return said
 
 
-def test_what_cannot_be_packed_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_named_and_the_rest_is_packed(tmp_path: Path) -> None:
     source, packed = tmp_path / "source", tmp_path / "packed"
     group = zarr.open_group(source, mode="w")
     group.create_array("image", shape=(64,), chunks=(4,), dtype="i4")[...] = 1
@@ -241,11 +241,15 @@ def test_what_cannot_be_packed_is_said_before_anything_is_written(tmp_path: Path
     zarray = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|O", "order": "C", "fill_value": None}
     filters = {"compressor": None, "filters": [{"id": "pickle"}]}
     (source / "pickled/.zarray").write_text(json.dumps(zarray | filters))
-    said = refuse(tmp_path, source, packed)
-    assert "uneven: chunks have several lengths along axis 0" in said
-    assert "a: the document is not valid JSON" in said
-    assert "pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in said
-    assert not packed.exists()
+    done = run("pack", "--shards", "4", source, packed)
+    assert done.returncode == 1, str(done)
+    assert "left out: uneven: chunks have several lengths along axis 0" in done.stderr
+    assert "left out: a: the document is not valid JSON" in done.stderr
+    assert "left out: pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in done.stderr
+    assert sorted(path.name for path in packed.iterdir() if not path.name.startswith(".")) == ["image", "zarr.json"]
+    assert (zarr.open_array(packed / "image", mode="r")[...] == 1).all()
+    refused = refuse(tmp_path, source / "uneven", tmp_path / "nothing")
+    assert "nothing was written: (root): chunks have several lengths" in refused
 
 
 def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
