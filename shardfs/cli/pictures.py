@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from shardfs.dataset.array import Array
+from shardfs.bulk.map import ArrayMap
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, Use
 from shardfs.errors import counted, printable
 from shardfs.format.grid import coords_in_c_order, index_in_c_order
@@ -84,48 +84,6 @@ class Cell:
     def fullness(self) -> float:
         """The share of chunks that are stored."""
         return sum(min(use.chunks / use.capacity, 1.0) for use in self.uses if use.capacity) / self.shards
-
-
-@dataclass(slots=True)
-class ArrayMap:
-    """The stored shards of *array*, in C order, and the *layouts* of those that are drawn, None if impossible.
-
-    *error* says why not all of them were found.
-    """
-
-    array: Array
-    uses: list[tuple[Coords, ShardUse]] = field(default_factory=list)
-    layouts: list[tuple[ShardUse, Layout | None]] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def path(self) -> str:
-        """The name of the array for people."""
-        return self.array.layout.path or "(root)"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of shards along each axis."""
-        return tuple(dimension.nchunks for dimension in self.array.grid.shards.dimensions)
-
-    @property
-    def summary(self) -> str:
-        """How much of the array is stored."""
-        total = Cell(math.prod(self.shape), [use for _, use in self.uses])
-        full = sum(use.error is None and use.chunks >= use.capacity for use in total.uses)
-        wasteful = sum(bool(use.dead) for use in total.uses)
-        damaged = f", {total.damaged:,} damaged" if total.damaged else ""
-        damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
-        is_known = not self.uses or any(use.dead is not None for use in total.uses)
-        return (
-            f"{len(self.uses):,} of {counted(total.shards, 'shard')} stored, {full:,} full{damaged}; "
-            f"{sum(use.chunks for use in total.uses):,} of {counted(self.array.grid.nchunks, 'chunk')}; "
-            f"{size(total.nbytes)}, {_share(total.dead, total.nbytes) if is_known else '?'} dead"
-        )
-
-    def most_wasteful(self, count: int) -> list[tuple[Coords, ShardUse]]:
-        """Return *count* shards: damaged ones, then those with most dead bytes."""
-        return sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +157,25 @@ def _describe(use: ShardUse) -> str:
     return f"{use.key}: {size(use.size)}, {use.chunks:,} of {counted(use.capacity, 'chunk')}, {waste}"
 
 
+def _summary(found: ArrayMap) -> str:
+    """Return how much of an array is stored."""
+    total = Cell(math.prod(found.shape), [use for _, use in found.uses])
+    full = sum(use.error is None and use.chunks >= use.capacity for use in total.uses)
+    wasteful = sum(bool(use.dead) for use in total.uses)
+    damaged = f", {total.damaged:,} damaged" if total.damaged else ""
+    damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
+    is_known = not found.uses or any(use.dead is not None for use in total.uses)
+    return (
+        f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored, {full:,} full{damaged}; "
+        f"{sum(use.chunks for use in total.uses):,} of {counted(found.array.grid.nchunks, 'chunk')}; "
+        f"{size(total.nbytes)}, {_share(total.dead, total.nbytes) if is_known else '?'} dead"
+    )
+
+
 def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, width: int) -> Iterator[Line]:
     """Yield the lines of all pictures, *width* characters wide; *reasons* say, by path, why arrays have none."""
     for found in maps:
-        yield [Part(found.path, "name"), Part(f"  {found.summary}")]
+        yield [Part(found.path, "name"), Part(f"  {_summary(found)}")]
         if found.error is not None:
             yield [Part(f"  damaged: {found.error}", "error")]
         if not found.uses:

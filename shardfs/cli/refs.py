@@ -1,111 +1,18 @@
-"""`shardfs refs`: kerchunk references, for machines that cannot mount.
+"""`shardfs refs`: kerchunk references, for machines that cannot mount."""
 
-They describe what a mount would show as ranges of stored files. A reader takes a missing reference for the fill value,
-so an array is referenced with all its chunks, or not at all.
-
-Source: the reference file format of kerchunk and fsspec, version 1.
-"""
-
-import json
-import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TextIO
 
 import click
 
-from shardfs import errors
+from shardfs.bulk.refs import write_references
 from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
 from shardfs.cli.sources import in_session, source_options
-from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import no_progress, walk_files, walk_nodes, what_else
-from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
-from shardfs.format.document import decode_text, encode_json, parse_json
-from shardfs.format.index import are_sound
-from shardfs.format.lens.v2 import ZMETADATA
-from shardfs.format.metadata import GroupMetadata
-from shardfs.format.sharding import Coords
-from shardfs.stores.base import join_key
+from shardfs.dataset.maintenance.walk import no_progress
+from shardfs.errors import CorruptionError
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.views import View, make_view
-
-Reference = str | list[str | int]
-"""A text, or the URL of a file, with offset and length for a range."""
-
-
-async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
-    """Yield key and reference of every chunk and document of an array as *view* shows it, without decoding.
-
-    Raises `NotShownError` if the view does not show it, or shows chunks that are not stored; `NotUnshardable` if its
-    shards are encoded as a whole, so that no range of a file is a chunk; and the error that prevents reading a chunk or
-    a shard.
-    """
-    reason = view.left_out(node)
-    if reason is not None:
-        raise NotShownError(reason)
-    chunk_view = view.chunk_view(node)
-    if chunk_view is not None:
-        if chunk_view.array.grid.is_encoded:
-            raise NotUnshardable("its shards are encoded as a whole, so no range of a file is a chunk")
-        count = 0
-        async for coords, reference in _chunks(source, chunk_view.array):
-            yield join_key(node.path, chunk_view.key_encoding.encode(coords)), reference
-            count += 1
-        if chunk_view.listed_missing is not None and count < chunk_view.array.grid.nchunks:
-            raise NotShownError("chunks that are not stored would be read as another value: mount it, or use --view v3")
-    else:
-        async for key in walk_files(source.store, node.path, opens_links=True):
-            if key != join_key(node.path, DOCUMENT):
-                yield key, [source.store.url_of(key)]
-    for key, reference in document_references(view, node):
-        yield key, reference
-
-
-def document_references(view: View, node: Node, *, has_copies: bool = True) -> Iterator[tuple[str, Reference]]:
-    """Yield key and text of every document of *node*, and those copies of other documents that it may have.
-
-    Whoever opened an array that is left out by its copy would find no chunks, and no error.
-    """
-    documents = {} if node.document is None or view.hides(node, DOCUMENT) else {DOCUMENT: node.document}
-    documents.update(view.documents(node))
-    if not has_copies:
-        documents.pop(ZMETADATA, None)
-        if DOCUMENT in documents:
-            document = parse_json(documents[DOCUMENT])
-            document.pop("consolidated_metadata", None)
-            documents[DOCUMENT] = encode_json(document)
-    for name, text in documents.items():
-        yield join_key(node.path, name), decode_text(text)
-
-
-async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:
-    """Yield the stored chunks of an array in C order."""
-    layout = array.layout
-    if array.grid.ndim == 0:
-        extent = await array.extent(())
-        if extent is not None:
-            yield (), [source.store.url_of(layout.shard_key(())), extent.offset, extent.nbytes]
-        return
-    async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
-        async for run in array.list_row(prefix, 0):
-            if run.error is not None:
-                raise run.error
-            if run.damaged is not None:
-                key = layout.key_encoding.encode((*prefix, run.numbers[run.damaged.index(True)]))
-                raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
-            url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
-            if array.grid.is_unsharded:  # each chunk is a file
-                for number in run.numbers:
-                    yield (*prefix, number), [url]
-            elif run.shard is not None and run.entries is not None:
-                offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
-                for number, offset, size in zip(run.numbers, offsets, run.sizes, strict=True):
-                    yield (*prefix, number), [url, run.shard.offset + offset, size]
 
 
 @command(
@@ -135,72 +42,12 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     1, and the file of --output stays as it was; on standard output all other arrays are printed.
     """
     if output is None:
-        if in_session(source, store_options, write_references, sys.stdout, view, skip_encoded):
+        shown = no_progress if sys.stdout.isatty() else progress
+        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=shown)
+        if in_session(source, store_options, work, sys.stdout, view):
             sys.exit(1)
         return
+    work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
     with replacing(output) as file:
-        if in_session(source, store_options, write_references, file, view, skip_encoded):
-            raise errors.CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")
-
-
-async def write_references(source: Source, file: TextIO, view_name: str, skip_encoded: bool) -> int:
-    """Write kerchunk references to what the view *view_name* shows as JSON, one line each.
-
-    Returns how many arrays are left out because they could not be read or referenced, and prints a line about each on
-    standard error. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
-    encoded as a whole.
-    """
-    view = make_view(view_name, source.store)
-    source.hierarchy.looks_above = view.lens.looks_above
-    arrays: list[Node] = []
-    groups, left_out, failed, separator = [], 0, 0, "\n"
-    file.write('{"version": 1, "refs": {')
-    async for node in walk_nodes(source):
-        if isinstance(node.metadata, GroupMetadata):
-            groups.append(node.path)
-        else:
-            arrays.append(node)
-    nchunks = {node.path: node.any_array.grid.nchunks for node in arrays if node.any_array is not None}
-    show = no_progress if file.isatty() else progress
-    with show("referencing", sum(nchunks.values()), "chunk") as advance:
-        for node in arrays:
-            count = 0
-            try:
-                if node.metadata is None:
-                    raise MetadataError(str(node.reason))
-                with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
-                    before = separator
-                    async for key, reference in array_references(source, view, node):
-                        aside.write(f"{before}{_line(key, reference)}")
-                        before = ",\n"
-                        count += 1
-                        advance(1)
-                    aside.seek(0)
-                    shutil.copyfileobj(aside, file)
-                    separator = before
-                continue
-            except NotShownError as error:
-                reason = str(error)
-            except NotUnshardable as error:
-                failed += not skip_encoded
-                reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
-            except ShardfsError as error:
-                failed += 1
-                reason = str(error)
-            finally:
-                advance(nchunks.get(node.path, count) - count)
-            left_out += 1
-            complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
-    if not arrays:
-        complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
-    for path in groups:  # last, when it is known whether any array is left out
-        node = await source.hierarchy.copies.consolidated(await source.hierarchy.node(path))
-        for key, text in document_references(view, node, has_copies=not left_out):
-            file.write(f"{separator}{_line(key, text)}")
-            separator = ",\n"
-    file.write("\n}}\n")
-    return failed
-
-
-def _line(key: str, reference: Reference) -> str:
-    return f"{json.dumps(key)}: {json.dumps(reference)}"
+        if in_session(source, store_options, work, file, view):
+            raise CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")

@@ -1,0 +1,98 @@
+"""Rewriting shards that have many dead bytes."""
+
+import shlex
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from shardfs.bulk.shards import look_at_shards
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.verify import find_waste
+from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.state import hold, slots_of
+from shardfs.dataset.wal.recovery import opened
+from shardfs.errors import ShardfsError, SourceError, counted
+from shardfs.stores.url import StoreOptions
+
+THRESHOLD: Final = 0.5
+"""From which share of dead bytes a shard is rewritten unless somebody says otherwise."""
+
+
+@dataclass
+class Report:
+    """What was compacted, and what was *left* as it is, with the reason."""
+
+    compacted: int = 0
+    removed_nbytes: int = 0
+    left: list[dict[str, str]] = field(default_factory=list)
+
+    def leave(self, shard: str, reason: object) -> None:
+        """Record that a shard is left as it is."""
+        self.left.append({"shard": shard, "reason": str(reason)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the report as text."""
+        lines = [f"left as it is: {item['shard']}: {item['reason']}" for item in self.left]
+        lines.append(f"{counted(self.compacted, 'shard')} compacted, {self.removed_nbytes:,} dead bytes removed")
+        return lines
+
+
+async def compact_source(
+    source: Source,
+    options: StoreOptions,
+    *,
+    threshold: float = THRESHOLD,
+    force: bool = False,
+    single_writer: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> Report:
+    """Rewrite the shards of *source*, opened with *options*, of which at least the share *threshold* is dead bytes.
+
+    With *force* also those that begin with bytes of another format. *executor* and *jobs* are those of `run_tasks`:
+    other processes may look for shards, but only this one has a journal to compact them with. *single_writer*: the user
+    says that nobody else writes to the source meanwhile. Raises `SourceError` if the source has no arrays, is being
+    written, or has a journal.
+    """
+    store, report = source.store, Report()
+    with hold(store) as state:
+        left = [slot.state for slot in slots_of(store) if slot.holder is None]
+        if any(each.has_pending() for each in (state, *left)):
+            raise SourceError(
+                f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
+            )
+        await store.start_writing(state.root, single_writer=single_writer)
+        with opened(source, state) as (_, commits):
+            found = await look_at_shards(
+                source,
+                options,
+                walk_all_shards(some_arrays(source), "looking for dead bytes", progress),
+                partial(find_waste, threshold=threshold, force=force),
+                reads_chunks=False,
+                executor=executor,
+                jobs=jobs,
+            )
+            with progress("compacting", len(found), "shard") as advance:
+                for each in found:
+                    advance(1)
+                    waste = each.result
+                    if waste is None or waste.reason is not None:
+                        why = each.error if waste is None else f"{waste.reason} (--force compacts it)"
+                        report.leave(each.key, why)
+                        continue
+                    try:
+                        array = (await source.hierarchy.node(each.path)).array
+                        if array is not None:
+                            await commits.rewrite(array.layout, each.coords, {}, compact=True)
+                    except ShardfsError as error:
+                        report.leave(each.key, error)
+                        continue
+                    report.compacted += 1
+                    report.removed_nbytes += waste.use.dead or 0
+    return report

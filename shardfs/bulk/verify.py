@@ -1,0 +1,127 @@
+"""Whether every shard of a source is sound."""
+
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from shardfs.bulk.shards import look_at_shards
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
+from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.node import Node
+from shardfs.errors import ShardfsError, counted
+from shardfs.format.document import brief
+from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
+from shardfs.format.lens.unsharded import fault_of
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.sharding import Coords
+from shardfs.stores.url import StoreOptions
+
+
+@dataclass
+class Report:
+    """What `verify` found; *unchecked* are arrays that were not examined, with the reason.
+
+    For chunks that are too large to be decoded, it is unknown whether they are sound.
+    """
+
+    arrays: int = 0
+    shards: int = 0
+    found: list[Problem] = field(default_factory=list)
+    unchecked: list[dict[str, str]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+        for problem in self.found:
+            values = asdict(problem)
+            found[values.pop("too_large")].append(values)
+        return {
+            "sound": not self.found,
+            "arrays": self.arrays,
+            "shards": self.shards,
+            "problems": found[False],
+            "too_large": found[True],
+            "unchecked": self.unchecked,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report as text."""
+        lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
+        large = [f"too large to check: {problem}" for problem in self.found if problem.too_large]
+        damaged = [f"damaged: {problem}" for problem in self.found if not problem.too_large]
+        verdict = counted(len(damaged), "problem") if damaged else "no damage found"
+        if large:
+            verdict += f", {counted(len(large), 'chunk')} too large to check"
+        if self.unchecked:
+            verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
+        return [
+            *lines,
+            *large,
+            *damaged,
+            f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}",
+        ]
+
+
+async def verify_source(
+    source: Source,
+    options: StoreOptions,
+    *,
+    data: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> Report:
+    """Check every shard of *source*, which was opened with *options*; with *data*, decode the inner chunks too.
+
+    *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
+    """
+    report = Report()
+
+    async def nodes() -> AsyncIterator[Node]:
+        async for node in some_arrays(source):
+            if node.array is not None:
+                report.arrays += 1
+                if data:
+                    _note_unchecked(node.array, report)
+                yield node
+            elif node.metadata is None:
+                report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
+            elif isinstance(node.metadata, ArrayMetadata):
+                reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
+                report.unchecked.append({"array": node.path, "reason": reason})
+
+    def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
+        report.found.append(Problem(path or "(root)", None, str(error)))
+
+    async def shards() -> AsyncIterator[tuple[Array, Coords]]:
+        async for shard in walk_all_shards(nodes(), "verifying", progress, failed):
+            report.shards += 1
+            yield shard
+
+    found = await look_at_shards(
+        source,
+        options,
+        shards(),
+        partial(find_damage, data=data),
+        reads_chunks=data,
+        executor=executor,
+        jobs=jobs,
+    )
+    for each in found:
+        report.found += each.result or [Problem(each.key, None, str(each.error))]
+    return report
+
+
+def _note_unchecked(array: Array, report: Report) -> None:
+    """Record what is unknown about an array whose chunks are decoded."""
+    decoder = ChunkDecoder.of(array)
+    reason = None if decoder is not None else "its chunks have unknown codecs; only the index was checked"
+    data_type = array.document["data_type"]
+    if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
+        reason = f"its data type {brief(type_name(data_type))} is unknown; sizes of decoded chunks were not checked"
+    if reason is not None:
+        report.unchecked.append({"array": array.layout.path, "reason": reason})
