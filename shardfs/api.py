@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
 from weakref import WeakValueDictionary
@@ -251,6 +251,8 @@ class Dataset:
     `close`, and in a process that was forked meanwhile, everything raises `ClosedError`.
     """
 
+    _loop: LoopThread[Paths] | None
+
     def __init__(
         self,
         source: str | os.PathLike[str],
@@ -263,11 +265,15 @@ class Dataset:
         Raises `SourceError` if it cannot be read, and if it is to be written and another process does so; `UsageError`
         for options that contradict each other.
         """
-        self.url, _ = resolve(os.fspath(source))
-        self._recipe = _Recipe(self.url, TreeOptions(**options), store_options or StoreOptions())
-        # Where the tree is, for doors to it.
-        self.loop: LoopThread[Paths] = LoopThread(_opened(self._recipe), self.url)
-        _OPEN[self._recipe] = self
+        url, _ = resolve(os.fspath(source))
+        self._prepare(_Recipe(url, TreeOptions(**options), store_options or StoreOptions()))
+        self._loop = LoopThread(_opened(self._recipe), self.url)
+
+    def _prepare(self, recipe: _Recipe) -> None:
+        self.url, self._recipe = recipe.source, recipe
+        self._loop = None
+        self._opening = threading.Lock()
+        _OPEN[recipe] = self
 
     def __repr__(self) -> str:
         return f"<shardfs dataset {self.url}>"
@@ -288,6 +294,22 @@ class Dataset:
         self.close()
 
     @property
+    def loop(self) -> LoopThread[Paths]:
+        """Where the tree is, for doors to it; a dataset that was sent to this process is opened when it is first used.
+
+        So it is whoever uses it that gets the error if it cannot be opened.
+        """
+        with self._opening:
+            if self._loop is None:
+                self._loop = LoopThread(_opened(self._recipe), self.url)
+            return self._loop
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it cannot be used any more."""
+        return self._loop is not None and self._loop.is_closed
+
+    @property
     def is_writable(self) -> bool:
         """Whether it was opened to be written."""
         return self._recipe.options.write
@@ -305,7 +327,8 @@ class Dataset:
         if _OPEN.get(self._recipe) is self:
             del _OPEN[self._recipe]
         _REOPENED.pop(self._recipe, None)
-        self.loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
     def __iter__(self) -> Iterator[str]:
         """Return the paths of all arrays and groups, parents first."""
@@ -330,16 +353,16 @@ class Dataset:
 _OPEN: "WeakValueDictionary[_Recipe, Dataset]" = WeakValueDictionary()
 """The datasets that are open in this process, of several with the same recipe the one opened last."""
 _REOPENED: "dict[_Recipe, Dataset]" = {}
-"""Those that were opened because they were sent to this process: until it ends, or somebody closes them."""
+"""Those that were sent to this process: they stay open until it ends, or somebody closes them."""
 _REOPENING: Final = threading.Lock()
 
 
 def _reopen(recipe: _Recipe) -> Dataset:
     with _REOPENING:
         found = _OPEN.get(recipe)
-        if found is None or found.loop.is_closed:
-            words = cast(_TreeWords, {name.name: getattr(recipe.options, name.name) for name in fields(TreeOptions)})
-            found = _REOPENED[recipe] = Dataset(recipe.source, store_options=recipe.store_options, **words)
+        if found is None or found.is_closed:
+            found = _REOPENED[recipe] = Dataset.__new__(Dataset)
+            found._prepare(recipe)
         return found
 
 

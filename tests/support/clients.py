@@ -116,6 +116,8 @@ MAIN = Client("", ("zarr", "xarray"))
 """What the tests themselves run in, with the xarray and the zarr-python of today."""
 ZARR2 = Client("zarr2", ("zarr", "xarray"))
 """zarr-python 2.18, and xarray and dask that go with it."""
+ZARR34 = Client("zarr34", ("zarr",), "it takes Python 3.12 or later")
+"""zarr-python 3.4, with what shardfs needs to read and write without FUSE."""
 KERCHUNK = Client("kerchunk", ("xarray",))
 """kerchunk, and xarray with the engine that it brings."""
 NETCDF4 = Client("netcdf4", ("netCDF4",))
