@@ -277,3 +277,15 @@ async def test_reserved_names_are_names_as_others(store: Store, subject: Subject
     assert "d" not in await names(store)
     await move(store, ".shardfs/scratch/d", "d")
     assert await read(await subject.again(store), "d/f") == b"0123456789"
+
+
+@with_store
+async def test_fresh_is_what_others_have_stored_meanwhile_whatever_is_cached(store: Store, subject: Subject) -> None:
+    reader = await subject.again(store)
+    assert await reader.list("d")
+    assert state(await reader.fresh("d/f")) == state(await store.fresh("d/f")) == state(await reader.stat("d/f"))
+    await store.replace("d/f", b"other")
+    assert state(await reader.fresh("d/f")) == state(await store.stat("d/f"))
+    await store.unlink("d/f")
+    with pytest.raises(NotFoundError):
+        await reader.fresh("d/f")
