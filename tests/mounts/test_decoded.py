@@ -97,9 +97,11 @@ def test_damaged_chunks_are_eio_and_others_are_right(mount: Mounter, tmp_path: P
             damage.edit(shard, damage.payload(number, encoded))
     mounted = mount(tmp_path / "s", arguments=["--decode"], expect=("does not decode", r"has \d+ bytes"))
     for name in after:
-        for key in ("c/0/0", "c/0/1", "c/1/1"):
+        # What is behind blosc data is ignored, as by zarr-python.
+        for key in ("c/0/0", "c/0/1", *(() if name == "blosc" else ("c/1/1",))):
             assert read_error(mounted.path / name / key) == errno.EIO
             assert f"{key} of {name} " in mounted.log
+        assert name != "blosc" or read_error(mounted.path / name / "c/1/1") is None
         assert read_error(mounted.path / name / "c/1/0") == (errno.EIO if detects[name] else None)
         assert {path.stat().st_size for path in (mounted.path / name / "c").glob("*/*")} == {48}
         assert [read_error(mounted.path / name / key) for key in ("c/0/2", "c/1/3")] == [None, None]
