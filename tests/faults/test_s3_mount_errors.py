@@ -121,6 +121,15 @@ def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_
     hang.release()
 
 
+def test_a_server_that_asks_for_fewer_requests_is_told_from_one_that_hangs(
+    bucket: Bucket, s3_proxy: S3Proxy, fail: Fail
+) -> None:
+    s3_proxy.fail(None, Reply(503, "SlowDown"), times=None)
+    variables = bucket.through(s3_proxy.url).environment | hasty(pause=10.0, first=2.0)
+    line = fail("mount", bucket.url(PREFIX), variables)
+    assert line.endswith(f"{s3_proxy.url} does not answer within 2 seconds (SlowDown 503)")
+
+
 @pytest.mark.parametrize(
     ("way", "operation", "fault", "words"),
     [

@@ -101,13 +101,14 @@ class _Trouble:
     patience: float
     began: float | None = None
     last: float = 0.0
+    reason: str = ""
 
     def note(self, failure: Failure | None, began: float, now: float) -> None:
         """Note how an attempt ended that *began* then; None stands for success."""
         if failure is not None and (failure.is_silent or failure.is_throttling):
             if not self.lasts(now):
                 self.began = began
-            self.last = now
+            self.last, self.reason = now, failure.reason
         elif failure is None or failure.cause is Cause.REPLY:
             self.began = None
 
@@ -154,6 +155,11 @@ class S3Client:
         self._lock = threading.Lock()
         self.limiter = trio.CapacityLimiter(options.max_connections)
         """What each request holds while it is under way."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the server serves no requests at the moment, as far as is known; else ""."""
+        return self._trouble.reason if self._trouble.began is not None else ""
 
     def of_bucket(self) -> "S3Client":
         """Return a client of the whole bucket."""

@@ -51,7 +51,8 @@ async def check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
         with trio.fail_after(_PATIENCE):
             return await _check(client)
     except trio.TooSlowError:
-        reason = f"{client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds"
+        trouble = f" ({client.trouble})" if client.trouble else ""
+        reason = f"{client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds{trouble}"
         raise SourceError(f"{client.location.url} cannot be read: {reason}") from None
     except SourceError:
         raise
