@@ -24,7 +24,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StoreError
-from shardfs.stores.local.syscalls import keep_freed_memory
+from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote, open_session, open_store_in
@@ -180,7 +180,7 @@ async def run_tasks(
     Raises `StoreError` if processes cannot be started, or a given executor breaks.
     """
     keep_freed_memory()
-    jobs = jobs or len(os.sched_getaffinity(0))
+    jobs = jobs or count_processors()
     async with open_context() if context is None else nullcontext(context) as context:
         await _run_tasks(tasks, done, context, executor, jobs)
 

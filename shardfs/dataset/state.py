@@ -35,7 +35,16 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles, read_note, write_note
-from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locked, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import (
+    READ,
+    SYSCALLS,
+    WALK,
+    is_local,
+    is_ofd_locked,
+    ofd_lock,
+    ofd_unlock,
+    require_linux,
+)
 
 DIRECTORY: Final = ".shardfs"
 
@@ -267,7 +276,7 @@ def _other_host(state: StateDirectory) -> Holder | None:
     if not holder.is_elsewhere:
         return None
     with suppress(OSError):
-        directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        directory = Descriptor(os.open(os.path.dirname(state.path), WALK & ~os.O_NOFOLLOW))
         return None if is_local(directory.fd) else holder
     return holder
 
@@ -389,6 +398,7 @@ def hold(store: Store) -> Iterator[StateDirectory]:
     Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if something was
     left in a slot of another source.
     """
+    require_linux(store.url)
     if store.root is not None:
         with locked(StateDirectory(store.root, store.directory)) as state:
             yield state

@@ -3,7 +3,6 @@
 A `ChunkView` shows the chunks of an array, including, where the view needs them, missing chunks as encoded fill values.
 """
 
-import os
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
+from shardfs.stores.local.syscalls import count_processors
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.inodes import ChunkNumbering
@@ -69,7 +69,7 @@ class ChunkCache:
     def __init__(self, max_nbytes: int, statistics: Statistics, *, in_flight_nbytes: int = _IN_FLIGHT_NBYTES) -> None:
         self._statistics = statistics
         self._chunks: Cache[VersionKey, _Decoded] = Cache(lambda chunk: len(chunk.data), max_nbytes)
-        self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._threads = trio.CapacityLimiter(count_processors())
         self._room = _Room(in_flight_nbytes)
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:

@@ -41,6 +41,8 @@ from shardfs.stores.local.syscalls import (
     SYSCALLS,
     WALK,
     Syscalls,
+    attribute_of,
+    attributes_of,
     is_local,
     open_beneath,
     read_cached,
@@ -272,7 +274,7 @@ class LocalReader:
             raise SourceError(f"{root} has a NUL in it")
         self.root = os.path.realpath(root)
         try:
-            self.directory = Descriptor(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            self.directory = Descriptor(os.open(self.root, WALK))
             readable = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self.threads = Threads(is_remote=not is_local(readable.fd))
         except FileNotFoundError:
@@ -363,19 +365,19 @@ class LocalReader:
         """Return an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
             raise NoAttributeError(f"{key} has no attribute {name!r}")
-        return await self._opened(key, ITSELF, lambda itself: os.getxattr(itself.path, name))
+        return await self._opened(key, ITSELF, lambda itself: attribute_of(itself, name))
 
     async def attributes(self, key: str) -> Sequence[bytes]:
         """Return the names of the extended attributes in the `user` namespace."""
         try:
-            names = await self._opened(key, ITSELF, lambda itself: os.listxattr(itself.path))
+            names = await self._opened(key, ITSELF, attributes_of)
         except NoAttributeError:  # the file system has none
             return []
         return [name for name in map(os.fsencode, names) if name.startswith(USER)]
 
     async def capacity(self) -> os.statvfs_result:
         """Return the room on the file system of the source."""
-        return await self._opened("", ITSELF, lambda itself: os.statvfs(itself.path))
+        return await self._opened("", ITSELF, lambda itself: os.fstatvfs(itself.fd))
 
     async def open_to_read(self, key: str) -> tuple[Descriptor, Stat]:
         """Open a regular file."""

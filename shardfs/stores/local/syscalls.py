@@ -7,6 +7,8 @@ durable, and what an error means is up to the caller.
 `open_beneath` opens files below a directory without ever leaving it. A path without symbolic links is opened by a
 single call (`openat2`). Otherwise, and where the kernel lacks it, the path is walked component by component from the
 directory's descriptor, so no link leads out, even if it is exchanged meanwhile.
+
+Systems without Linux's calls are read with portable ones, and not written to: see `require_linux`.
 """
 
 import ctypes
@@ -38,11 +40,15 @@ from shardfs.errors import (
     ReadOnlyError,
     RefusedError,
     ShardfsError,
+    SourceError,
     StaleError,
     StoreError,
     TooLargeError,
 )
 from shardfs.stores.base import Buffer, Descriptor
+
+IS_LINUX: Final = hasattr(os, "O_PATH") and hasattr(os, "RWF_NOWAIT") and hasattr(fcntl, "F_OFD_SETLK")
+"""Whether this system has the calls of Linux that writing needs; reading does without."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
@@ -128,6 +134,17 @@ def keep_freed_memory() -> None:
         _LIBC.mallopt(_M_ARENA_MAX, 1)  # else each thread keeps as much, and cannot use what others freed
 
 
+def require_linux(what: str) -> None:
+    """Raise `SourceError` if *what* cannot be written by this system."""
+    if not IS_LINUX:
+        raise SourceError(f"{what} cannot be written here: shardfs writes on Linux only, and reads on this system too")
+
+
+def count_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def is_local(fd: int) -> bool:
     """Whether a file is on a file system of a single host; others may be slow, and shared by several hosts."""
     return _file_system_of(fd) in _LOCAL
@@ -157,6 +174,8 @@ def is_ofd_locked(fd: int) -> bool:
 
 def _file_system_of(fd: int) -> int | None:
     """Return the number of the file system type (`linux/magic.h`); None if it is unknown."""
+    if not IS_LINUX:  # others have it in another place
+        return None
     status = ctypes.create_string_buffer(512)
     if _LIBC.fstatfs(fd, status) != 0:
         return None
@@ -165,6 +184,8 @@ def _file_system_of(fd: int) -> int | None:
 
 def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
     """Read what the page cache has from *offset* on, without waiting; return the number of bytes."""
+    if not IS_LINUX:
+        return 0
     try:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
     except OSError as error:
@@ -347,8 +368,9 @@ def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]]
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 WRITE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 DIRECTORY: Final = READ | os.O_DIRECTORY
-WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
+_AT: Final = os.O_PATH if IS_LINUX else os.O_RDONLY | os.O_NONBLOCK
+WALK: Final = _AT | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+ITSELF: Final = _AT | os.O_CLOEXEC | os.O_NOFOLLOW
 """Flags: to read a file, to read and write it, to list a directory, to pass through it, to get at a name itself."""
 
 _MAX_LINKS: Final = 40
@@ -384,10 +406,23 @@ def open_beneath(root: Descriptor, key: str, flags: int) -> Descriptor:
 def _has_openat2() -> bool:
     """Whether the kernel has the call and permits it: containers may not."""
     try:
-        Descriptor(_openat2(-1, b"/", WALK, 0))
+        if IS_LINUX:
+            Descriptor(_openat2(-1, b"/", WALK, 0))
     except OSError:
         return False
-    return True
+    return IS_LINUX
+
+
+def attribute_of(file: Descriptor, name: bytes) -> bytes:
+    """Return an extended attribute of what was opened as `ITSELF`."""
+    if not IS_LINUX:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    return os.getxattr(file.path, name)
+
+
+def attributes_of(file: Descriptor) -> Sequence[str]:
+    """Return the names of the extended attributes of what was opened as `ITSELF`."""
+    return os.listxattr(file.path) if IS_LINUX else ()
 
 
 def _openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
