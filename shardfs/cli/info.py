@@ -39,6 +39,7 @@ _SHOWN: Final = {
 }
 _MAX_ELEMENTS: Final = 2**63  # larger sizes are mere claims of a document
 _MAX_NAMED: Final = 3
+_LINKS: Final = "shards that are symbolic links are read, and never changed through a mount"
 """How many arrays are named in a line that is about several."""
 
 
@@ -179,11 +180,12 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
     array = node.any_array
     if array is None:
         return {}
-    stored = stored_nbytes = nelements = 0
+    stored = stored_nbytes = nelements = nlinks = 0
     error = None
     try:
         async for coords in walk_shards(array):
             stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
+            nlinks += stat is not None and stat.kind is Kind.SYMLINK
             if stat is not None and stat.kind is not Kind.FILE:
                 state = await array.shard(coords)  # a link to a shard counts as one
                 state.check()
@@ -198,6 +200,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
     return {
         "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
         "stored_shards": stored,
+        "linked_shards": nlinks,
         "stored_nbytes": stored_nbytes,
         "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
         "error": error,
@@ -229,7 +232,10 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     )
     notes: dict[tuple[str, str], list[str]] = {}
     for item in described:
-        for kind, note in (("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))):
+        found = [("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))]
+        if item.get("linked_shards"):
+            found.append(("note", _LINKS))
+        for kind, note in found:
             if note is not None:
                 notes.setdefault((kind, note), []).append(item["path"] or "(root)")
     lines += [f"{kind}: {first_of(paths, _MAX_NAMED)}: {note}" for (kind, note), paths in notes.items()]

@@ -318,6 +318,8 @@ class Changes:
         for buffer in buffers:
             if buffer.state is State.DIRTY or buffer.is_new:
                 await buffer.publish()
+        if isinstance(old, PublishedEntry):
+            await old.check_removable()
         row = self.fs.inodes.row_at(old.path) if isinstance(old, Passthrough) else None
         if row is not None and row.nlink == 1:
             row.became = new.path  # before it is read: who writes later is told

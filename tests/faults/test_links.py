@@ -1,17 +1,21 @@
 """Symbolic links in the source: shown as links, followed inside it, and never a way out of it."""
 
+import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import files_below, store
-from tests.support.mounting import Mounter
+from tests.support.mounting import Mounter, flush, refuses
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
 EXPECTED = ("unreadable shard: ", r"\b(lookup|readdir|open|getattr): ")
+IS_LINK = "is a symbolic link, through which nothing is changed"
 SECRET = b"nothing of this may be seen through the mount"
 
 
@@ -63,6 +67,75 @@ def test_a_shard_that_is_a_link_inside_the_source_is_a_shard(mount: Mounter, sou
     os.rename(source / "image/c/1", source / "directory")
     (source / "image/c/1").symlink_to("../.././directory/")
     assert files_below(mount(source).path / "image") == expected
+
+
+def linked(source: Path) -> Path:
+    """Store a shard elsewhere in the source, with a link in its place, and a directory of shards likewise."""
+    os.rename(source / "image/c/0/0", source / "elsewhere")
+    (source / "image/c/0/0").symlink_to("../../../elsewhere")
+    os.rename(source / "image/c/1", source / "directory")
+    (source / "image/c/1").symlink_to("../../directory")
+    return source / "elsewhere"
+
+
+REFUSED: dict[str, Callable[[Path], object]] = {
+    "written": lambda chunk: chunk.write_bytes(b"new"),
+    "cut": lambda chunk: os.truncate(chunk, 1),
+    "removed": os.unlink,
+    "renamed": lambda chunk: os.rename(chunk, chunk.with_name("3")),
+    "replaced": lambda chunk: os.rename(chunk.parent.parent / "3/3", chunk),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_shard_that_is_a_link_is_not_changed(mount: Mounter, source: Path, change: str) -> None:
+    kept = linked(source)
+    before = files_below(mount(source).path)
+    stored = kept.read_bytes()
+    mounted = mount(source, write=True, expect=[IS_LINK])
+    with refuses(errno.EPERM):
+        REFUSED[change](mounted.path / "image/c/0/0")
+    assert IS_LINK in mounted.log
+    assert files_below(mounted.path) == before
+    mounted.unmount()
+    assert os.readlink(source / "image/c/0/0") == "../../../elsewhere"
+    assert kept.read_bytes() == stored
+
+
+def test_shards_beside_a_link_and_in_a_directory_that_is_one_are_changed(mount: Mounter, source: Path) -> None:
+    linked(source)
+    (source / "image/linked.json").symlink_to("zarr.json")
+    mounted = mount(source, write=True)
+    for key in ("c/0/3", "c/3/3"):
+        (mounted.path / "image" / key).write_bytes(bytes(12))
+    flush(mounted.path)
+    mounted.unmount()
+    again = mount(source).path
+    assert (again / "image/c/0/3").read_bytes() == (again / "image/c/3/3").read_bytes() == bytes(12)
+    assert (source / "image/c/1").is_symlink()
+    assert sorted(os.listdir(source / "directory")) == ["0", "1"]
+
+
+def test_a_document_that_is_a_link_is_not_changed(mount: Mounter, source: Path) -> None:
+    os.rename(source / "image/zarr.json", source / "image/kept.json")
+    (source / "image/zarr.json").symlink_to("kept.json")
+    before = (source / "image/kept.json").read_bytes()
+    shown = mount(source, write=True, expect=[IS_LINK]).path / "image/zarr.json"
+    with refuses(errno.EPERM):
+        shown.write_bytes(shown.read_bytes().replace(b'"attributes": {}', b'"attributes": {"a": 1}') + b" ")
+    assert os.readlink(source / "image/zarr.json") == "kept.json"
+    assert (source / "image/kept.json").read_bytes() == before
+
+
+def test_info_and_mv_say_that_a_shard_is_a_link(mount: Mounter, source: Path) -> None:
+    linked(source)
+    done = run("info", source)
+    assert "image: shards that are symbolic links are read, and never changed through a mount" in done.stdout
+    chunk = mount(source, write=True, expect=[IS_LINK]).path / "image/c/0/0"
+    done = subprocess.run(["mv", chunk, chunk.with_name("kept")], capture_output=True, check=False, text=True)
+    assert done.returncode != 0
+    assert "Operation not permitted" in done.stderr
+    assert chunk.exists()
 
 
 def test_links_are_shown_as_they_are_stored(mount: Mounter, source: Path) -> None:

@@ -114,7 +114,7 @@ _ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
     errno.EPERM: NotPermittedError,
     errno.EOPNOTSUPP: NotPermittedError,
     errno.EINVAL: RefusedError,
-    errno.ELOOP: RefusedError,  # the name is a symbolic link: changes do not follow it
+    errno.ELOOP: NotPermittedError,
     errno.ENAMETOOLONG: NameTooLongError,
     errno.EFBIG: TooLargeError,
 }
@@ -362,7 +362,10 @@ def changing(key: str) -> AbstractContextManager[None]:
 
 def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> ShardfsError:
     """Return the error of shardfs for *error* about *key*."""
-    return errors.get(error.errno or 0, StoreError)(f"{key or 'the source'}: {error.strerror}")
+    why = error.strerror
+    if error.errno == errno.ELOOP and errors is _ERRORS_OF_CHANGES:
+        why = "it is a symbolic link, through which nothing is changed; replace the link by the file that it names"
+    return errors.get(error.errno or 0, StoreError)(f"{key or 'the source'}: {why}")
 
 
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

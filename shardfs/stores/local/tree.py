@@ -1,5 +1,6 @@
 """A local directory as a store: names are changed only through `Syscalls`."""
 
+import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -177,6 +178,8 @@ class LocalStore(LocalReader):
             rights = Rights(**new).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                if stat.S_ISLNK(old.st_mode):
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None

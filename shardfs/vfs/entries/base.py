@@ -288,6 +288,10 @@ class PublishedEntry(Entry):
                     raise
             buffers.detach(buffers.of(self.path))
 
+    async def check_removable(self) -> None:
+        """Raise any error that is known to prevent removing the file, before it is published under another name."""
+        return
+
     @abstractmethod
     async def erase(self) -> None:
         """Remove what is published; raises `NotFoundError`."""

@@ -368,6 +368,11 @@ class Chunk(PublishedEntry):
         await self._put(content, attributes.status, number, attributes.own_mtime_ns)
         self.chunks.keep_version(number, self.coords)
 
+    async def check_removable(self) -> None:
+        """Raise the error that prevents changing the shard."""
+        layout = self.chunks.array.layout
+        await self.fs.store.check_writable(layout.shard_key(layout.locate(self.coords).shard))
+
     async def erase(self) -> None:
         """Remove the chunk; where missing chunks are shown as the fill value, it is shown so again."""
         handle = await self.current()
