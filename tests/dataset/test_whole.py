@@ -32,7 +32,7 @@ from tests.support.commands import run
 from tests.support.corpus import array, extension, sharding
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
-from tests.support.opened import in_trio
+from tests.support.opened import in_session, in_trio
 from tests.support.s3_writing import writing
 
 Coords = tuple[int, ...]
@@ -192,7 +192,7 @@ def test_an_unsharded_array_is_a_mapping_of_coordinates_to_bytes(begin: Callable
             with tempfile.TemporaryDirectory() as directory:
                 await take(await begin(Path(directory)), Path(directory), steps)
 
-        trio.run(main)
+        trio.run(in_session, main)
 
     holds()
 
