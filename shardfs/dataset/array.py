@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.layout import ArrayLayout, ShardVersion
+from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.wal.records import Change, Put, reversed_checksum
@@ -202,19 +202,23 @@ class Array:
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
 
-        *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. Raises the error
-        that prevents reading the shard, and `CorruptionError` if only this chunk is damaged.
+        *coords* are within the grid. With *fresh*, the store is asked whether the shard has changed. The extent is that
+        of the version which `own` returns right afterwards. Raises the error that prevents reading the shard, and
+        `CorruptionError` if only this chunk is damaged.
         """
         if self.change(coords) is not None:
             state = await self.shard(self.layout.locate(coords).shard)
             change = self.change(coords)  # it may have been committed meanwhile
             if change is not None:
                 return state, _pending_extent(change)
-        state, extent = await self.find_stored(coords, fresh=fresh)
-        if extent is None:
-            change = self.change(coords)  # it may have been published meanwhile
-            extent = _pending_extent(change) if change is not None else None
-        return state, extent
+        while True:
+            own = self.own(coords)
+            state, extent = await self.find_stored(coords, fresh=fresh)
+            change = self.change(coords)
+            if change is not None:  # published meanwhile
+                return state, _pending_extent(change)
+            if self.own(coords) is own:  # else also committed meanwhile
+                return state, extent
 
     def change(self, coords: Coords) -> Change | None:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
@@ -288,6 +292,10 @@ class Array:
     def version(self, coords: Coords) -> ShardVersion:
         """Return what is remembered of the shard that has the chunk at *coords*."""
         return self._shards.generations.known(self.layout, self.layout.locate(coords).shard)
+
+    def own(self, coords: Coords) -> OwnVersion | None:
+        """Return the version of the chunk at *coords* that was published through this mount; None if there is none."""
+        return self.version(coords).own.get(coords)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may still be trusted."""

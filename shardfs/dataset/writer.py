@@ -4,6 +4,7 @@
 """
 
 import logging
+import time
 from contextlib import suppress
 from typing import Final
 
@@ -12,7 +13,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.layout import ShardQueue
+from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
@@ -55,15 +56,30 @@ class Writer:
             raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
 
     async def put(
-        self, array: Array, coords: Coords, content: Content, *, mtime_ns: int, mode: int, uid: int, gid: int
-    ) -> None:
-        """Publish *content* as the inner chunk at *coords*.
+        self,
+        array: Array,
+        coords: Coords,
+        content: Content,
+        *,
+        ino: int,
+        mtime_ns: int | None,
+        mode: int,
+        uid: int,
+        gid: int,
+    ) -> OwnVersion:
+        """Publish *content* as the inner chunk at *coords*, together with the version that it is, and return that.
 
-        Raises `NoSpaceError` if the log or the shards have no room, `ReadOnlyError` after a failure.
+        Its inode number is *ino*. If *mtime_ns* is None, its modification time is now, and later than that of the
+        version before. Raises `NoSpaceError` if the log or the shards have no room, `ReadOnlyError` after a failure.
         """
         self.check_room()
+        if mtime_ns is None:
+            before = array.own(coords) or array.version(coords)
+            mtime_ns = max(time.time_ns(), before.mtime_ns + 1)
         record = Put(0, array.layout.path, coords, array.fingerprint, None, mtime_ns, mode=mode, uid=uid, gid=gid)
-        await self._publish(array, record, content)
+        own = OwnVersion(ino, mtime_ns)
+        await self._publish(array, record, content, own)
+        return own
 
     async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
         """Publish the removal of the inner chunk at *coords*."""
@@ -79,7 +95,7 @@ class Writer:
         await self.log.sync_soon()
         return record
 
-    async def _publish(self, array: Array, change: Change, content: Content) -> None:
+    async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
         layout, nbytes = array.layout, content.nbytes
         queue = self.commits.queue(layout, layout.locate(change.coords).shard)
         self.check()
@@ -101,6 +117,8 @@ class Writer:
                         else:
                             self.log.append(change, content)
                         self.commits.add(queue, change)
+                        if own is not None:  # without a wait in between: nobody may see one without the other
+                            self.source.shards.generations.own(layout, change.coords, own)
                         self.source.statistics.published += 1
                         return
             with suppress(ConflictError):  # one of the two is of codecs that another program has changed

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.node import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
@@ -188,13 +187,12 @@ class OrphanChunks:
             array,
             coords,
             snapshot.content(0, snapshot.size),
+            ino=self._fs.inodes.reserve(),
             mtime_ns=status.mtime_ns,
             mode=stat.S_IMODE(status.mode),
             uid=status.uid,
             gid=status.gid,
         )
-        own = OwnVersion(self._fs.inodes.reserve(), status.mtime_ns)
-        self._writer.source.shards.generations.own(array.layout, coords, own)
         return True
 
     async def resume(self, path: str = "") -> None:

@@ -70,7 +70,7 @@ class Life:
         return found
 
     async def put(self, coords: Coords, data: bytes) -> None:
-        await self.writer.put(await self.array(), coords, MemoryContent(memoryview(data)), mtime_ns=1, **OWNER)
+        await self.writer.put(await self.array(), coords, MemoryContent(memoryview(data)), ino=1, mtime_ns=1, **OWNER)
 
     async def erase(self, coords: Coords) -> None:
         await self.writer.erase(await self.array(), coords, mtime_ns=1)

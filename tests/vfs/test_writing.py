@@ -12,7 +12,9 @@ import pytest
 import trio
 import trio.testing
 
+from shardfs.dataset.array import Array
 from shardfs.errors import ExistsError, RefusedError, StaleError
+from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
@@ -101,6 +103,34 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(ro
     await files.unlink(directory, b"0")
     with pytest.raises(StaleError):  # the kernel looks once more, and finds nothing
         await files.open_to_read(first)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+@in_trio
+async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_number_size_and_bytes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """A reader that keeps bytes by number and time would keep those of the old version for the new one."""
+    process = await Process.start(root, Syscalls())
+    files = process.writing.changes
+    await process.write("unchecked", 0, b"old")
+    await process.writing.commit()
+    directory = (await find(process.fs, "unchecked/c")).ino
+    find_stored = Array.find_stored
+
+    async def publish_before_the_answer(self: Array, coords: Coords, *, fresh: bool = False) -> Any:
+        found = await find_stored(self, coords, fresh=fresh)
+        monkeypatch.setattr(Array, "find_stored", find_stored)
+        await process.write("unchecked", 0, b"the new one")
+        if is_committed:
+            await process.writing.commit()
+        return found
+
+    monkeypatch.setattr(Array, "find_stored", publish_before_the_answer)
+    seen = await files.lookup(directory, b"0")
+    now = await files.lookup(directory, b"0")
+    assert (now.size, await read_file(process.fs, now.ino)) == (11, b"the new one")
+    assert seen.ino != now.ino or (seen.size, seen.mtime_ns) == (now.size, now.mtime_ns)
 
 
 @in_trio

@@ -213,7 +213,7 @@ class ChunkTree:
         if status is None:
             change = self.array.change(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
-        own = self.array.version(coords).own.get(coords) if self.fs.is_writable else None
+        own = self.array.own(coords) if self.fs.is_writable else None
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
             ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
@@ -417,10 +417,8 @@ class Chunk(PublishedEntry):
             pending.mode, pending.uid, pending.gid = S_IMODE(status.mode), status.uid, status.gid
         mtime_ns = changes.get("mtime_ns")
         if mtime_ns is not None:
-            chunk._own(OwnVersion(ino, mtime_ns))
-
-    def _own(self, version: OwnVersion) -> None:
-        self.fs.writer.source.shards.generations.own(self.chunks.array.layout, self.coords, version)
+            own = OwnVersion(ino, mtime_ns)
+            self.fs.writer.source.shards.generations.own(chunk.chunks.array.layout, chunk.coords, own)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as the version *ino*; return its modification time, which is now unless one is given."""
@@ -435,16 +433,19 @@ class Chunk(PublishedEntry):
                 content = await self.fs.chunk_cache.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{self.path} is refused: {error}") from None
-        version = array.version(coords)
-        if mtime_ns is None:
-            mtime_ns = max(time.time_ns(), version.own.get(coords, version).mtime_ns + 1)
-        await self.fs.writer.put(
-            array, coords, content, mtime_ns=mtime_ns, mode=S_IMODE(status.mode), uid=status.uid, gid=status.gid
+        own = await self.fs.writer.put(
+            array,
+            coords,
+            content,
+            ino=ino,
+            mtime_ns=mtime_ns,
+            mode=S_IMODE(status.mode),
+            uid=status.uid,
+            gid=status.gid,
         )
         chunks.refilled.pop(coords, None)
         array.layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
-        Chunk(chunks, coords)._own(OwnVersion(ino, mtime_ns))
-        return mtime_ns
+        return own.mtime_ns
 
 
 class ChunkDirectory(Entry):
