@@ -107,7 +107,7 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(ro
 
 @pytest.mark.parametrize("is_committed", [False, True])
 @in_trio
-async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_number_size_and_bytes(
+async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_number_and_bytes(
     root: Path, monkeypatch: pytest.MonkeyPatch, is_committed: bool
 ) -> None:
     """A reader that keeps bytes by number and time would keep those of the old version for the new one."""
