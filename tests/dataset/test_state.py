@@ -26,6 +26,7 @@ class Remote:
 
     root = None
     address = ADDRESS
+    url = ADDRESS.url
 
 
 def remote() -> Store:

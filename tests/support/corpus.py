@@ -933,7 +933,7 @@ def broken_documents() -> Iterator[Broken]:
         ("string", "not an array", "xy"),
     ]:
         yield broken(f"dimension_names-{name}", why, ("dimension_names",), value)
-    for name, value in {"list": [], "null": None, "string": "{}"}.items():
+    for name, value in {"list": [], "string": "{}"}.items():
         yield broken(f"attributes-{name}", "must be an object", ("attributes",), value)
     yield broken("transformers-object", "not a list", ("storage_transformers",), {"name": "example.cache"})
     for name, why, value in [
