@@ -56,6 +56,14 @@ _SMALL_BATCH: Final = 64
 
 
 @dataclass(slots=True)
+class _Grown:
+    """The *shape* that an array had before it grew on this mount, and when what lies beyond was last committed."""
+
+    shape: tuple[int, ...]
+    committed_at: float = -math.inf
+
+
+@dataclass(slots=True)
 class _Commit:
     """The next version of one shard, from *records*, with new content of *nchunks* chunks."""
 
@@ -95,8 +103,7 @@ class GroupCommit:
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
-        # By path: the shapes that arrays had before they grew on this mount. Written by `grew`, read by `add`.
-        self._shapes_before: dict[str, tuple[int, ...]] = {}
+        self._grown: dict[str, _Grown] = {}  # by path; written by `grew`, read by `add`, until the mount ends
 
     @property
     def is_busy(self) -> bool:
@@ -116,15 +123,21 @@ class GroupCommit:
 
         Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
         """
-        before = self._shapes_before.get(path, shape)
-        self._shapes_before[path] = tuple(map(min, before, shape)) if len(before) == len(shape) else shape
+        grown = self._grown.setdefault(path, _Grown(shape))
+        before = grown.shape
+        grown.shape = tuple(map(min, before, shape)) if len(before) == len(shape) else shape
 
-    def _is_beyond(self, queue: ShardQueue, change: Change) -> bool:
-        before, grid = self._shapes_before.get(queue.layout.path), queue.layout.grid
-        if before is None or len(before) != len(change.coords):
-            return False
+    def _hurry(self, queue: ShardQueue, change: Change) -> None:
+        """Let a shard be due at once if *change* is beyond the shape that its array had before it grew.
+
+        An array is committed so at most every `_PAUSE` seconds: each commit appends an index.
+        """
+        grown, grid = self._grown.get(queue.layout.path), queue.layout.grid
+        if grown is None or len(grown.shape) != len(change.coords) or queue.ahead_at is not None:
+            return
         ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
-        return any(end > n for end, n in zip(ends, before, strict=True))
+        if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
+            queue.ahead_at = grown.committed_at + _PAUSE
 
     def pending_below(self, path: str) -> Sequence[ShardQueue]:
         """Return the shards with pending changes in arrays at and below *path*."""
@@ -135,7 +148,7 @@ class GroupCommit:
         if queue.add(change) is None:
             self.npending += 1
         self.pending.setdefault(queue)
-        queue.is_ahead |= self._is_beyond(queue, change)
+        self._hurry(queue, change)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
 
@@ -481,6 +494,9 @@ class GroupCommit:
     def _due(self) -> Sequence[ShardQueue]:
         now = trio.current_time()
         due = [queue for queue in self.pending if queue.due_at <= now]
+        for queue in due:
+            if queue.ahead_at is not None and queue.layout.path in self._grown:
+                self._grown[queue.layout.path].committed_at = now
         if due or not self._is_urgent():
             return due
         ready = [queue for queue in self.pending if queue.error is None and (queue.retry_at or now) <= now]

@@ -305,8 +305,9 @@ class ShardQueue:
     or rewriting it: a record names the index entry that it supersedes, which a commit changes. *since* is the time of
     the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
     shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
-    *locked_since* is when another program was first found to hold its lock. *is_ahead*: a chunk reaches beyond the
-    shape that the array had before; native readers see the new shape already, so the shard is due at once.
+    *locked_since* is when another program was first found to hold its lock. *ahead_at* is set
+    if a chunk reaches beyond the shape that the array had before: native readers see the new shape already, so the
+    shard is due at once, but not before that time.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
@@ -320,7 +321,7 @@ class ShardQueue:
         self.error: ShardfsError | None = None
         self.retry_at: float | None = None
         self.locked_since: float | None = None
-        self.is_ahead = False
+        self.ahead_at: float | None = None
         self._nbeaten = 0
         self.index_nbytes = layout.grid.index_nbytes(shard)
 
@@ -329,8 +330,8 @@ class ShardQueue:
         """When the shard is to be committed, unless something is published in it before."""
         if self.retry_at is not None:
             return self.retry_at
-        if self.is_ahead:
-            return self.touched
+        if self.ahead_at is not None:
+            return max(self.touched, self.ahead_at)
         return self.touched + (_IDLE if self.payload_nbytes >= self.index_nbytes else _SMALL_IDLE)
 
     @property
@@ -362,7 +363,7 @@ class ShardQueue:
                 self.payload_nbytes -= change.payload.nbytes
         self.since = self.touched  # the others came while these were committed
         if not self.changes and not was_empty:
-            self.is_ahead = False
+            self.ahead_at = None
             self.layout.pending.remove(self.shard)
 
     def fail(self, error: ShardfsError) -> None:

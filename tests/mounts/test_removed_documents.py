@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import trio
 
 from shardfs.stores.local.syscalls import Syscalls
 from tests.crash.harness import Process
-from tests.crash.histories import INNER, SHAPE, make_source
+from tests.crash.histories import INNER, PER_SHARD, SHAPE, make_source
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.hosts import PREFIX, Host
 from tests.support.locking import kept_busy
+from tests.support.lossy_disk import QuickDisk
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
 from tests.support.opened import in_trio
 from tests.support.writers import document_of
@@ -119,3 +121,19 @@ async def test_chunks_that_are_appended_are_due_at_once(tmp_path: Path) -> None:
         [queue] = process.writing.writer.commits.pending
         assert (queue.due_at <= trio.current_time()) == is_due
         await process.writing.changes.flush_all()
+
+
+@partial(in_trio, jump_after=0.01)
+async def test_a_program_that_appends_chunk_by_chunk_does_not_cause_a_commit_for_each(tmp_path: Path) -> None:
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", QuickDisk())
+    commits = process.writing.writer.commits
+    await process.edit("end", lambda document: document.update(shape=[40 * SHAPE]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commits.run)
+        for number in range(100):
+            await process.write("end", SHAPE // INNER + number, b"data")
+            await trio.sleep(0.01)  # on a clock that jumps
+        assert 1 <= process.writing.source.statistics.commits <= 2 * 100 // PER_SHARD
+        nursery.cancel_scope.cancel()
+    await process.finish()
