@@ -98,7 +98,7 @@ def test_a_sound_type_without_a_layout_here_is_not_shown(data_type: Any, reason:
         extension("raw_bytes", length_bytes=3, colour="blue"),
         extension("numpy.datetime64", unit="fortnight", scale_factor=1),
         extension("numpy.datetime64", unit=["s"], scale_factor=1),
-        *(extension("numpy.timedelta64", unit="s", scale_factor=factor) for factor in (0, -1, 1.0, True, 2**31)),
+        *(extension("numpy.timedelta64", unit="s", scale_factor=factor) for factor in (0, -1, 1.5, True, 2**31)),
         *(
             extension("struct", fields=fields)
             for fields in ([], {}, None, ["a"], [["a"]], [["", "int8"]], [[1, "int8"]])

@@ -193,7 +193,7 @@ def test_a_chunk_of_a_fill_value_is_encoded_as_any_other(chain: Any, data_type: 
 def test_chunks_that_cannot_be_encoded_are_told_why() -> None:
     delta = extension("numcodecs.delta", dtype="<f4")
     document = array((8, 6), (4, 6), delta, LITTLE, data_type="float32", dimension_names=NAMES)
-    with pytest.raises(NotShownError, match=r"numcodecs\.delta"):
+    with pytest.raises(NotShownError, match="delta"):
         fill_values(describe(parse_array(document)))
     same = {**document, "fill_value": -1, "attributes": {"_FillValue": base64_of(-1)}}
     assert fill_values(describe(parse_array(same))).codec is None, "and where none is made, it does not matter"
