@@ -442,7 +442,7 @@ async def _document(paths: Paths, path: str, names: Sequence[str]) -> dict[str, 
     await _find(paths, path)
     for name in names:
         with suppress(NotFoundError, NotADirectoryHereError):
-            return dict(parse_json(await paths.read(join_key(path, name))))
+            return dict(parse_json(bytes(await paths.read(join_key(path, name)))))
     return {}
 
 
@@ -461,7 +461,7 @@ async def _chunk(paths: Paths, path: str, coords: Coords) -> str:
 async def _read(paths: Paths, path: str, coords: Coords) -> bytes | None:
     key = await _chunk(paths, path, coords)
     try:
-        return await paths.read(key)
+        return bytes(await paths.read(key))
     except NotFoundError:
         return None
 

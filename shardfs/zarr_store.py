@@ -12,6 +12,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from shardfs.errors import ExistsError, IsADirectoryHereError, NotADirectoryHereError, NotFoundError
+from shardfs.stores.base import Buffer as BytesLike
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.paths import Listed, Paths
 
@@ -181,10 +182,10 @@ class ShardfsStore(Store):
     async def _call(
         self, work: Callable[Concatenate[Paths, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        return await asyncio.wrap_future(self.dataset.loop.submit(work, *args, **kwargs))
+        return await self.dataset.loop.ask(work, *args, **kwargs)
 
 
-async def _read(paths: Paths, key: str, start: int, stop: int | None) -> bytes | None:
+async def _read(paths: Paths, key: str, start: int, stop: int | None) -> BytesLike | None:
     try:
         return await paths.read(key, start, stop)
     except _MISSING:
@@ -214,8 +215,11 @@ def _range(wanted: ByteRequest | None) -> tuple[int, int | None]:
             raise ValueError(f"Unexpected byte_range, got {wanted}.")
 
 
-def _buffer(data: bytes | None, prototype: BufferPrototype | None) -> Buffer | None:
-    return None if data is None else (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+def _buffer(data: BytesLike | None, prototype: BufferPrototype | None) -> Buffer | None:
+    if data is None:
+        return None
+    only_to_read = memoryview(data).toreadonly()  # it may be in a cache
+    return (prototype or default_buffer_prototype()).buffer.from_bytes(only_to_read)
 
 
 def _bytes(value: Any) -> bytes:  # noqa: ANN401 - as programs pass it

@@ -1,5 +1,6 @@
 """`shardfs.open(..., write=True)`: a writing mount without FUSE, and what a dataset tells of its nodes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import shardfs
 from shardfs import errors
 from shardfs.stores.base import Kind
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.paths import Paths
 from tests.support import commands
 from tests.support.damage import document
@@ -181,6 +183,62 @@ def test_paths_are_those_of_a_mount(source: Path, tmp_path: Path) -> None:
                 in_tree(dataset, Paths.read, outside)
         names = {listed.name: (listed.kind, listed.size) for listed in in_tree(dataset, Paths.names, "image/c/0")}
         assert names == {str(j): (Kind.FILE, len(dataset["image"].read_chunk((0, j)))) for j in range(4)}
+
+
+def test_a_chunk_is_one_look_up_if_its_directory_was_found_within_the_ttl(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[bytes] = []
+    lookup = Filesystem.lookup
+
+    async def noting(fs: Filesystem, parent: int, name: bytes) -> Any:
+        looked_up.append(name)
+        return await lookup(fs, parent, name)
+
+    monkeypatch.setattr(Filesystem, "lookup", noting)
+    for ttl, names in ((3600.0, [b"1"]), (0.0, [b"image", b"c", b"0", b"1"])):
+        with shardfs.open(source, metadata_ttl=ttl) as dataset:
+            in_tree(dataset, Paths.read, "image/c/0/0")
+            looked_up.clear()
+            in_tree(dataset, Paths.read, "image/c/0/1")
+            assert looked_up == names
+
+
+def test_a_directory_that_was_found_is_found_anew_after_a_change(source: Path) -> None:
+    with shardfs.open(source, write=True, metadata_ttl=3600) as dataset:
+        text = in_tree(dataset, Paths.read, "image/zarr.json")
+        chunk = dataset["image"].read_chunk((0, 0))
+        in_tree(dataset, Paths.publish, "new/c/0/0", b"no chunk yet")
+        assert in_tree(dataset, Paths.read, "new/c/0/0") == b"no chunk yet"
+        in_tree(dataset, Paths.remove_below, "new")
+        with pytest.raises(errors.NotFoundError):
+            in_tree(dataset, Paths.read, "new/c/0/0")
+        in_tree(dataset, Paths.publish, "new/zarr.json", text)
+        in_tree(dataset, Paths.publish, "new/c/0/0", chunk)
+        assert in_tree(dataset, Paths.read, "new/c/0/0") == chunk
+        in_tree(dataset, Paths.remove, "new/c/0/0")
+        with pytest.raises(errors.NotFoundError):
+            in_tree(dataset, Paths.read, "new/c/0/0")
+        in_tree(dataset, Paths.publish, "new/c/0/1", chunk)
+        changed = json.loads(bytes(text)) | {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "/"}}}
+        in_tree(dataset, Paths.remove_below, "new")
+        in_tree(dataset, Paths.publish, "new/zarr.json", json.dumps(changed).encode())
+        in_tree(dataset, Paths.publish, "new/0/1", chunk)
+        assert in_tree(dataset, Paths.read, "new/0/1") == chunk
+        with pytest.raises(errors.NotFoundError):
+            in_tree(dataset, Paths.read, "new/c/0/1")
+
+
+def test_a_directory_that_another_program_replaces_is_found_anew(source: Path) -> None:
+    (source / "plain").mkdir()
+    (source / "plain/file").write_text("old")
+    with shardfs.open(source, metadata_ttl=0) as dataset:
+        assert in_tree(dataset, Paths.read, "plain/file") == b"old"
+        (source / "plain").rename(source / "moved")
+        (source / "plain").mkdir()
+        (source / "plain/file").write_text("new")
+        assert in_tree(dataset, Paths.read, "plain/file") == b"new"
+        assert in_tree(dataset, Paths.read, "moved/file") == b"old"
 
 
 def test_a_document_that_is_refused_leaves_everything_as_it_was(source: Path) -> None:

@@ -1,13 +1,15 @@
 """An event loop in a thread of its own, for programs that have none, or another one."""
 
+import asyncio
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
-from weakref import finalize
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary, finalize
 
 import trio
 
@@ -18,14 +20,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
+_Answer = Callable[[R | None, BaseException | None], None]
+
 _MOMENT_SECONDS: Final = 0.5
 
 
 class LoopThread(Generic[T]):
     """A thread with an event loop, in which *opening* is entered, and left by `close`.
 
-    Any number of threads may call functions in it, at the same time. *name* is what was opened, for messages. If nobody
-    has the object any more, and at the exit of the process, it is closed.
+    Any number of threads and of asyncio loops may call functions in it, at the same time. *name* is what was opened,
+    for messages. If nobody has the object any more, and at the exit of the process, it is closed.
     """
 
     def __init__(self, opening: AbstractAsyncContextManager[T], name: str) -> None:
@@ -38,30 +42,50 @@ class LoopThread(Generic[T]):
         finalize(self, self._loop.end).atexit = False  # nobody may wait where objects are collected
         _RUNNING[self._loop] = self._pid
 
-    def submit(
-        self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "Future[R]":
-        """Begin to call *work* with what was opened, and the arguments; to cancel the future ends the call.
+    def call(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call *work* with what was opened, and the arguments, and wait for its result; an interrupt ends the call.
 
-        Raises `ClosedError`, and so does the future if all is closed meanwhile.
+        Raises `ClosedError`, also if all is closed meanwhile.
         """
         future: Future[R] = Future()
-        self._start(lambda opened: work(opened, *args, **kwargs), future)
-        return future
 
-    def call(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call *work* as `submit` does, and wait for its result; an interrupt ends the call."""
-        future: Future[R] = Future()
+        def answer(result: R | None, error: BaseException | None) -> None:
+            with suppress(InvalidStateError):  # whoever waited was interrupted
+                _settle(future, result, error)
+
+        scope = trio.CancelScope()
         try:
-            self._start(lambda opened: work(opened, *args, **kwargs), future)
+            self._start(lambda opened: work(opened, *args, **kwargs), answer, scope)
             return _result(future)
         finally:
-            future.cancel()  # it is done, unless we were interrupted
+            if future.cancel():  # it is done, unless we were interrupted
+                self._loop.soon(scope.cancel)
 
-    def _start(self, work: Callable[[T], Awaitable[R]], future: "Future[R]") -> None:
+    async def ask(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do what `call` does for a task of asyncio; to cancel that ends the call.
+
+        Calls made together wake the thread once, and results that are there together the loop of asyncio: to wake one
+        takes longer than most calls do.
+        """
+        asking = asyncio.get_running_loop()
+        future: asyncio.Future[R] = asking.create_future()
+        answers = self._loop.answers_to(asking)
+
+        def answer(result: R | None, error: BaseException | None) -> None:
+            answers.add(lambda: None if future.done() else _settle(future, result, error))
+
+        scope = trio.CancelScope()
+        self._start(lambda opened: work(opened, *args, **kwargs), answer, scope)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._loop.soon(scope.cancel)
+            raise
+
+    def _start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]", scope: trio.CancelScope) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(f"{self._name} was opened by the process {self._pid} before it was forked; open it again")
-        self._loop.start(work, future)
+        self._loop.start(work, answer, scope)
 
     @property
     def is_closed(self) -> bool:
@@ -75,6 +99,39 @@ class LoopThread(Generic[T]):
             _result(self._loop.ended)
 
 
+class _Mailbox:
+    """Functions that a loop is to call, from any thread; *wake* makes it call one of them soon.
+
+    The loop is woken for the first of several.
+    """
+
+    def __init__(self, wake: Callable[[Callable[[], object]], object]) -> None:
+        self._functions: deque[Callable[[], object]] = deque()
+        self._wake = wake
+        self._is_woken = False
+
+    def add(self, function: Callable[[], object]) -> None:
+        """Add a function to call when the loop is woken."""
+        self._functions.append(function)
+
+    def wake(self) -> None:
+        """Wake the loop; raises `RuntimeError` if it has ended."""
+        if self._functions and not self._is_woken:
+            self._is_woken = True
+            try:
+                self._wake(self.empty)
+            except RuntimeError:
+                self._is_woken = False
+                raise
+
+    def empty(self) -> None:
+        """Call all functions that are there."""
+        self._is_woken = False  # first: what is added from now on wakes again
+        with suppress(IndexError):
+            while True:
+                self._functions.popleft()()
+
+
 class _Loop(Generic[T]):
     """What runs in the thread; *closed* is raised by calls that come too late."""
 
@@ -84,6 +141,9 @@ class _Loop(Generic[T]):
         self._opening = opening
         self._closed = closed
         self.is_closed = False
+        self._ncalls = 0
+        self._answered = trio.lowlevel.ParkingLot()
+        self._answers: WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakValueDictionary()
 
     def run(self) -> None:
         try:
@@ -99,9 +159,11 @@ class _Loop(Generic[T]):
         async with self._opening as self._opened:
             try:
                 async with open_nursery() as self._calls:
-                    self._token = trio.lowlevel.current_trio_token()
+                    self._requests = _Mailbox(trio.lowlevel.current_trio_token().run_sync_soon)
                     self.begun.set_result(None)
-                    await trio.sleep_forever()
+                    while True:
+                        await self._answered.park()  # until other calls that are done by now have answered, too
+                        self._wake_callers()
             finally:
                 self.is_closed = True
 
@@ -112,40 +174,65 @@ class _Loop(Generic[T]):
             self.is_closed = True
             self._calls.cancel_scope.cancel()
 
-        self._soon(end)
+        self.soon(end)
 
-    def start(self, work: Callable[[T], Awaitable[R]], future: "Future[R]") -> None:
-        """Begin *work*, whose outcome goes to *future*."""
-        scope = trio.CancelScope()
-        future.add_done_callback(lambda done: self._soon(scope.cancel) if done.cancelled() else None)
+    def start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]", scope: trio.CancelScope) -> None:
+        """Begin *work* in *scope*; its result or error goes to *answer*."""
 
         async def run() -> None:
-            with suppress(InvalidStateError):  # whoever waited has cancelled it
-                try:
-                    with scope:
-                        future.set_result(await work(self._opened))
-                except trio.Cancelled:
-                    future.set_exception(self._closed)
-                    raise
-                except BaseException as error:
-                    future.set_exception(error)
+            try:
+                with scope:
+                    answer(await work(self._opened), None)
+            except trio.Cancelled:
+                answer(None, self._closed)
+                raise
+            except BaseException as error:
+                answer(None, error)
+            finally:
+                self._ncalls -= 1
+                if self._ncalls:
+                    self._answered.unpark_all()
+                else:
+                    self._wake_callers()
 
         def start() -> None:
             if self.is_closed:
-                future.set_exception(self._closed)
+                answer(None, self._closed)
+                self._wake_callers()
             else:
+                self._ncalls += 1
                 self._calls.start_soon(run)
 
-        if not self._soon(start):
-            raise self._closed
+        self.soon(start)
 
-    def _soon(self, call: Callable[[], object]) -> bool:
-        """Let the loop call something; return whether it still runs."""
+    def answers_to(self, asking: asyncio.AbstractEventLoop) -> _Mailbox:
+        """Return where answers to a loop of asyncio go, which has it while it waits for one."""
+        answers = self._answers.get(asking)
+        if answers is None:
+            answers = self._answers[asking] = _Mailbox(asking.call_soon_threadsafe)
+        return answers
+
+    def _wake_callers(self) -> None:
+        for reference in self._answers.valuerefs():  # a copy: other threads add to it
+            answers = reference()
+            if answers is not None:
+                with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                    answers.wake()
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Let the loop call something."""
+        self._requests.add(function)
         try:
-            self._token.run_sync_soon(call)
+            self._requests.wake()
         except trio.RunFinishedError:
-            return False
-        return True
+            self._requests.empty()  # it is closed, and a call is told so
+
+
+def _settle(future: "Future[R] | asyncio.Future[R]", result: R | None, error: BaseException | None) -> None:
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(cast(R, result))
 
 
 def _result(future: "Future[R]") -> R:

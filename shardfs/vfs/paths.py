@@ -3,6 +3,7 @@
 A door translates a protocol into these calls, and knows nothing of inodes, shards, journals or views.
 """
 
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from shardfs.dataset.cache import while_it_changes
+from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import hold
 from shardfs.errors import (
@@ -33,13 +34,14 @@ from shardfs.vfs.changes import Changes
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, FileHandle, Owner
-from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
 from shardfs.vfs.views import make_view
 from shardfs.vfs.write_buffer import WriteHandle
 
 _MAX_LINKS: Final = 40
+_MAX_DIRECTORIES: Final = 4096
 _READ_NBYTES: Final = 8 * 2**20
 """How much is read at a time of a file that is read as a whole."""
 
@@ -52,12 +54,24 @@ class Listed(NamedTuple):
     size: int
 
 
+class _Directory(NamedTuple):
+    """The number of a directory, and until when that need not be looked up again."""
+
+    ino: int
+    until: float
+
+
+_ROOT: Final = _Directory(ROOT, math.inf)
+
+
 class Paths:
     """The files of *fs*, the tree of *source*, by paths relative to its root, which is "".
 
     With *session*, they may be changed.
-    A symbolic link is followed within the source. All methods raise `NotFoundError` and `NotADirectoryHereError` for
-    names that do not exist, and the errors of the tree.
+    A symbolic link is followed within the source. As the kernel does for a mount, it keeps the numbers of
+    directories for their TTL, but not across a change that may give a name another meaning.
+    All methods raise `NotFoundError` and `NotADirectoryHereError` for names that do not exist, and the errors of the
+    tree.
     """
 
     def __init__(self, source: Source, fs: Filesystem, session: Session | None = None) -> None:
@@ -67,6 +81,11 @@ class Paths:
         self._reading: Filesystem | Changes = fs if session is None else session.changes
         self._owner = Owner(os.geteuid(), os.getegid()) if session is not None else Owner(0, 0)
         self._umask = _umask() if session is not None else 0
+        self._clock = source.hierarchy.clock
+        self._directories: Cache[str, _Directory] = Cache(
+            lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.forget(directory.ino, 1)
+        )
+        self._nforgotten = 0
 
     async def attributes(self, path: str) -> Attributes:
         """Return the attributes of a file or a directory."""
@@ -88,11 +107,11 @@ class Paths:
             finally:
                 await self._close(number)
 
-    async def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+    async def read(self, path: str, start: int = 0, stop: int | None = None) -> Buffer:
         """Return the bytes of a file from *start* to before *stop*, None being the end; from its end if negative."""
         return await while_it_changes(partial(self._read, path, start, stop))
 
-    async def _read(self, path: str, start: int, stop: int | None) -> bytes:
+    async def _read(self, path: str, start: int, stop: int | None) -> Buffer:
         async with self.open(path) as handle:
             begin, end, _ = slice(start, stop).indices(handle.attributes.size)
             pieces: list[Buffer] = []
@@ -101,7 +120,7 @@ class Paths:
                 begin += len(pieces[-1])
                 if not len(pieces[-1]):
                     raise StaleError(f"{path} ended early")
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""
@@ -143,6 +162,7 @@ class Paths:
                 finally:
                     await self._close(number)
                     self.fs.forget(attributes.ino, 1)
+                    self._changed_in(parent)
 
     async def remove(self, path: str) -> None:
         """Remove a file."""
@@ -152,7 +172,10 @@ class Paths:
             async with self._at(directory) as parent:
                 if (await changes.lookup(parent.ino, _encoded(name))).status.kind is Kind.DIRECTORY:
                     raise IsADirectoryHereError(f"{path} is a directory")
-                await changes.unlink(parent.ino, _encoded(name))
+                try:
+                    await changes.unlink(parent.ino, _encoded(name))
+                finally:
+                    self._changed_in(parent)
 
     async def remove_below(self, path: str) -> None:
         """Remove a directory with all that is below it, of the root only what is below it."""
@@ -167,7 +190,10 @@ class Paths:
             directory, _, name = path.rpartition("/")
             with trio.CancelScope(shield=True):
                 async with self._at(directory) as parent:
-                    await changes.rmdir(parent.ino, _encoded(name))
+                    try:
+                        await changes.rmdir(parent.ino, _encoded(name))
+                    finally:
+                        self._forget_directories()
 
     async def flush(self) -> None:
         """Commit what was published; raises the error that prevents it."""
@@ -182,33 +208,76 @@ class Paths:
     async def _at(self, path: str, *, makes: bool = False) -> AsyncIterator[Attributes]:
         """Find what is at *path*, and keep its number for the length of the block; *makes*: make directories."""
         begin_request()
-        found: list[int] = []
+        looked_up: list[int] = []
         try:
-            attributes = await self._reading.attributes(ROOT)
-            names, walked, nlinks = _names(path)[::-1], "", 0
-            while names:
-                name = names.pop()
-                attributes = await self._lookup(attributes.ino, name, makes, found)
-                if not attributes.ino:
-                    raise NotFoundError(f"{path} does not exist")
-                if attributes.status.kind is not Kind.SYMLINK:
-                    walked = join_key(walked, name)
-                    if names and attributes.status.kind is not Kind.DIRECTORY:
-                        raise NotADirectoryHereError(f"{walked} is not a directory")
-                    continue
-                target = os.fsdecode(await self._reading.ask(attributes.ino, lambda entry: entry.read_link()))
-                nlinks += 1
-                way = _followed(walked, target) if nlinks <= _MAX_LINKS else None
-                if way is None:
-                    raise OutsideSourceError(f"{join_key(walked, name)} is a link that leads out of the source")
-                names += way[::-1]
-                attributes, walked = await self._reading.attributes(ROOT), ""
+            try:
+                attributes = await self._walk(path, makes, looked_up)
+            except StaleError:  # as numbers may be that were kept
+                self._forget_directories()
+                attributes = await self._walk(path, makes, looked_up)
             yield attributes
         finally:
-            for ino in found:
+            for ino in looked_up:
                 self.fs.forget(ino, 1)
 
-    async def _lookup(self, parent: int, name: str, makes: bool, found: list[int]) -> Attributes:
+    async def _walk(self, path: str, makes: bool, looked_up: list[int]) -> Attributes:
+        names = _names(path)
+        depth, directory = self._deepest_known(names)
+        walked, names = "/".join(names[:depth]), names[depth:][::-1]
+        attributes, nlinks, nforgotten = None, 0, self._nforgotten
+        while names:
+            name, begun = names.pop(), self._clock()
+            attributes = await self._lookup(directory.ino, name, makes, looked_up)
+            if not attributes.ino:
+                raise NotFoundError(f"{path} does not exist")
+            match attributes.status.kind:
+                case Kind.DIRECTORY:
+                    walked = join_key(walked, name)
+                    directory = _Directory(attributes.ino, min(directory.until, begun + attributes.ttl))
+                    if self._nforgotten == nforgotten:
+                        self._keep(walked, directory)
+                case Kind.SYMLINK:
+                    target = os.fsdecode(await self._reading.ask(attributes.ino, lambda entry: entry.read_link()))
+                    nlinks += 1
+                    way = _followed(walked, target) if nlinks <= _MAX_LINKS else None
+                    if way is None:
+                        raise OutsideSourceError(f"{join_key(walked, name)} is a link that leads out of the source")
+                    names += way[::-1]
+                    attributes, walked, directory = None, "", _ROOT
+                case _:
+                    walked = join_key(walked, name)
+                    if names:
+                        raise NotADirectoryHereError(f"{walked} is not a directory")
+        return attributes or await self._reading.attributes(ROOT)
+
+    def _deepest_known(self, names: Sequence[str]) -> tuple[int, _Directory]:
+        """Return the deepest directory on the way that need not be looked up, and how many of *names* lead to it."""
+        now = self._clock()
+        for depth in range(len(names) - 1, 0, -1):
+            path = "/".join(names[:depth])
+            known = self._directories.peek(path)
+            if known is not None and known.until > now:
+                self._directories.touch(path)
+                return depth, known
+        return 0, _ROOT
+
+    def _keep(self, path: str, directory: _Directory) -> None:
+        if directory.until > self._clock():
+            self.fs.retain(directory.ino)
+            self._directories.put(path, directory)
+
+    def _changed_in(self, directory: Attributes) -> None:
+        """Note that a name in *directory* was changed; one in a directory of chunks gives no other a new meaning."""
+        if in_table(directory.ino):
+            self._forget_directories()
+
+    def _forget_directories(self) -> None:
+        """Look all names up again."""
+        self._nforgotten += 1
+        for path in self._directories.known():
+            self._directories.forget(path)
+
+    async def _lookup(self, parent: int, name: str, makes: bool, looked_up: list[int]) -> Attributes:
         attributes = await self._reading.lookup(parent, _encoded(name))
         if not attributes.ino and makes:
             changes = self._writable().changes
@@ -219,7 +288,7 @@ class Paths:
                 if not attributes.ino:
                     raise
         if attributes.ino:
-            found.append(attributes.ino)
+            looked_up.append(attributes.ino)
         return attributes
 
     async def _close(self, number: int) -> None:

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -58,7 +60,7 @@ def test_calls_of_threads_and_of_asyncio_run_at_the_same_time() -> None:
         thread.start()
 
     async def main() -> list[int]:
-        return await asyncio.gather(*(asyncio.wrap_future(loop.submit(Opened.meet, 20)) for _ in range(10)))
+        return await asyncio.gather(*(loop.ask(Opened.meet, 20) for _ in range(10)))
 
     assert asyncio.run(main()) == [20] * 10
     for thread in threads:
@@ -69,7 +71,9 @@ def test_calls_of_threads_and_of_asyncio_run_at_the_same_time() -> None:
 def test_an_interrupt_ends_its_call_and_no_other() -> None:
     opened, begun, ended, other = Opened(), *(threading.Event() for _ in range(3))
     loop = LoopThread(opening(opened), "it")
-    stays = loop.submit(Opened.stay, other)
+    pool = ThreadPoolExecutor(1)
+    stays = pool.submit(loop.call, Opened.stay, other)
+    other.wait()
 
     def interrupt() -> None:
         begun.wait()
@@ -84,19 +88,71 @@ def test_an_interrupt_ends_its_call_and_no_other() -> None:
     assert loop.call(Opened.meet, 1) == 1
     assert not stays.done()
     loop.close()
+    with pytest.raises(ClosedError):
+        stays.result()
+    pool.shutdown()
 
 
 def test_closing_ends_the_calls_under_way_and_later_ones_say_that_it_is_closed() -> None:
     opened, begun = Opened(), threading.Event()
     loop = LoopThread(opening(opened), "it")
-    stays = loop.submit(Opened.stay, begun)
-    begun.wait()
+    asked = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        called = pool.submit(loop.call, Opened.stay, begun)
+        answered = pool.submit(lambda: asyncio.run(loop.ask(Opened.stay, asked)))
+        begun.wait()
+        asked.wait()
+        loop.close()
+        loop.close()
+        assert opened.log == ["ended", "ended", "closed"]
+        for late in (
+            called.result,
+            answered.result,
+            lambda: loop.call(Opened.meet, 1),
+            lambda: asyncio.run(loop.ask(Opened.meet, 1)),
+        ):
+            with pytest.raises(ClosedError, match="it is closed: open it again"):
+                late()
+
+
+def test_a_cancelled_task_of_asyncio_ends_its_call_and_no_other() -> None:
+    opened, begun, ended = Opened(), threading.Event(), threading.Event()
+    loop = LoopThread(opening(opened), "it")
+
+    async def main() -> int:
+        asking = asyncio.create_task(loop.ask(Opened.stay, begun, ended))
+        other = asyncio.create_task(loop.ask(Opened.meet, 2))
+        await asyncio.to_thread(begun.wait)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await asyncio.to_thread(ended.wait, 60)
+        await loop.ask(Opened.meet, 2)
+        return await other
+
+    assert asyncio.run(main()) == 2
     loop.close()
+
+
+def test_answers_that_are_there_together_wake_the_loop_of_asyncio_once() -> None:
+    loop = LoopThread(opening(Opened()), "it")
+    nwoken = 0
+
+    async def main() -> None:
+        asking = asyncio.get_running_loop()
+        wake = asking.call_soon_threadsafe
+
+        def counting(*args: Any) -> asyncio.Handle:
+            nonlocal nwoken
+            nwoken += 1
+            return wake(*args)
+
+        asking.call_soon_threadsafe = counting  # type: ignore[method-assign]
+        assert await asyncio.gather(*(loop.ask(Opened.meet, 20) for _ in range(20))) == [20] * 20
+
+    asyncio.run(main())
+    assert nwoken == 1
     loop.close()
-    assert opened.log == ["ended", "closed"]
-    for late in (stays.result, lambda: loop.call(Opened.meet, 1)):
-        with pytest.raises(ClosedError, match="it is closed: open it again"):
-            late()
 
 
 def test_what_nobody_has_any_more_is_closed() -> None:
