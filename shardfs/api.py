@@ -48,6 +48,7 @@ from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
 
 if TYPE_CHECKING:
+    from shardfs.fsspec_filesystem import ShardfsFileSystem
     from shardfs.zarr_store import ShardfsStore
 
 __all__ = ["Dataset", "DatasetNode", "Mount", "Report", "StoreOptions", "pack", "unpack"]
@@ -239,6 +240,16 @@ class _Recipe:
     options: TreeOptions
     store_options: StoreOptions
 
+    @property
+    def text(self) -> str:
+        """The options that are not those of everybody, for people."""
+        chosen = [
+            (name, getattr(part, name), getattr(type(part)(), name))
+            for part in (self.options, self.store_options)
+            for name in asdict(part)
+        ]
+        return "".join(f" {name}={value!r}" for name, value, usual in chosen if value != usual)
+
 
 class Dataset:
     """A source that is open without FUSE; a context manager, which closes it.
@@ -276,7 +287,7 @@ class Dataset:
         _OPEN[recipe] = self
 
     def __repr__(self) -> str:
-        return f"<shardfs dataset {self.url}>"
+        return f"<shardfs dataset {self.url}{self._recipe.text}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dataset) and self._recipe == other._recipe
@@ -348,6 +359,17 @@ class Dataset:
         from shardfs.zarr_store import ShardfsStore  # only here: zarr-python need not be installed
 
         return ShardfsStore(self, path, read_only=read_only)
+
+    def filesystem(self, *, asynchronous: bool = False) -> "ShardfsFileSystem":
+        """Return a filesystem of fsspec, to read; its paths are relative to the source.
+
+        Through it, zarr-python 2, older xarray and all other programs that know fsspec read inner chunks. It lasts as
+        long as the dataset; one that was sent to another process opens the dataset there. *asynchronous* is for
+        programs that await its methods.
+        """
+        from shardfs.fsspec_filesystem import ShardfsFileSystem  # only here: fsspec need not be installed
+
+        return ShardfsFileSystem(dataset=self, asynchronous=asynchronous, skip_instance_cache=True)
 
 
 _OPEN: "WeakValueDictionary[_Recipe, Dataset]" = WeakValueDictionary()

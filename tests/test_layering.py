@@ -15,7 +15,9 @@ HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse"
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
 IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
-S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
+S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs"}
+DOORS = {"zarr": "zarr_store.py", "fsspec": "fsspec_filesystem.py"}
+"""Libraries that need not be installed, each with the one module that may import it."""
 KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("errors", "session")}
 
 
@@ -59,6 +61,7 @@ def test_vendors_stay_in_their_rooms() -> None:
     for module in TREES:
         roots = {name.split(".")[0] for name in imported(module)}
         assert "pyfuse3" not in roots or room_of(module) == "fuse", module
+        assert roots & set(DOORS) <= {name for name, door in DOORS.items() if door == module.name}, module
         assert bool(roots & S3_CLIENTS) == (module.relative_to(SOURCE).as_posix() in KNOW_S3_CLIENTS), module
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary, finalize
 
@@ -80,6 +81,30 @@ class LoopThread(Generic[T]):
             return await future
         except asyncio.CancelledError:
             self._loop.soon(scope.cancel)
+            raise
+
+    def hold(
+        self, work: Callable[Concatenate[T, P], AbstractAsyncContextManager[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, Callable[[], object]]:
+        """Enter what *work* returns; it is left when the function is called that is returned too, or all is closed."""
+        future: Future[R] = Future()
+
+        async def keep(opened: T) -> None:
+            async with work(opened, *args, **kwargs) as value:
+                future.set_result(value)
+                await trio.sleep_forever()
+
+        def answer(_: None, error: BaseException | None) -> None:
+            if error is not None and not future.done():
+                future.set_exception(error)
+
+        scope = trio.CancelScope()
+        leave = partial(self._loop.soon, scope.cancel)
+        self._start(keep, answer, scope)
+        try:
+            return _result(future), leave
+        except BaseException:
+            leave()
             raise
 
     def _start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]", scope: trio.CancelScope) -> None:

@@ -113,13 +113,7 @@ class Paths:
 
     async def _read(self, path: str, start: int, stop: int | None) -> Buffer:
         async with self.open(path) as handle:
-            begin, end, _ = slice(start, stop).indices(handle.attributes.size)
-            pieces: list[Buffer] = []
-            while begin < end:
-                pieces.append(await handle.read(begin, min(end - begin, _READ_NBYTES)))
-                begin += len(pieces[-1])
-                if not len(pieces[-1]):
-                    raise StaleError(f"{path} ended early")
+            pieces = [piece async for piece in pieces_of(handle, path, start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def names(self, path: str) -> Sequence[Listed]:
@@ -296,6 +290,17 @@ class Paths:
             await self._reading.close(number)
         else:
             await self.fs.open_files.pop(number).close()
+
+
+async def pieces_of(handle: FileHandle, path: str, start: int = 0, stop: int | None = None) -> AsyncIterator[Buffer]:
+    """Yield the bytes of the file opened at *path*, in pieces that memory has room for; the range is that of `read`."""
+    begin, end, _ = slice(start, stop).indices(handle.attributes.size)
+    while begin < end:
+        piece = await handle.read(begin, min(end - begin, _READ_NBYTES))
+        if not len(piece):
+            raise StaleError(f"{path} ended early")
+        begin += len(piece)
+        yield piece
 
 
 @asynccontextmanager

@@ -1,0 +1,79 @@
+"""Programs of before Zarr v3 read sharded arrays through fsspec, without FUSE."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import shardfs
+from tests.support.clients import ZARR2
+from tests.support.s3_server import Bucket
+from tests.support.science import WRITERS, assert_equal, natively, stored
+
+TOP = Path(shardfs.__file__).parent.parent
+
+_BEGIN = f"""
+import sys, fsspec, numpy, xarray, zarr
+sys.path.insert(0, {str(TOP)!r})
+sys.modules["pyfuse3"] = None
+from shardfs.fsspec_filesystem import ShardfsFileSystem
+fsspec.register_implementation("shardfs", ShardfsFileSystem)  # an installation does that
+assert zarr.__version__ < "3" and xarray.__version__ < "2025.2"
+found, source, *names = sys.argv[1:]
+"""
+_READ_ZARR = f"""{_BEGIN}
+by_chain = zarr.open_group(f"shardfs://::{{source}}", mode="r", storage_options={{"shardfs": {{"view": "v2"}}}})
+by_fo = zarr.open_group(fsspec.filesystem("shardfs", fo=source, view="v2").get_mapper(""), mode="r")
+for name in names:
+    numpy.testing.assert_array_equal(by_chain[name][...], by_fo[name][...])
+numpy.savez(found, **{{name: by_fo[name][...] for name in names}})
+"""
+_READ_XARRAY = f"""{_BEGIN}
+options = {{"shardfs": {{"view": "v2"}}}}
+def plain(values):
+    return values.astype("M8[s]").astype("f8") if values.dtype.kind == "M" else values.astype("f8")
+with xarray.open_zarr(f"shardfs://::{{source}}", storage_options=options, chunks={{}}, consolidated=False) as opened:
+    numpy.savez(found, **{{name: plain(opened[name].compute().values) for name in names}})
+"""
+
+
+@pytest.fixture(params=["directory", "s3"])
+def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """What programs open, and the directory that it is a copy of."""
+    directory = tmp_path / "data.zarr"
+    WRITERS["dataset"](directory)
+    if request.param == "directory":
+        return str(directory), directory
+    bucket: Bucket = request.getfixturevalue("s3_bucket")
+    bucket.upload(directory, "data.zarr")
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return bucket.url("data.zarr"), directory
+
+
+def test_zarr_python_2_and_its_xarray_read_without_fuse(source: tuple[str, Path], tmp_path: Path) -> None:
+    url, directory = source
+    raw, values = stored(directory), natively(directory)
+    assert_equal(ZARR2.arrays(_READ_ZARR, tmp_path, url, *raw), raw)
+    found = ZARR2.arrays(_READ_XARRAY, tmp_path, url, *values)
+    assert_equal(found, values)
+
+
+def test_zarr_python_2_raises_an_error_for_a_damaged_chunk(tmp_path: Path) -> None:
+    directory = tmp_path / "data.zarr"
+    group = zarr.create_group(directory)
+    group.create_array("image", shape=(16,), chunks=(4,), shards=(8,), dtype="u2", fill_value=7)[:] = np.arange(16)
+    shard = directory / "image/c/1"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    program = f"""{_BEGIN}
+image = zarr.open_group(fsspec.filesystem("shardfs", fo=source, view="v2").get_mapper(""), mode="r")["image"]
+assert image[:8].tolist() == list(range(8))
+try:
+    image[8:]
+except Exception as error:
+    assert type(error).__name__ == "CorruptionError", repr(error)
+else:
+    raise AssertionError("a damaged chunk was read as fill value")
+"""
+    ZARR2.run(program, tmp_path / "nothing", directory)
