@@ -28,7 +28,7 @@ from shardfs.errors import (
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
 from shardfs.format.lens.show import Copies
 from shardfs.format.lens.unsharded import check_resized, shard_new
-from shardfs.format.lens.v2 import ZATTRS, is_relative_path
+from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
 from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
 from shardfs.stores.base import Expected, NewRights, join_key
@@ -207,13 +207,15 @@ class Documents:
     async def _publish_group(self, node: Node, written: bytes, copies: Copies, publication: _Publication) -> None:
         """Store the v3 document *written* of a group, with its *copies* of the documents of other nodes.
 
-        A node that is described here before it is created is what the copy says. A sharded array is then shown as
+        A node that its writer describes before it is created is what the copy says. A sharded array is then shown as
         stored: its writer writes shards.
         """
         hierarchy = self._fs.hierarchy
         await self._require_no_chunks(node, "a group")
         nodes = await self._nodes_told(node.path, copies)
-        for relative, sharded in copies.items():
+        # Else they are those that are stored, of which some may be out of date: only the attributes were written.
+        are_written = publication.entry.name in (DOCUMENT, ZMETADATA) or node.document is None
+        for relative, sharded in copies.items() if are_written else ():
             path, below = join_key(node.path, relative.strip("/")), nodes.get(relative)
             if below is not None and below.sharded_copy is not None:
                 if sharded != below.sharded_copy:

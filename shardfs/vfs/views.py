@@ -42,7 +42,7 @@ from shardfs.format.lens.v2 import (
     is_relative_path,
     parse_consolidated,
 )
-from shardfs.format.lens.v3 import V3, every_copy, inline_copies
+from shardfs.format.lens.v3 import V3, every_copy, inline_copies, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
@@ -234,7 +234,7 @@ class ZarrV2(EditableView):
                     self.lens.put_copies(group, documents)
                 else:
                     copied = await self._copied(edit, join_key(edit.node.path, path), documents)
-                    copies[path] = copied.document
+                    copies[path] = without_copies(copied.document)  # those below are given with paths of their own
             except (MetadataError, NotShownError, NotUnshardable, RefusedError) as error:
                 raise RefusedError(f"the copy of {path or 'the group'}: {error}") from None
         copies |= await self._not_given(edit, group, given)

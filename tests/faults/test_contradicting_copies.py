@@ -330,6 +330,32 @@ def test_after_a_removal_on_a_mount_copies_and_directories_agree(
         assert copy == own, name
 
 
+@pytest.mark.parametrize("shards", [None, "2"])
+def test_an_edit_of_attributes_in_v2_brings_no_copy_of_a_removed_array_back(
+    mount: Mounter, source: Path, shards: str | None
+) -> None:
+    """The stored document of the group still has the copy, but no program has written it anew."""
+    root = mount(source, write=True, shards=shards, arguments=["--view=v2"]).path
+    shutil.rmtree(root / "a")
+    (root / ".zattrs").write_text('{"title": "edited"}')
+    assert "a/.zarray" not in json.loads((root / ".zmetadata").read_text())["metadata"]
+    options: Any = {"shape": (6,), "chunks": (3,), "dtype": "i2", "zarr_format": 2, "compressors": None}
+    zarr.create_array(root / "a", **options)[...] = 4
+    copy = json.loads((root / ".zmetadata").read_text())["metadata"].get("a/.zarray")
+    assert (copy and copy["chunks"]) == (None if shards is None else [3])
+
+
+def test_a_group_is_consolidated_in_v2_though_a_group_below_has_outdated_copies(mount: Mounter, source: Path) -> None:
+    zarr.create_array(source / "other", shape=(8, 8), chunks=(4, 4), shards=(8, 8), dtype="i4")[...] = VALUES
+    root = mount(source, write=True, arguments=["--view=v2"]).path
+    shutil.rmtree(root / "g/b")
+    (root / "other").rename(root / "g/b")
+    zarr.consolidate_metadata(root)
+    flush(root)
+    assert copies_of(source)["g/b"] == document_of(source / "g/b")
+    assert read(root, "g/b", 2) == "right"
+
+
 def test_a_directory_that_is_made_where_a_copy_describes_nothing_is_free(mount: Mounter, source: Path) -> None:
     """`cp -r` may deliver chunks before the document; what was described there is gone."""
     shutil.rmtree(source / "a")
