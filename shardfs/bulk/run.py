@@ -12,8 +12,8 @@ from typing import Final
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
-from shardfs.dataset.state import find_journal, hold, needed
-from shardfs.dataset.wal.recovery import recover_command
+from shardfs.dataset.state import hold, needed
+from shardfs.dataset.wal.recovery import find_unstored
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -134,7 +134,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     before.
     """
     report, source = plan.report, job.reading(context).store
-    journal = find_journal(source)
+    unstored = find_unstored(source)
     if not is_remote(job.destination):
         with needed(job.destination):
             os.makedirs(job.destination, exist_ok=True)
@@ -172,10 +172,9 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
             await store.settle()
         for keys in _bottom_up(plan.documents):
             take(await plan.store_documents(job, manifest.items(keys)).run(context))
-        if (journal := journal or find_journal(source)) is not None:
+        if (unstored := unstored or find_unstored(source)) is not None:
             report.problems.append(
-                f"SOURCE has {journal}, which are not in DEST: unmount SOURCE, or run "
-                f"`{recover_command(source.address, '--apply')}`, then go on with --sync"
+                f"SOURCE has {unstored.what}, which are not in DEST: {unstored.way_out}, then go on with --sync"
             )
         await _remove_left(store, manifest, report)
         if report.stored or report.removed:

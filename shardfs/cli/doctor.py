@@ -17,7 +17,7 @@ from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
 from shardfs.dataset.hierarchy import open_source
-from shardfs.dataset.state import Slot, StateDirectory, all_slots, find_holder, hold, slots_of
+from shardfs.dataset.state import Slot, all_slots, hold, slots_of
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
@@ -122,11 +122,10 @@ async def _source(source: str, options: StoreOptions, write: bool) -> list[Findi
 async def _look_at(store: Store, write: bool) -> list[Finding]:
     findings = [Finding("ok", f"{store.url} can be read")]
     if store.root is not None:
-        holder = find_holder(StateDirectory(store.root))
-        if holder is not None:
-            what = f"{store.url} is being written by {holder}"
-            return [*findings, Finding("note", what, "others can mount it without --write")]
         (slot,) = slots_of(store)
+        if slot.holder is not None:
+            what = f"{store.url} is being written by {slot.holder}"
+            return [*findings, Finding("note", what, "others can mount it without --write")]
         findings += _left(slot)
     if write:
         findings.append(await _writing(store))

@@ -243,6 +243,11 @@ class GroupCommit:
         for batch in _batches(queues):
             async with self._turn():
                 await self._commit_batch(batch, unreachable)
+        if queues and not self.pending:
+            try:
+                await self.log.empty_soon()
+            except ShardfsError as error:
+                log.error("the journal in %s stays though nothing is pending: %s", self.log.where, error)  # noqa: TRY400
 
     async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
         """Commit some shards, which share one sync of the log; none if the store is found *unreachable*."""

@@ -5,6 +5,9 @@ It contains the lock, the write-ahead log ("journal"), the conflict log, and fil
 The lock allows one writing mount at a time. It is an open file description lock, so it ends with the process, however
 that ends. The lock file says who holds it, which counts where locks do not reach other hosts.
 
+Other programs and users walk a source while it is written. So whoever can reach `.shardfs` may enter it, list its
+directories, and read who holds the lock. What programs wrote is in files that only the user who mounts can read.
+
 A source that is not a local directory may be written by several processes, on one host or several. Each has a slot of
 the user's state directory, `shardfs/remote/<name>-<hash>/<number>`, which contains `.shardfs`, and `source.json`, which
 names the source. A process takes the first slot that nobody has, and of those one in which a killed process left
@@ -36,17 +39,24 @@ from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles, read_note, write_note
 from shardfs.stores.local.syscalls import (
+    NO_SPACE,
     READ,
     SYSCALLS,
     WALK,
+    WRITE,
     is_local,
     is_ofd_locked,
     ofd_lock,
     ofd_unlock,
     require_linux,
+    user_name,
 )
 
 DIRECTORY: Final = ".shardfs"
+
+_LISTED: Final = 0o755
+_PRIVATE: Final = 0o700
+"""Modes of directories: within a source, and of the user's own."""
 
 PENDING: Final = "chunks that may not be committed yet"
 
@@ -144,14 +154,20 @@ def needed(path: str) -> Iterator[None]:
         raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
 
 
-def _make_directory(path: str) -> None:
-    """Create a directory of our own, unless it exists.
+def _make_directory(path: str, mode: int = _LISTED) -> None:
+    """Create a directory of our own, unless it exists, with *mode* whatever the umask.
 
     A link is refused, with `SourceError`: it may come with a dataset and lead anywhere.
     """
-    with suppress(FileExistsError):
-        os.mkdir(path, mode=0o700)
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
+    try:
+        status = os.lstat(path)  # a full disk may refuse even to create what is there
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(path, _PRIVATE)
+            made = Descriptor(os.open(path, WALK))
+            os.chmod(made.path, mode)
+        status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
 
 
@@ -177,21 +193,37 @@ def _has_segments(directory: str) -> bool:
         raise SourceError(f"{shown(directory)} cannot be read: {error.strerror}") from None
 
 
-_HOLDER_NBYTES: Final = 512
+_HOLDER_NBYTES: Final = 4096
+_LOCK_MODE: Final = 0o644  # others read who holds it
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, as far as that is known."""
+    """Who holds a lock, as far as that is known: a process, its host and user, and where it has mounted the source."""
 
     pid: int | None = None
     host: str | None = None
+    user: str | None = None
+    mountpoint: str | None = None
 
     def __str__(self) -> str:
         if self.host is None:
             return "another process"
-        return (
-            f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host} that has ended"
-        )
+        if self.pid is None:
+            return f"a process on {self.host} that has ended"
+        user = f" (user {self.user})" if self.user is not None else ""
+        place = f", which has it mounted at {self.mountpoint}" if self.mountpoint is not None else ""
+        return f"process {self.pid} on {self.host}{user}{place}"
+
+    @classmethod
+    def here(cls, mountpoint: str | None = None) -> "Holder":
+        """Return this process, which mounts the source at *mountpoint*, or not at all."""
+        return cls(os.getpid(), socket.gethostname(), user_name(os.geteuid()), mountpoint)
+
+    def flush_command(self) -> str | None:
+        """Return the command that commits what is pending in its mount, if it is a mount on this host."""
+        if self.mountpoint is None or self.is_elsewhere:
+            return None
+        return shlex.join(["shardfs", "flush", self.mountpoint])
 
     @property
     def is_elsewhere(self) -> bool:
@@ -200,21 +232,26 @@ class Holder(NamedTuple):
 
 
 @contextmanager
-def locked(state: StateDirectory) -> Iterator[StateDirectory]:
+def locked(state: StateDirectory, mountpoint: str | None = None) -> Iterator[StateDirectory]:
     """Hold the lock of a source on this machine; an empty state directory is removed at the end.
+
+    The lock file names *mountpoint*, where this process mounts the source.
 
     Raises `SourceError` if another process writes to the same dataset, or to one around or within it; also if one of
     those has changes that are not in the store, which only a mount of that source may commit.
     """
     root = state.root
-    with needed(state.path):
-        file = _try_lock(state)
+    try:
+        with needed(state.path):
+            file = _try_lock(state, mountpoint)
+    except SourceError:
+        _require_no_overlap(root)  # whose mount it is says more than what this user may not do beside it
+        raise
     if file is None:
         raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
     try:
         _require_in_place(state)
-        for other in (*map(str, PurePath(root).parents), *_descendants(root)):
-            _require_idle(root, StateDirectory(other))
+        _require_no_overlap(root)
         _prepare(state)
         yield state
     finally:
@@ -227,22 +264,46 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
         ofd_unlock(file.fd)
 
 
-def _try_lock(state: StateDirectory) -> Descriptor | None:
+def _try_lock(state: StateDirectory, mountpoint: str | None = None) -> Descriptor | None:
     """Lock a directory of our own, which is created if it is missing; return the lock file.
 
     Returns None if another process has it: one that holds the lock, or one on another host where locks may not reach.
     """
     while True:
         _make_directory(state.path)
-        file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        try:
+            file = _open_lock(state)
+        except PermissionError:  # it is of another user
+            if find_holder(state) is not None:
+                return None
+            raise SourceError(_left_by_another_user(state)) from None
         if not ofd_lock(file.fd):
             return None
         if _is_lock_of(state, file):
             break  # else whoever had it has removed it
     if _other_host(state) is not None:
         return None
-    _write_holder(file.fd, Holder(os.getpid(), socket.gethostname()))
+    _write_holder(file.fd, Holder.here(mountpoint))
     return file
+
+
+def _open_lock(state: StateDirectory) -> Descriptor:
+    """Open the lock file, which is created if it is missing."""
+    with suppress(FileExistsError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = Descriptor(os.open(state.lock, flags, _LOCK_MODE))
+        os.fchmod(file.fd, _LOCK_MODE)  # whatever the umask
+        return file
+    return Descriptor(os.open(state.lock, WRITE))
+
+
+def _left_by_another_user(state: StateDirectory) -> str:
+    """Say whose a directory is that nobody holds, and that this process may not take over."""
+    owner = user_name(os.lstat(state.path).st_uid)
+    left = state.left()
+    what = f", with {' and '.join(left)}" if left else ""
+    command = shlex.join(["shardfs", "recover", "--apply", state.root])
+    return f"{shown(state.path)} was left by a mount of {owner}{what}; run `{command}` as {owner} or root first"
 
 
 def _is_lock_of(state: StateDirectory, file: Descriptor) -> bool:
@@ -282,10 +343,13 @@ def _other_host(state: StateDirectory) -> Holder | None:
 
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
-    way_out = ", or wait for pack or unpack there"
     if holder.is_elsewhere:
-        way_out = f". If that host or process is gone, remove {shown(state.lock)}"
-    return f"{what} already being written by {holder}; unmount it there first{way_out}"
+        way_out = f"unmount it there first. If that host or process is gone, remove {shown(state.lock)}"
+    elif holder.mountpoint is not None:
+        way_out = f"run `{shlex.join(['shardfs', 'umount', holder.mountpoint])}` first, or mount without --write"
+    else:
+        way_out = "wait until it is done, or unmount it there first"
+    return f"{what} already being written by {holder}; {way_out}"
 
 
 def _prepare(state: StateDirectory) -> None:
@@ -306,6 +370,12 @@ def _require_in_place(state: StateDirectory) -> None:
         raise SourceError(f"{state.root} was moved away or replaced while it was opened; try again")
 
 
+def _require_no_overlap(root: str) -> None:
+    """Raise `SourceError` if a directory around *root* or within it is being written, or has a journal."""
+    for other in (*map(str, PurePath(root).parents), *_descendants(root)):
+        _require_idle(root, StateDirectory(other))
+
+
 def _require_idle(root: str, other: StateDirectory) -> None:
     if not os.path.isdir(other.path):
         return
@@ -320,18 +390,29 @@ def _require_idle(root: str, other: StateDirectory) -> None:
 
 
 def _write_holder(fd: int, holder: Holder) -> None:
-    # Written by one call, always of the same length: others may read it at any time.
-    os.pwrite(fd, json.dumps(holder._asdict()).encode().ljust(_HOLDER_NBYTES), 0)
-    os.ftruncate(fd, _HOLDER_NBYTES)
+    """Note who has the lock, as far as there is room, in the file and on the disk: the lock counts, not the note."""
+    note = json.dumps(holder._asdict()).encode()
+    if len(note) > _HOLDER_NBYTES:
+        note = json.dumps(holder._replace(mountpoint=None)._asdict()).encode()
+    try:
+        # Written by one call, always of the same length: others may read it at any time.
+        os.pwrite(fd, note.ljust(_HOLDER_NBYTES), 0)
+        os.ftruncate(fd, _HOLDER_NBYTES)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        with suppress(OSError):
+            os.ftruncate(fd, 0)  # else it might name a process that has ended
 
 
 def _read_holder(state: StateDirectory) -> Holder:
     """Return who wrote that it has the lock, whether it still does or not; without a host if nobody did."""
     try:
         with open(os.open(state.lock, READ), "rb") as file:
-            holder = json.loads(file.read(4096))
-        pid, host = holder["pid"], holder["host"]
-        return Holder(None if pid is None else int(pid), None if host is None else str(host))
+            holder = json.loads(file.read(_HOLDER_NBYTES))
+        texts = (holder.get(name) for name in ("host", "user", "mountpoint"))
+        pid, (host, user, mountpoint) = holder["pid"], (None if text is None else str(text) for text in texts)
+        return Holder(None if pid is None else int(pid), host, user, mountpoint)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Holder()
 
@@ -358,8 +439,11 @@ def _is_array(directory: str) -> bool:
 
 
 def _tidy(state: StateDirectory, file: Descriptor) -> None:
-    """Remove the empty directories in a directory locked by *file*."""
-    if _is_lock_of(state, file):
+    """Remove the empty directories in a directory locked by *file*, unless the next mount needs them.
+
+    The disk may be full then.
+    """
+    if _is_lock_of(state, file) and not state.has_journal():
         for directory, _, _ in os.walk(state.path, topdown=False):
             with suppress(OSError):
                 if directory != state.path:
@@ -392,15 +476,15 @@ class Slot:
 
 
 @contextmanager
-def hold(store: Store) -> Iterator[StateDirectory]:
-    """Hold the directory that a process needs to write to *store*.
+def hold(store: Store, mountpoint: str | None = None) -> Iterator[StateDirectory]:
+    """Hold the directory that a process needs to write to *store*, which it mounts at *mountpoint*, if at all.
 
     Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if something was
     left in a slot of another source.
     """
     require_linux(store.url)
     if store.root is not None:
-        with locked(StateDirectory(store.root, store.directory)) as state:
+        with locked(StateDirectory(store.root, store.directory), mountpoint) as state:
             yield state
         return
     directory = _directory(store.address)
@@ -409,10 +493,10 @@ def hold(store: Store) -> Iterator[StateDirectory]:
     for slot in sorted(free, key=lambda slot: (not slot.state.has_pending(), not slot.state.is_left())):
         if slot.address is None and slot.state.is_left():
             raise SourceError(f"{slot.state.root} does not name {store.address} as its source; move it away")
-        if slot.address is not None and (file := _take(slot)) is not None:
+        if slot.address is not None and (file := _take(slot, mountpoint)) is not None:
             break
     else:
-        slot, file = _new_slot(directory, store.address)
+        slot, file = _new_slot(directory, store.address, mountpoint)
     with _released(slot.state, file):
         yield slot.state
 
@@ -431,9 +515,10 @@ def hold_all(store: Store) -> Iterator[Sequence[StateDirectory]]:
 
 
 def slots_of(store: Store) -> Sequence[Slot]:
-    """Return the slots of a source on this machine; for a local directory, its own `.shardfs`, whoever holds it."""
+    """Return the slots of a source on this machine; a local directory has one, its own `.shardfs`."""
     if store.root is not None:
-        return [Slot(store.address, 0, StateDirectory(store.root), None)]
+        state = StateDirectory(store.root)
+        return [Slot(store.address, 0, state, _holder_of(state))]
     return _slots(_directory(store.address))
 
 
@@ -443,18 +528,21 @@ def all_slots() -> Sequence[Slot]:
     return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
 
 
-def find_journal(store: Store) -> str | None:
-    """Say which journal may have published changes that are not in *store*; None if there is none.
+def slot_with_changes(store: Store) -> Slot | None:
+    """Return the first slot of *store*, or of a directory above it, that may have published changes it does not have.
 
-    Of a remote source, only what processes of this user that ended have left on this machine is known.
+    Conflicts count if nobody has the slot: else only its holder can tell what they are. Of a remote source, only what
+    processes of this user have on this machine is known. Raises `SourceError` for a directory that cannot be read.
     """
+    found: list[Slot] = []
     with suppress(UsageError):  # there is no home directory, and nothing in it
-        try:
-            if any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store)):
-                return "a journal of chunks that may not be committed yet"
-        except SourceError as error:
-            return f"a journal that cannot be read, and may have chunks that are not committed yet ({error})"
-    return None
+        slots = slots_of(store)
+        found += [slot for slot in slots if store.root is not None or slot.holder != Holder()]
+    if store.root is not None:
+        above = (StateDirectory(str(parent)) for parent in PurePath(store.root).parents)
+        found += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above if state.has_pending()]
+    is_left = (slot.state.has_pending() if slot.holder is not None else slot.state.has_journal() for slot in found)
+    return next((slot for slot, is_it in zip(found, is_left, strict=True) if is_it), None)
 
 
 def state_home() -> str:
@@ -480,18 +568,18 @@ def _directory(address: Address) -> str:
     return os.path.join(_home(), f"{name}-{digest}")
 
 
-def _take(slot: Slot) -> Descriptor | None:
+def _take(slot: Slot, mountpoint: str | None = None) -> Descriptor | None:
     """Lock a slot; None if another process has it, or has removed it."""
     with needed(slot.state.path), suppress(FileNotFoundError):
-        return _try_lock(slot.state)
+        return _try_lock(slot.state, mountpoint)
     return None
 
 
-def _new_slot(directory: str, address: Address) -> tuple[Slot, Descriptor]:
+def _new_slot(directory: str, address: Address, mountpoint: str | None) -> tuple[Slot, Descriptor]:
     """Make and lock a slot, which gets the first free number when it is complete."""
     with needed(directory):
         made = StateDirectory(tempfile.mkdtemp(prefix=".new-", dir=directory))
-        file = _try_lock(made)
+        file = _try_lock(made, mountpoint)
         assert file is not None
         _prepare(made)
         write_note(os.path.join(made.root, _SOURCE), address._asdict())
@@ -537,7 +625,7 @@ def _make_directories(path: str) -> None:
         parent = os.path.dirname(path)
         _make_directories(parent)
         with needed(path):
-            _make_directory(path)
+            _make_directory(path, _PRIVATE)
             _sync_directory(parent)
 
 
@@ -556,9 +644,13 @@ def _slots(directory: str) -> Sequence[Slot]:
             address = Address(str(note["url"]), str(note["endpoint"]))
         if address is not None and _directory(address) != directory:
             address = None
-        try:
-            holder = find_holder(state)
-        except SourceError:  # it is of another user
-            holder = Holder()
-        found.append(Slot(address, number, state, holder))
+        found.append(Slot(address, number, state, _holder_of(state)))
     return found
+
+
+def _holder_of(state: StateDirectory) -> Holder | None:
+    """Return who holds the lock of a directory, without a name if that cannot be determined; None if nobody does."""
+    try:
+        return find_holder(state)
+    except SourceError:  # it is of another user
+        return Holder()

@@ -12,7 +12,6 @@ because the kernel lets nobody else in.
 
 import errno
 import os
-import pwd
 import re
 import shlex
 import stat
@@ -27,6 +26,7 @@ from shardfs.dataset.statistics import Snapshot
 from shardfs.errors import UnfinishedError
 from shardfs.fuse.progress import Progress
 from shardfs.stores.base import Descriptor
+from shardfs.stores.local.syscalls import user_name
 
 FIGURES: Final = "user.shardfs.stats"
 """The figures of the mount, as JSON: a `Snapshot`."""
@@ -87,14 +87,6 @@ class Mount:
         return (
             f"it belongs to {self.owner}; only {self.owner if self.uid == 0 else f'{self.owner} and root'} can use it"
         )
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user, or a substitute."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def list_mounts() -> list[Mount]:

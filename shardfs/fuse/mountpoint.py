@@ -15,7 +15,8 @@ from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
-from shardfs.fuse.control import list_mounts, user_name
+from shardfs.fuse.control import list_mounts
+from shardfs.stores.local.syscalls import user_name
 from shardfs.stores.url import how_to_install
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (

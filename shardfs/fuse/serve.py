@@ -13,8 +13,8 @@ import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
-from shardfs.dataset.state import find_journal, hold
-from shardfs.dataset.wal.recovery import recover_command
+from shardfs.dataset.state import hold
+from shardfs.dataset.wal.recovery import find_unstored
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
 from shardfs.fuse.log import is_on_a_terminal
@@ -87,7 +87,7 @@ async def _serve(
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")
     is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
     notes = [note] if note is not None and not is_filled else []
-    with hold(store) if options.write else nullcontext() as state:
+    with hold(store, path) if options.write else nullcontext() as state:
         decoded = ChunkCache(options.decode_cache, source.statistics)
         view = make_view(
             options.view,
@@ -96,12 +96,9 @@ async def _serve(
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
-        journal = find_journal(store) if state is None else None
-        if journal is not None:
-            left = (
-                f"it has {journal}, and that this mount does not show: mount it with --write, or see "
-                f"`{recover_command(store.address)}`"
-            )
+        unstored = find_unstored(store) if state is None else None
+        if unstored is not None:
+            left = f"it has {unstored.what}, and that this mount does not show: {unstored.way_out}"
             log.warning("%s: %s", store.url, left)
             notes.insert(0, left)
         scratch = None if state is None else state.scratch_key

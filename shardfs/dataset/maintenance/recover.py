@@ -175,7 +175,7 @@ async def recover_source(
             try:
                 await _apply_journals(source, state, found)
             except ShardfsError as error:
-                found.append(Finding("journal", f"{state.journal}: {error}", left=True))
+                found.append(_unreadable(state, error))
                 is_read = False
             with suppress(ShardfsError):  # which was reported
                 _report_damage(state, found)  # by the names under which damaged segments are now kept
@@ -196,15 +196,23 @@ async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
     for file in state.kept_files():
         found.append(_not_stored(file))
     try:
-        if holder is None:
+        if holder is None or (source.store.root is not None and not holder.is_elsewhere):
             await _show_journal(source, state, found)
         if holder is None or not holder.is_elsewhere:
             await _show_aside(source, state, found)
     except ShardfsError as error:
-        found.append(Finding("journal", f"{state.journal}: {error}", left=True))
+        found.append(_unreadable(state, error))
     if holder is not None:
         is_left = state.has_journal() if holder.is_elsewhere else len(found) > before
-        found.append(Finding("slot", f"slot {slot.number} is {_whose(slot, is_left)}", is_left, path=state.root))
+        if source.store.root is not None and holder.host is None and not is_left:
+            return  # where locks cannot be asked for, nobody is known to have it
+        what = f"slot {slot.number}" if source.store.root is None else source.store.url
+        found.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
+
+
+def _unreadable(state: StateDirectory, error: ShardfsError) -> Finding:
+    message = str(error)
+    return Finding("journal", message if state.path in message else f"{state.journal}: {message}", left=True)
 
 
 def _whose(slot: Slot, is_left: bool) -> str:
@@ -214,6 +222,8 @@ def _whose(slot: Slot, is_left: bool) -> str:
         way_out = f"if that host is gone for good, remove {lock} and run this command again here"
         return f"of {slot.holder}, which may be running; {way_out}"
     what = f"in use by {slot.holder}, which commits its journal"
+    if slot.holder is not None and (flush := slot.holder.flush_command()) is not None:
+        what += f" (at once with `{flush}`)"
     return f"{what}, but not conflicts or refused files: {_UNMOUNT}" if is_left else what
 
 

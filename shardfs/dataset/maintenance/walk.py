@@ -91,7 +91,8 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
                 yield Node(path, above, Broken(str(error)))
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
-        names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
+        directories = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
+        names = sorted(name for name in directories if not is_reserved(name))
         pending += [
             (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and holds_chunks(name))
         ]
@@ -105,7 +106,8 @@ async def walk_files(store: Store, path: str, *, opens_links: bool = False) -> A
     pending = [path]
     while pending:
         path = pending.pop()
-        for entry in sorted(await store.list(path), key=lambda entry: entry.name):
+        entries = [entry for entry in await store.list(path) if not is_reserved(entry.name)]
+        for entry in sorted(entries, key=lambda entry: entry.name):
             key = join_key(path, entry.name)
             if entry.kind is Kind.SYMLINK and opens_links:
                 try:
@@ -260,7 +262,8 @@ async def what_else(source: Source) -> str:
         return found
     if DOCUMENT in {entry.name for entry in entries}:
         return "it is a Zarr v3 group without arrays"
-    for name in sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)[:_MAX_BELOW]:
+    names = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name))
+    for name in sorted(names)[:_MAX_BELOW]:
         try:
             below = foreign_format(await source.store.list(name))
         except ShardfsError:

@@ -46,7 +46,7 @@ from shardfs.dataset.wal.records import (
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
-from shardfs.stores.local.syscalls import Syscalls, translate
+from shardfs.stores.local.syscalls import NO_SPACE, Syscalls, translate
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock
 
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
 _RESERVE_NBYTES: Final = 64 * 2**10  # disk space kept free for recording what is released
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOTHING: Final = MemoryContent(memoryview(b""))
 """The payload of a record without one."""
 
@@ -261,6 +260,20 @@ class WriteAheadLog:
                 self._sync_names()
             self.synced_sequence = sequence
 
+    async def empty_soon(self) -> None:
+        """Remove all segments if nothing is live in them; the caller does not hold `appending`.
+
+        Then nothing is left in the source that other users cannot read. Raises the errors of `release`.
+        """
+        async with self.appending:
+            if self._segments and not self._live and not self.failure:
+                await trio.to_thread.run_sync(self._empty)
+
+    def _empty(self) -> None:
+        self._checkpoint()
+        self._active = None
+        self._remove_released()
+
     async def sync_soon(self) -> None:
         """Make durable what was appended so far; tasks that ask at the same time share one sync.
 
@@ -287,9 +300,7 @@ class WriteAheadLog:
         try:
             if not self.failure:
                 self.sync()
-                self._checkpoint()
-                self._active = None
-                self._remove_released()
+                self._empty()
         finally:
             self._segments.clear()
             self._active = None
@@ -407,7 +418,7 @@ class WriteAheadLog:
         return StoreError(self.failure)
 
     def _explained(self, error: OSError) -> ShardfsError:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             return NoSpaceError(f"no room for the journal in {self.where}: {error.strerror}")
         return translate(error, f"the journal in {self.where}")
 

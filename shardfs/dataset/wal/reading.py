@@ -35,10 +35,10 @@ from shardfs.dataset.wal.records import (
     unpack_ranges,
     unpack_record,
 )
-from shardfs.errors import CorruptionError, StoreError
+from shardfs.errors import AccessDeniedError, CorruptionError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import READ, translate
+from shardfs.stores.local.syscalls import READ, translate, user_name
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,9 @@ def read_log(directory: Descriptor) -> LogContents:
             if numbers is not None:
                 contents.last_number = max(contents.last_number, numbers[0])
                 _read_segment(directory, name, numbers[1], contents, released)
+    except PermissionError:
+        where, owner = os.readlink(directory.path), user_name(os.fstat(directory.fd).st_uid)
+        raise AccessDeniedError(f"only {owner} and root can read the journal in {where}") from None
     except OSError as error:
         raise translate(error, "the journal") from None
     if contents.last_sequence >= MAX_SEQUENCE or contents.last_number >= MAX_SEGMENTS:

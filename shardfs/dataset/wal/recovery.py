@@ -17,23 +17,23 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.state import StateDirectory, shown
+from shardfs.dataset.state import StateDirectory, shown, slot_with_changes
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, read_log
 from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name
 from shardfs.dataset.wal.undo import Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
-from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
+from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.stores.base import Address, in_pieces
+from shardfs.stores.base import Address, Store, in_pieces
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,31 @@ def recover_command(address: Address, *options: str) -> str:
     """Return the command that shows what is left of the source at *address*."""
     endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
     return shlex.join(["shardfs", "recover", *options, *endpoint, address.url])
+
+
+class Unstored(NamedTuple):
+    """A journal, and *what* may be in it that is not stored, with the *way_out*."""
+
+    what: str
+    way_out: str
+
+
+def find_unstored(store: Store) -> Unstored | None:
+    """Find the journal that may have published changes that are not in *store*; None if there is none."""
+    try:
+        slot = slot_with_changes(store)
+    except SourceError as error:
+        what = f"a journal that cannot be read, and may have chunks that are not committed yet ({error})"
+        return Unstored(what, f"see `{recover_command(store.address)}`")
+    if slot is None:
+        return None
+    if slot.holder is None:
+        command = recover_command(slot.address) if slot.address is not None else "shardfs recover"
+        way_out = f"mount it with --write, or see `{command}`"
+    else:
+        flush = slot.holder.flush_command()
+        way_out = f"run `{flush}`" if flush is not None else f"unmount it, where {slot.holder} writes it"
+    return Unstored("a journal of chunks that may not be committed yet", way_out)
 
 
 def describe_damage(directory: str, damage: Damage) -> str:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shardfs.stores.base import Buffer, Descriptor, Stat
+from shardfs.stores.base import Buffer, Descriptor, Stat, is_reserved
 from shardfs.stores.local.reader import LocalReader, to_stat
 from shardfs.stores.local.syscalls import DIRECTORY, ITSELF, WALK, Syscalls, Target, changing, open_beneath
 
@@ -58,6 +58,7 @@ class Rights:
 
 
 SYSTEM_RIGHTS: Final = Rights()
+_LISTED: Final = 0o755
 
 
 class NoCloneError(Exception):
@@ -184,7 +185,10 @@ def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_d
 def make_directories(
     syscalls: Syscalls, root: Descriptor, key: str, rights: Rights = SYSTEM_RIGHTS, *, is_durable: bool = True
 ) -> None:
-    """Create the directory *key* below *root* and the missing ones above it, with the owner in *rights*."""
+    """Create the directory *key* below *root* and the missing ones above it, with the owner in *rights*.
+
+    Whoever walks the source can list what is in our own, whatever the umask.
+    """
     with suppress(FileNotFoundError):
         open_beneath(root, key, WALK)
         return
@@ -194,7 +198,8 @@ def make_directories(
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
         made = Descriptor(os.open(name, ITSELF, dir_fd=directory.fd))
-        replace(rights.within(directory), mode=None).give(syscalls, made.fd, made.path)
+        mode = _LISTED if is_reserved(key.partition("/")[0]) else None
+        replace(rights.within(directory), mode=mode).give(syscalls, made.fd, made.path)
     if is_durable:
         syscalls.sync_directory(directory.fd)
 

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import pwd
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,6 +87,9 @@ _LOCAL: Final = frozenset(
 
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a disk that has no room left, for anybody or for this user."""
+
 CANNOT_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 """The errors of a directory in which this process can create nothing."""
 
@@ -143,6 +147,14 @@ def require_linux(what: str) -> None:
 def count_processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or a substitute."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def is_local(fd: int) -> bool:
