@@ -1,7 +1,8 @@
 """shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
 
 `shardfs.open(source)` reads and writes without FUSE; `shardfs.mount(source)` mounts, for a block or longer.
-`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them. `StoreOptions` say how to reach a
+`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them; `info`, `verify`, `compact` and
+`refs` do what the commands do. `StoreOptions` say how to reach a
 remote source.
 The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
 `stores`, which do not know each other. Nothing imports upward; `errors` is for all.
@@ -14,9 +15,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
     from shardfs.api import Mount as mount  # noqa: N813
-    from shardfs.api import Report, StoreOptions, pack, unpack
+    from shardfs.api import Report, StoreOptions, compact, info, pack, refs, unpack, verify
 
-__all__ = ["Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"]
+__all__ = [
+    "Report", "StoreOptions", "__version__",
+    "compact", "info", "mount", "open", "pack", "refs", "unpack", "verify",
+]  # fmt: skip
 _CLASSES = {"open": "Dataset", "mount": "Mount"}
 
 

@@ -1,6 +1,7 @@
 """The Python interface: `shardfs.open` without FUSE, `shardfs.mount` for a mount, and work on whole datasets."""
 
 import atexit
+import json
 import logging
 import operator
 import os
@@ -10,20 +11,28 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
 from weakref import WeakValueDictionary
 
 import trio
 
+from shardfs.bulk.compact import THRESHOLD, compact_source
+from shardfs.bulk.engine import in_session
+from shardfs.bulk.info import describe_source
 from shardfs.bulk.pack import PackPlan
+from shardfs.bulk.refs import write_references
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
+from shardfs.bulk.verify import verify_source
 from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.maintenance.verify import measure
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
+    CorruptionError,
     FuseUnavailableError,
     NotADirectoryHereError,
     NotFoundError,
@@ -51,7 +60,10 @@ if TYPE_CHECKING:
     from shardfs.fsspec_filesystem import ShardfsFileSystem
     from shardfs.zarr_store import ShardfsStore
 
-__all__ = ["Dataset", "DatasetNode", "Mount", "Report", "StoreOptions", "pack", "unpack"]
+__all__ = [
+    "Dataset", "DatasetNode", "Mount", "Progress", "Report", "StoreOptions",
+    "compact", "info", "pack", "refs", "unpack", "verify",
+]  # fmt: skip
 
 
 log = logging.getLogger(__name__)
@@ -230,6 +242,95 @@ def unpack(
     how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
     plan, options = UnpackPlan(Unpacking(view, decode)), store_options or StoreOptions()
     return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
+
+
+def info(
+    source: str | os.PathLike[str],
+    array: str | None = None,
+    *,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Return what `shardfs info --json` prints of *source*, or of the one *array*."""
+    work = partial(describe_source, progress=progress)
+    return {"arrays": in_session(os.fspath(source), store_options or StoreOptions(), work, array)}
+
+
+def verify(
+    source: str | os.PathLike[str],
+    *,
+    data: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Check every shard of *source*, with *data* every inner chunk too, and return what `shardfs verify --json` prints.
+
+    Its `problems` name what is damaged. *executor* and *jobs* are those of `pack`.
+    """
+    options = store_options or StoreOptions()
+    work = partial(verify_source, data=data, executor=executor, jobs=jobs, progress=progress)
+    return in_session(os.fspath(source), options, work, options).as_dict()
+
+
+def compact(
+    source: str | os.PathLike[str],
+    *,
+    threshold: float = THRESHOLD,
+    force: bool = False,
+    single_writer: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Rewrite the shards of *source* that have many dead bytes, and return what `shardfs compact --json` prints.
+
+    Options are those of `shardfs compact` with the same names; *executor* and *jobs* are those of `pack`.
+    """
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"threshold cannot be {threshold}: it is a share, from 0 to 1")
+    options = store_options or StoreOptions()
+    work = partial(
+        compact_source,
+        threshold=threshold,
+        force=force,
+        single_writer=single_writer,
+        executor=executor,
+        jobs=jobs,
+        progress=progress,
+    )
+    return in_session(os.fspath(source), options, work, options).as_dict()
+
+
+def refs(
+    source: str | os.PathLike[str],
+    *,
+    view: Literal["v3", "v2"] = "v3",
+    skip_encoded: bool = False,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Return the kerchunk references that `shardfs refs` prints, for `fsspec.filesystem("reference", fo=...)`.
+
+    Raises `CorruptionError` if an array could not be read or referenced: its chunks would be missing, and read as fill
+    value. Arrays that *view* does not show are left out, and a warning in the log names them. `shardfs refs` needs less
+    memory.
+    """
+    if view not in ("v3", "v2"):
+        raise UsageError(f"there are no references to view {view!r}: choose v3 or v2")
+    left_out: list[str] = []
+    with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        work = partial(write_references, skip_encoded=skip_encoded, tell=left_out.append, progress=progress)
+        nfailed = in_session(os.fspath(source), store_options or StoreOptions(), work, file, view)
+        if nfailed:
+            raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
+        file.seek(0)
+        references: dict[str, Any] = json.load(file)
+    for line in left_out:
+        log.warning("%s", line)
+    return references
 
 
 @dataclass(frozen=True)

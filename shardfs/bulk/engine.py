@@ -17,12 +17,12 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Final, Generic, TypeVar, cast
+from typing import Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 import trio
 
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
@@ -42,6 +42,7 @@ _LARGE_NBYTES: Final = 256 * 2**20
 _WINDOW: Final = 256
 """How many tasks a given executor has at a time: some for each worker of several machines."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -391,3 +392,23 @@ def as_told(error: BaseException) -> ShardfsError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f", in {os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}" if frames else ""
     return StoreError(f"{type(error).__name__}: {error}{where}")
+
+
+def in_session(
+    source: str,
+    options: StoreOptions,
+    work: Callable[Concatenate[Source, P], Awaitable[R]],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Return what *work* does with *source*, opened for as long as that takes.
+
+    Raises `SourceError` if it cannot be read.
+    """
+
+    async def run() -> R:
+        async with open_source(source, options, ttl=TTL) as opened:
+            return await work(opened, *args, **kwargs)
+
+    return trio.run(run)

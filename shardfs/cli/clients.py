@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from shardfs.bulk.info import ViewOptions
 from shardfs.dataset.node import Node
 from shardfs.errors import MetadataError, counted
 from shardfs.format.codecs import compose, composed_order
@@ -12,18 +13,6 @@ from shardfs.format.document import Extension
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.lens.v2_attributes import has_missing_value
 from shardfs.format.metadata import ArrayMetadata
-
-
-class ViewOptions(NamedTuple):
-    """The options of a mount that select the view."""
-
-    view: str
-    decode: bool = False
-
-    @property
-    def text(self) -> str:
-        """The options as typed on the command line."""
-        return f"--view {self.view}{' --decode' if self.decode else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +99,6 @@ _V3_DECODED: Final = ViewOptions("v3", decode=True)
 _V2: Final = ViewOptions("v2")
 _V2_DECODED: Final = ViewOptions("v2", decode=True)
 _NPY: Final = ViewOptions("npy")
-VIEW_OPTIONS: Final = (_V3, _V3_DECODED, _V2, _V2_DECODED, _NPY)
 
 _INTEGERS: Final = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
 _NUMBERS: Final = _INTEGERS | {"bool", "float16", "float32", "float64"}

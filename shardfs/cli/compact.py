@@ -5,9 +5,10 @@ from functools import partial
 import click
 
 from shardfs.bulk.compact import THRESHOLD, compact_source
+from shardfs.bulk.engine import in_session
 from shardfs.cli.options import Number, command, json_option
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import executor, in_session, single_writer_option, source_options, workers_options
+from shardfs.cli.sources import executor, single_writer_option, source_options, workers_options
 from shardfs.stores.url import StoreOptions
 
 

@@ -1,34 +1,28 @@
 """`shardfs info`: the arrays of a source, one in detail, and how to mount the source for which program."""
 
 import json
-import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
-from shardfs.cli.clients import TOOLS, VIEW_OPTIONS, Tool, ViewOptions
+from shardfs.bulk.engine import in_session
+from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, views_of
+from shardfs.cli.clients import TOOLS, Tool
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import complain, progress, show, table
-from shardfs.cli.sources import in_session, source_options
-from shardfs.dataset.array import Array
+from shardfs.cli.sources import source_options
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else
-from shardfs.dataset.node import Node
-from shardfs.errors import MetadataError, ShardfsError, counted, first_of
+from shardfs.dataset.maintenance.walk import array_nodes, what_else
+from shardfs.errors import counted, first_of
 from shardfs.format.codecs import SHARDING
-from shardfs.format.document import Extension, Json, brief, encode_json
-from shardfs.format.dtype import item_nbytes, type_name
-from shardfs.format.lens.unsharded import fault_of
+from shardfs.format.document import Extension, Json
+from shardfs.format.dtype import type_name
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.progress import size
-from shardfs.stores.base import Kind, Stat
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.views import View, make_view
-
-Described = dict[str, Any]
 
 _SHOWN: Final = {
     ViewOptions("v3"): "unsharded",
@@ -37,7 +31,6 @@ _SHOWN: Final = {
     ViewOptions("v2", decode=True): "as Zarr v2, decoded",
     ViewOptions("npy"): "as a .npy file",
 }
-_MAX_ELEMENTS: Final = 2**63  # larger sizes are mere claims of a document
 _MAX_NAMED: Final = 3
 _LINKS: Final = "shards that are symbolic links are read, and never changed through a mount"
 """How many arrays are named in a line that is about several."""
@@ -88,36 +81,21 @@ async def _contradictions(source: Source, array: str | None) -> list[str]:
 
 async def _look(source: Source, array: str | None, start: str | None) -> tuple[dict[str, Any], str | None, list[str]]:
     """Return what to print, if that is nothing what the source is, and contradictions; with *start*, see `advise`."""
-    source.hierarchy.looks_above = True
-    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
     found: dict[str, Any]
     if start is not None:
-        found = {"tools": await advise(source, array, views, start)}
+        found = {"tools": await advise(source, array, start)}
     else:
-        found = {"arrays": await describe(source, array, views)}
+        found = {"arrays": await describe_source(source, array, progress=progress)}
     instead = await what_else(source) if not any(found.values()) else None
     return found, instead, await _contradictions(source, array)
 
 
-async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:
-    """Describe every array of *source*, or the one at *array*, and how it appears in *views*, as plain values.
-
-    Also nodes whose document is broken, and stored names that a file of the npy view hides.
-    """
-    with progress("counting", None, "shard") as advance:
-        return [
-            _describe_node(node, views) | await _measure(source, node, advance)
-            async for node in array_nodes(source, array)
-        ]
-
-
-async def advise(
-    source: Source, array: str | None, views: Mapping[ViewOptions, View], start: str
-) -> Sequence[Described]:
+async def advise(source: Source, array: str | None, start: str) -> Sequence[Described]:
     """Say for every tool in which view it reads most arrays of *source*, or the one *array*, and what it misses.
 
     *start* is the beginning of the command that mounts it.
     """
+    views = views_of(source)
     missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
         (each, shown): {} for each in TOOLS for shown in each.views
     }
@@ -139,88 +117,6 @@ async def advise(
         command = f"{start} {shown.text}" if len(reasons) < count else None
         items.append({"tool": tool.name, "mount": command, "missing": reasons, "caveat": tool.caveat or None})
     return items
-
-
-def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
-    item: Described = {"path": node.path}
-    reason = node.reason
-    if isinstance(node.metadata, ArrayMetadata):
-        metadata, transformer = node.metadata, node.metadata.storage_transformer
-        if reason is None and not metadata.is_sharded:
-            reason = fault_of(metadata)
-        grid = metadata.document["chunk_grid"] if transformer is None else metadata.chunk_grid.to_json()
-        item |= {
-            "shape": list(metadata.shape),
-            "data_type": _shallow(metadata.document["data_type"]),
-            "sharded": metadata.is_sharded,
-            "storage_transformer": transformer,
-            "chunk_grid": _shallow(grid),
-            "codecs": [codec.name for codec in metadata.codecs],
-        }
-    if node.any_array is not None:
-        item |= {
-            "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
-            "inner_chunks": node.any_array.grid.nchunks,
-            "nesting": len(node.any_array.grid.levels) if node.array is not None else 0,
-            "inner_codecs": [codec.name for codec in node.any_array.codecs],
-        }
-    shown = {each: view.shown(node) for each, view in views.items()}
-    left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
-    caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
-    return item | {
-        "reason": reason,
-        "views": [each.text for each in views if reason is None and each.text not in left_out],
-        "left_out": left_out,
-        "caveat": next((caveat for caveat in caveats if caveat is not None), None),
-    }
-
-
-async def _measure(source: Source, node: Node, advance: Advance) -> Described:
-    """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
-    array = node.any_array
-    if array is None:
-        return {}
-    stored = stored_nbytes = nelements = nlinks = 0
-    error = None
-    try:
-        async for coords in walk_shards(array):
-            stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
-            nlinks += stat is not None and stat.kind is Kind.SYMLINK
-            if stat is not None and stat.kind is not Kind.FILE:
-                state = await array.shard(coords)  # a link to a shard counts as one
-                state.check()
-                stat = state.stat
-            stored_nbytes += stat.size if stat is not None else 0
-            nelements += _nelements(array, coords)
-            stored += 1
-            advance(1)
-    except ShardfsError as failure:
-        error = str(failure)
-    itemsize = item_nbytes(array.document["data_type"])
-    return {
-        "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
-        "stored_shards": stored,
-        "linked_shards": nlinks,
-        "stored_nbytes": stored_nbytes,
-        "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
-        "error": error,
-    }
-
-
-def _nelements(array: Array, coords: Sequence[int]) -> int:
-    """Return how many elements of the array are in the shard at *coords*."""
-    dimensions = zip(coords, array.grid.shards.dimensions, array.document["shape"], strict=True)
-    spans = ((dimension.span(index), length) for index, dimension, length in dimensions)
-    return math.prod(min(start + edge, length) - start for (start, edge), length in spans)
-
-
-def _shallow(part: Json) -> Json:
-    """Return a part of a document, or a text instead if it is nested too deeply to be printed."""
-    try:
-        encode_json([[[part]]])  # its depth in the description included
-    except MetadataError:
-        return brief(part)
-    return part
 
 
 def _render_table(described: Sequence[Described]) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Final
 
 import click
 
+from shardfs.bulk.engine import in_session
 from shardfs.bulk.map import map_source
 from shardfs.cli import pictures
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, show, terminal_width
 from shardfs.cli.pictures import draw, for_terminal
-from shardfs.cli.sources import executor, in_session, source_options, workers_options
+from shardfs.cli.sources import executor, source_options, workers_options
 from shardfs.errors import printable
 from shardfs.stores.url import StoreOptions
 

@@ -6,9 +6,10 @@ from dataclasses import asdict
 import click
 
 from shardfs import errors
+from shardfs.bulk.engine import in_session
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import in_session, single_writer_option, store_options
+from shardfs.cli.sources import single_writer_option, store_options
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
 from shardfs.stores.url import StoreOptions
 

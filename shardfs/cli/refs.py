@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from shardfs.bulk.engine import in_session
 from shardfs.bulk.refs import write_references
 from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
-from shardfs.cli.sources import in_session, source_options
+from shardfs.cli.sources import source_options
 from shardfs.dataset.maintenance.walk import no_progress
 from shardfs.errors import CorruptionError
 from shardfs.stores.url import StoreOptions

@@ -1,19 +1,16 @@
 """The argument SOURCE, the options for reaching it, and those for who does the work."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import click
-import trio
 
 from shardfs.bulk.cluster import connected
-from shardfs.bulk.engine import TTL
 from shardfs.cli.options import Integer, RemoteOption, source_argument
-from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import UsageError
 from shardfs.stores.url import StoreOptions
 
@@ -62,23 +59,6 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
 def source_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the argument SOURCE and the options for reaching it."""
     return source_argument(store_options(function))
-
-
-def in_session(
-    source: str,
-    options: StoreOptions,
-    work: Callable[Concatenate[Source, P], Awaitable[R]],
-    /,
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> R:
-    """Open SOURCE for a command, and return what *work* does with it; raises `SourceError` if it cannot be read."""
-
-    async def run() -> R:
-        async with open_source(source, options, ttl=TTL) as opened:
-            return await work(opened, *args, **kwargs)
-
-    return trio.run(run)
 
 
 def workers_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -7,10 +7,11 @@ import click
 import trio
 
 from shardfs.bulk.compare import compare
+from shardfs.bulk.engine import in_session
 from shardfs.bulk.verify import verify_source
 from shardfs.cli.options import command, json_option
 from shardfs.cli.output import progress, show
-from shardfs.cli.sources import executor, in_session, source_options, workers_options
+from shardfs.cli.sources import executor, source_options, workers_options
 from shardfs.errors import UsageError, counted, printable
 from shardfs.stores.url import StoreOptions
 

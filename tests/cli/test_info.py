@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shardfs.bulk.info import VIEW_OPTIONS
 from shardfs.cli import cli
-from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
+from shardfs.cli.clients import TOOLS
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 from tests.support.datasets import store

@@ -1,0 +1,145 @@
+"""What the arrays of a source are, how much of each is stored, and which views show it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
+from shardfs.dataset.node import Node
+from shardfs.errors import MetadataError, ShardfsError
+from shardfs.format.document import Json, brief, encode_json
+from shardfs.format.dtype import item_nbytes
+from shardfs.format.lens.unsharded import fault_of
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.stores.base import Kind, Stat
+from shardfs.vfs.views import View, make_view
+
+Described = dict[str, Any]
+
+_MAX_ELEMENTS: Final = 2**63  # larger sizes are mere claims of a document
+
+
+class ViewOptions(NamedTuple):
+    """The options of a mount that select the view."""
+
+    view: str
+    decode: bool = False
+
+    @property
+    def text(self) -> str:
+        """The options as typed on the command line."""
+        return f"--view {self.view}{' --decode' if self.decode else ''}"
+
+
+VIEW_OPTIONS: Final = (
+    ViewOptions("v3"),
+    ViewOptions("v3", decode=True),
+    ViewOptions("v2"),
+    ViewOptions("v2", decode=True),
+    ViewOptions("npy"),
+)
+
+
+def views_of(source: Source) -> dict[ViewOptions, View]:
+    """Return all views of *source*."""
+    source.hierarchy.looks_above = True
+    return {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
+
+
+async def describe_source(
+    source: Source, array: str | None = None, *, progress: Progress = no_progress
+) -> list[Described]:
+    """Describe every array of *source*, or the one at *array*, and how it appears in every view, as plain values.
+
+    Also nodes whose document is broken, and stored names that a file of the npy view hides.
+    """
+    views = views_of(source)
+    with progress("counting", None, "shard") as advance:
+        return [
+            _describe_node(node, views) | await _measure(source, node, advance)
+            async for node in array_nodes(source, array)
+        ]
+
+
+def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
+    item: Described = {"path": node.path}
+    reason = node.reason
+    if isinstance(node.metadata, ArrayMetadata):
+        metadata, transformer = node.metadata, node.metadata.storage_transformer
+        if reason is None and not metadata.is_sharded:
+            reason = fault_of(metadata)
+        grid = metadata.document["chunk_grid"] if transformer is None else metadata.chunk_grid.to_json()
+        item |= {
+            "shape": list(metadata.shape),
+            "data_type": _shallow(metadata.document["data_type"]),
+            "sharded": metadata.is_sharded,
+            "storage_transformer": transformer,
+            "chunk_grid": _shallow(grid),
+            "codecs": [codec.name for codec in metadata.codecs],
+        }
+    if node.any_array is not None:
+        item |= {
+            "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
+            "inner_chunks": node.any_array.grid.nchunks,
+            "nesting": len(node.any_array.grid.levels) if node.array is not None else 0,
+            "inner_codecs": [codec.name for codec in node.any_array.codecs],
+        }
+    shown = {each: view.shown(node) for each, view in views.items()}
+    left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
+    caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
+    return item | {
+        "reason": reason,
+        "views": [each.text for each in views if reason is None and each.text not in left_out],
+        "left_out": left_out,
+        "caveat": next((caveat for caveat in caveats if caveat is not None), None),
+    }
+
+
+async def _measure(source: Source, node: Node, advance: Advance) -> Described:
+    """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
+    array = node.any_array
+    if array is None:
+        return {}
+    stored = stored_nbytes = nelements = nlinks = 0
+    error = None
+    try:
+        async for coords in walk_shards(array):
+            stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
+            nlinks += stat is not None and stat.kind is Kind.SYMLINK
+            if stat is not None and stat.kind is not Kind.FILE:
+                state = await array.shard(coords)  # a link to a shard counts as one
+                state.check()
+                stat = state.stat
+            stored_nbytes += stat.size if stat is not None else 0
+            nelements += _nelements(array, coords)
+            stored += 1
+            advance(1)
+    except ShardfsError as failure:
+        error = str(failure)
+    itemsize = item_nbytes(array.document["data_type"])
+    return {
+        "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
+        "stored_shards": stored,
+        "linked_shards": nlinks,
+        "stored_nbytes": stored_nbytes,
+        "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
+        "error": error,
+    }
+
+
+def _nelements(array: Array, coords: Sequence[int]) -> int:
+    """Return how many elements of the array are in the shard at *coords*."""
+    dimensions = zip(coords, array.grid.shards.dimensions, array.document["shape"], strict=True)
+    spans = ((dimension.span(index), length) for index, dimension, length in dimensions)
+    return math.prod(min(start + edge, length) - start for (start, edge), length in spans)
+
+
+def _shallow(part: Json) -> Json:
+    """Return a part of a document, or a text instead if it is nested too deeply to be printed."""
+    try:
+        encode_json([[[part]]])  # its depth in the description included
+    except MetadataError:
+        return brief(part)
+    return part
