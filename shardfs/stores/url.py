@@ -165,6 +165,7 @@ def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, t
         from shardfs.stores.disk_cache import DiskCache
         from shardfs.stores.s3.client import S3Client
         from shardfs.stores.s3.requests import Counts
+        from shardfs.stores.s3.routed import RoutedStore
         from shardfs.stores.s3.store import TTL, S3Store
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in (*S3_LIBRARIES, "botocore"):
@@ -174,4 +175,4 @@ def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, t
         ) from None
     client = S3Client(location, options, Counts())
     cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
-    return S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache)
+    return RoutedStore(S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache))

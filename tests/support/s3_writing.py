@@ -6,6 +6,7 @@ from typing import Any
 
 import trio
 
+from shardfs.stores.s3.routed import RoutedStore
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3
 from tests.support.opened import session
@@ -21,13 +22,13 @@ def _clock() -> float:
         return 0.0
 
 
-def store_of(fake: FakeS3, **options: Any) -> S3Store:
+def store_of(fake: FakeS3, **options: Any) -> RoutedStore:
     """Open the source below `PREFIX`, on trio's clock."""
     options = {"ttl": TTL, "clock": _clock} | options
-    return S3Store(fake.client_at(PREFIX), session(), **options)
+    return RoutedStore(S3Store(fake.client_at(PREFIX), session(), **options))
 
 
-async def writing(fake: FakeS3, directory: Path, **options: Any) -> S3Store:
+async def writing(fake: FakeS3, directory: Path, **options: Any) -> RoutedStore:
     """Open it to be changed, with its local files in *directory*; the log of requests is empty then."""
     directory.mkdir(exist_ok=True)  # noqa: ASYNC240
     store = store_of(fake, **options)
@@ -47,7 +48,7 @@ def changes(fake: FakeS3) -> dict[str, int]:
     return dict(Counter(request.operation for request in fake.take_log() if request.operation not in reading))
 
 
-async def put_file(store: S3Store, key: str, data: bytes) -> None:
+async def put_file(store: RoutedStore, key: str, data: bytes) -> None:
     """Write a file that passes through, and close it."""
     file = await store.create(key, 0o644, exclusive=False)
     try:
@@ -58,12 +59,12 @@ async def put_file(store: S3Store, key: str, data: bytes) -> None:
         await file.close()
 
 
-async def text(store: S3Store, key: str) -> bytes:
+async def text(store: RoutedStore, key: str) -> bytes:
     """Read a file that passes through."""
     file = await store.open_passthrough(key, writable=False)
     return bytes(await file.read(0, file.stat().size))
 
 
-async def names(store: S3Store, key: str = "") -> set[str]:
+async def names(store: RoutedStore, key: str = "") -> set[str]:
     """The names in a directory."""
     return {entry.name for entry in await store.list(key)}

@@ -8,7 +8,8 @@ A read enters with a key (`store.S3Store.open`), asks what that key is (`heads`)
 of one object (`shards.S3Edit.splice`), is cut into parts (`parts`, pure), and is made on the condition that nobody else
 was faster. Files that pass through are on the local disk while they are being written (`files`).
 
-- the store: `store`; whether it can be read, and which conditions hold: `probe`
+- the store: `store`, and `routed`, which has reserved names on this machine instead
+- whether it can be read, and which conditions hold: `probe`
 - names: `heads`, the one cache of what keys are
 - bytes: `objects`, which also carries open files over our own changes
 - changing shards: `shards`, `parts`; new objects of bulk work: `uploads`

@@ -1,18 +1,16 @@
-"""An S3 source as a store.
+"""What is in a bucket, and what is being written to it.
 
-Each name is in one of three places. Names that shardfs reserves are in a local directory, the *side*. Files that are
-open for writing are there too, as spools (`files`). Everything else is objects, each of which is only replaced if it is
-the one that was found, or shown to programs.
+Files that are open for writing are in a local store, the *side*, as spools (`files`). Everything else is objects, each
+of which is only replaced if it is the one that was found, or shown to programs. The side also has the names that
+shardfs reserves, of which nothing here knows: see `routed`.
 """
 
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import wraps
-from typing import Any, Final, TypeVar, Unpack, cast
-from weakref import WeakValueDictionary
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Unpack
 
 import trio
 
@@ -37,6 +35,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import (
+    Content,
     Entry,
     Expected,
     Kept,
@@ -49,7 +48,6 @@ from shardfs.stores.base import (
     Snapshot,
     Splice,
     Stat,
-    is_reserved,
     join_key,
 )
 from shardfs.stores.disk_cache import DiskCache
@@ -75,32 +73,6 @@ _OWN: Final = ".shardfs"
 _MAX_KEY_NBYTES: Final = 1024
 _BLOCK: Final = 4096
 _PLENTY: Final = 2**50 // _BLOCK
-
-_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
-
-
-def _routed(method: _Method) -> _Method:
-    """Call the method of the same name of the side if the key is a reserved one."""
-
-    @wraps(method)
-    async def routed(self: "S3Store", key: str, *args: object, **options: object) -> object:
-        if self.files is not None and _is_on_side(key):
-            return await getattr(self.files.side, method.__name__)(key, *args, **options)
-        return await method(self, key, *args, **options)
-
-    return cast(_Method, routed)
-
-
-def _routed_change(method: _Method) -> _Method:
-    """Do what `_routed` does for a method that changes something; it raises `ReadOnlyError` before `start_writing`."""
-    routed = _routed(method)
-
-    @wraps(method)
-    async def changing(self: "S3Store", key: str, *args: object, **options: object) -> object:
-        self._writable()
-        return await routed(self, key, *args, **options)
-
-    return cast(_Method, changing)
 
 
 class S3Store:
@@ -134,7 +106,6 @@ class S3Store:
         self.objects = Objects(client, session, self.heads, cache, memory_nbytes=memory_nbytes)
         self._client = client
         self._spools = Spools()
-        self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     @property
     def nchanges(self) -> int:
@@ -164,12 +135,11 @@ class S3Store:
 
     def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Note that programs were shown the content of an object, or that there is none."""
-        if self.files is None or _is_on_side(key) or self._spools.local(key) is not None:
+        if self.files is None or self._spools.local(key) is not None:
             return
         if since is not None or self.heads.shown(key) is None:
             self.heads.note_shown(key, object_of(state), since=since)
 
-    @_routed
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
         here = self._stat_here(key)
@@ -182,12 +152,10 @@ class S3Store:
             raise not_found(key)
         return file_stat(key, known.stat)
 
-    @_routed
     async def fresh(self, key: str) -> Stat:
         """Return the state of the object *key*, by a request."""
         return file_stat(key, await self.heads.head(key))
 
-    @_routed
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
         spool = self._spools.local(key)
@@ -195,7 +163,6 @@ class S3Store:
             return await self._writable().snapshot(spool)
         return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
 
-    @_routed
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""
         if self._stat_here(key) is not None:
@@ -211,7 +178,6 @@ class S3Store:
             pass
         return False
 
-    @_routed
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
@@ -230,7 +196,6 @@ class S3Store:
         stored = {name: Kind.FILE if stat is not None else Kind.DIRECTORY for name, stat in names.items()}
         return [Entry(name, kind) for name, kind in (stored | here).items()]
 
-    @_routed
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
         stats = [self._stat_here(join_key(key, name)) for name in names]
@@ -244,24 +209,20 @@ class S3Store:
                     stats[place] = self.directory_stat
         return stats
 
-    @_routed
     async def read_link(self, key: str) -> bytes:
-        """Return the target of a symbolic link; only the side has any."""
+        """Raise `RefusedError`: objects are no symbolic links."""
         raise RefusedError(f"{key} is not a symbolic link")
 
-    @_routed
     async def attribute(self, key: str, name: bytes) -> bytes:
-        """Return an extended attribute; only names on the side have any."""
+        """Raise `NoAttributeError`: objects have no extended attributes."""
         raise NoAttributeError(f"{key} has no attribute {name!r}")
 
-    @_routed
     async def attributes(self, key: str) -> Sequence[bytes]:
-        """Return the names of the extended attributes."""
+        """Return nothing: objects have no extended attributes."""
         return []
 
-    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Find out whether writing is safe, and log what earlier mounts with the same *directory* have kept."""
-        side = LocalStore(directory)
+    async def start_writing(self, side: LocalStore, *, single_writer: bool) -> None:
+        """Find out whether writing is safe, and log what earlier mounts with the same *side* have kept."""
         await side.make_directories(SPOOLS)
         before = self._client.counts.conflicts
         conditions = await probe(self._client)
@@ -288,9 +249,9 @@ class S3Store:
         if failures:
             raise StoreError("; ".join(failures))
 
-    @_routed_change
     async def check_writable(self, key: str) -> None:
         """Do nothing: only a request would tell."""
+        self._writable()
 
     @asynccontextmanager
     async def edit(
@@ -334,7 +295,6 @@ class S3Store:
     async def settle(self) -> None:
         """Do nothing: what S3 accepted is durable."""
 
-    @_routed_change
     async def replace(
         self,
         key: str,
@@ -365,7 +325,6 @@ class S3Store:
             files.detach(key)
         return await self.stat(key)
 
-    @_routed_change
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()
@@ -376,7 +335,6 @@ class S3Store:
             raise ExistsError(f"{key} exists")
         return await self.open_passthrough(key, writable=True)
 
-    @_routed
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a passthrough file; an object that is read keeps its version, or cannot be read any more."""
         return await self._open_file(key, writable=writable)
@@ -391,7 +349,6 @@ class S3Store:
                 spool = Spool(key, snapshot) if files is None else files.begin(key, snapshot)
         return SpoolFile(spool, files)
 
-    @_routed_change
     async def unlink(self, key: str) -> None:
         """Delete an object, and what is being written to it; its directory stays."""
         files = self._writable()
@@ -403,9 +360,9 @@ class S3Store:
             files.detach(key)
         self._moved_away(key)
 
-    @_routed_change
     async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Create a directory, known only to this process until something is stored in it."""
+        self._writable()
         try:
             await self.stat(key)
         except NotFoundError:
@@ -414,9 +371,9 @@ class S3Store:
         else:
             raise ExistsError(f"{key or 'the source'} exists")
 
-    @_routed_change
     async def rmdir(self, key: str) -> None:
         """Remove an empty directory, and the object that stands for it, if there is one."""
+        self._writable()
         if not key:
             raise RefusedError("the source cannot be removed")
         if (await self.stat(key)).kind is not Kind.DIRECTORY:
@@ -429,9 +386,9 @@ class S3Store:
         self.heads.directories.discard(key)
         self.heads.directories.add_with_parents(split(key)[0])
 
-    @_routed_change
     async def make_directories(self, key: str) -> None:
         """Create the directory *key* and the missing ones above it."""
+        self._writable()
         try:
             status = await self.stat(key)
         except NotFoundError:
@@ -443,58 +400,72 @@ class S3Store:
                 raise NotADirectoryHereError(f"{key} is not a directory")
 
     async def link(self, key: str, to: str) -> None:
-        """Give a file on the side a second name there; objects have one."""
-        side = self._writable().side
-        if not _is_on_side(key) or not _is_on_side(to):
-            raise NotPermittedError(f"{to}: objects in S3 have no second name")
-        await side.link(key, to)
+        """Raise `NotPermittedError`: objects have one name."""
+        self._writable()
+        raise NotPermittedError(f"{to}: objects in S3 have no second name")
 
-    @_routed_change
     async def symlink(self, key: str, target: bytes) -> None:
-        """Create a symbolic link on the side; objects cannot be links."""
+        """Raise `NotPermittedError`: objects cannot be links."""
+        self._writable()
         raise NotPermittedError(f"{key}: S3 has no symbolic links")
 
-    @_routed_change
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Do nothing but return the status: objects have no attributes to set."""
+        self._writable()
         return await self.stat(key)
 
-    @_routed_change
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
-        """Set an extended attribute of a name on the side; objects have none."""
+        """Raise `UnsupportedError`: objects have no extended attributes."""
+        self._writable()
         raise UnsupportedError(f"{key}: objects have no extended attributes")
 
-    @_routed_change
     async def remove_attribute(self, key: str, name: bytes) -> None:
-        """Remove an extended attribute of a name on the side; objects have none."""
+        """Raise `UnsupportedError`: objects have no extended attributes."""
+        self._writable()
         raise UnsupportedError(f"{key}: objects have no extended attributes")
 
-    @_routed_change
     async def sync_directory(self, key: str) -> None:
-        """Make names on the side durable; what S3 accepted is durable."""
+        """Do nothing: what S3 accepted is durable."""
+        self._writable()
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move what *key* stands for to *to*; raises `CrossDeviceError` for a directory, which S3 does not have.
 
         S3 cannot move. The content of a file is stored under its new name, replacing what programs were shown there,
-        and then the old name is deleted. Programs move the files of a directory one by one.
+        and then the old name is deleted. Programs move the files of a directory one by one. The caller moves nothing
+        else from or to these names meanwhile.
         """
         files = self._writable()
-        async with AsyncExitStack() as stack:
-            for name in sorted({key, to}):  # other names are moved meanwhile
-                await stack.enter_async_context(self._renaming.setdefault(name, trio.Lock()))
-            if _is_on_side(key) and _is_on_side(to):
-                await files.side.rename(key, to, exclusive=exclusive)
-                return
-            if (await self.stat(key)).kind is Kind.DIRECTORY:
-                raise CrossDeviceError(f"{key or 'the source'} is not moved as a whole: S3 has no directories")
-            found = await self._find_target(to, exclusive=exclusive)
-            if key == to:
-                return
-            if _is_on_side(to):
-                await self._move_out(files, key, to, exclusive=exclusive)
-            else:
-                await self._move(files, key, to, found, exclusive=exclusive)
+        await self._require_movable(key)
+        target = await self._find_target(to, exclusive=exclusive)
+        if key != to:
+            await self._move(files, key, to, target, exclusive=exclusive)
+
+    async def move_to_side(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move the file *key* to *to* on the side; raises the errors of `rename`."""
+        files = self._writable()
+        await self._require_movable(key)
+        file = await self._open_file(key, writable=True)
+        try:
+            async with files.holding(key):
+                await files.take(file.spool, to, exclusive=exclusive)
+                await self._delete_version(files, key, file.spool.expected)
+        finally:
+            await file.close()
+        self._moved_away(key)
+
+    async def store_as(self, to: str, content: Content, *, exclusive: bool) -> None:
+        """Store *content* as the file *to*, as `rename` does with what another name stands for."""
+        files = self._writable()
+        target = await self._find_target(to, exclusive=exclusive)
+        async with files.holding(to):
+            expected = None if exclusive else files.expected(to, target)
+            await files.put(to, Splice((content,)), expected, exclusive=exclusive)
+            files.detach(to)
+
+    async def _require_movable(self, key: str) -> None:
+        if (await self.stat(key)).kind is Kind.DIRECTORY:
+            raise CrossDeviceError(f"{key or 'the source'} is not moved as a whole: S3 has no directories")
 
     async def _find_target(self, key: str, *, exclusive: bool) -> Stat | None:
         """Return what *key* stands for; raises the error that prevents a file from taking that name."""
@@ -509,15 +480,9 @@ class S3Store:
         return target
 
     async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
-        """Move a passthrough file, or one on the side, to *to* in the bucket, which was *found*."""
+        """Move a passthrough file to *to*, which was *found*."""
         async with files.holding(key), files.holding(to):
             expected = None if exclusive else files.expected(to, found)
-            if _is_on_side(key):
-                written = await files.side.open(key)
-                await files.put(to, Splice((written.content(0, written.size),)), expected, exclusive=exclusive)
-                files.detach(to)
-                await files.side.unlink(key)
-                return
             spool = self._spools.get(key)
             if spool is not None and spool.is_local:
                 source = spool.expected
@@ -533,17 +498,6 @@ class S3Store:
             if spool is not None:
                 files.rename(spool, to)
             await self._delete_version(files, key, source)
-        self._moved_away(key)
-
-    async def _move_out(self, files: Files, key: str, to: str, *, exclusive: bool) -> None:
-        """Move a passthrough file to the side."""
-        file = await self._open_file(key, writable=True)
-        try:
-            async with files.holding(key):
-                await files.take(file.spool, to, exclusive=exclusive)
-                await self._delete_version(files, key, file.spool.expected)
-        finally:
-            await file.close()
         self._moved_away(key)
 
     async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:
@@ -591,7 +545,7 @@ class S3Store:
             nbytes = len(self._client.location.full(key).encode())
         except UnicodeEncodeError:
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are") from None
-        if nbytes > _MAX_KEY_NBYTES and not _is_on_side(key):
+        if nbytes > _MAX_KEY_NBYTES:
             raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {_MAX_KEY_NBYTES} bytes at most")
 
     async def _require_directory(self, key: str) -> None:
@@ -600,11 +554,6 @@ class S3Store:
         parent = split(key)[0]
         if (await self.stat(parent)).kind is not Kind.DIRECTORY:
             raise NotADirectoryHereError(f"{parent} is not a directory")
-
-
-def _is_on_side(key: str) -> bool:
-    """Whether *key* has a reserved name, and so is on this machine."""
-    return is_reserved(key.partition("/")[0])
 
 
 def _require_file(key: str, status: Stat) -> None:

@@ -10,6 +10,7 @@ from shardfs.stores.base import Store
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Counts, Location, S3Options
+from shardfs.stores.s3.routed import RoutedStore
 from shardfs.stores.s3.store import S3Store
 from tests.support.opened import session
 
@@ -42,12 +43,12 @@ def s3(client: S3Client, directory: Path) -> Subject:
 
     async def begin() -> Store:
         directory.mkdir(parents=True)  # noqa: ASYNC240
-        store = S3Store(client, session())
+        store = RoutedStore(S3Store(client, session()))
         await store.start_writing(str(directory), single_writer=False)
         return store
 
     async def again(_: Store) -> Store:
-        return S3Store(client, session())
+        return RoutedStore(S3Store(client, session()))
 
     return Subject("s3", begin, again)
 

@@ -15,7 +15,7 @@ from shardfs.stores import kept_files
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import heads
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.store import S3Store
+from shardfs.stores.s3.routed import RoutedStore
 from tests.stores.s3.hosts import HONOURED
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.lossy_disk import LossyDisk, oldest
@@ -40,7 +40,7 @@ def kept(directory: Path) -> dict[str, bytes]:
     return {file.key: Path(file.path).read_bytes() for file in KeptFiles(str(directory / SPOOLS)).find()}
 
 
-async def show(store: S3Store, key: str) -> None:
+async def show(store: RoutedStore, key: str) -> None:
     """Let a program read a file."""
     nchanges = store.nchanges
     store.note_shown(key, (await store.open_passthrough(key, writable=False)).stat(), since=nchanges)
@@ -60,12 +60,12 @@ async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
     for i in range(30):
         await store.open(f"c/{i}", tail_nbytes=2)
     theirs = fake.store(f"{PREFIX}/f", b"of another host")
-    await store.objects.heads.head("f")
+    await store.remote.objects.heads.head("f")
     with pytest.raises(StaleError):
         await store.replace("f", b"made of the old version")
     assert fake.objects[f"{PREFIX}/f"].stat == theirs
-    assert len(store.heads._records) <= 10
-    assert len(store.heads._properties) <= 5
+    assert len(store.remote.heads._records) <= 10
+    assert len(store.remote.heads._properties) <= 5
 
 
 # What is closed is stored
@@ -112,16 +112,16 @@ async def test_a_fetch_that_fails_leaves_the_object_and_nothing_here(fake: FakeS
 # Other hosts
 
 
-async def in_place(store: S3Store, data: bytes) -> None:
+async def in_place(store: RoutedStore, data: bytes) -> None:
     await put_file(store, "f", data)
 
 
-async def by_rename(store: S3Store, data: bytes) -> None:
+async def by_rename(store: RoutedStore, data: bytes) -> None:
     await put_file(store, "f.tmp", data)
     await store.rename("f.tmp", "f", exclusive=False)
 
 
-async def by_rename_of_an_open_file(store: S3Store, data: bytes) -> None:
+async def by_rename_of_an_open_file(store: RoutedStore, data: bytes) -> None:
     file = await store.create("f.tmp", 0o644, exclusive=True)
     await file.write(0, data)
     try:
@@ -130,11 +130,11 @@ async def by_rename_of_an_open_file(store: S3Store, data: bytes) -> None:
         await file.close()
 
 
-async def as_a_document(store: S3Store, data: bytes) -> None:
+async def as_a_document(store: RoutedStore, data: bytes) -> None:
     await store.replace("f", data)
 
 
-WAYS: dict[str, Callable[[S3Store, bytes], Awaitable[None]]] = {
+WAYS: dict[str, Callable[[RoutedStore, bytes], Awaitable[None]]] = {
     "in place": in_place,
     "by rename": by_rename,
     "by rename of an open file": by_rename_of_an_open_file,
@@ -145,7 +145,7 @@ WAYS: dict[str, Callable[[S3Store, bytes], Awaitable[None]]] = {
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
 @on_mock_clock
 async def test_what_another_host_stored_since_it_was_shown_is_not_replaced(
-    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]]
 ) -> None:
     fake.store(f"{PREFIX}/f", b"first")
     store = await writing(fake, tmp_path)
@@ -182,7 +182,10 @@ class _Cut:
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
 @on_mock_clock
 async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_again(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[S3Store, bytes], Awaitable[None]]
+    fake: FakeS3,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[RoutedStore, bytes], Awaitable[None]],
 ) -> None:
     fake.store(f"{PREFIX}/f", b"first")
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
@@ -203,7 +206,7 @@ async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_
         await write(store, b"ours")
 
 
-async def _rename(store: S3Store, key: str, to: str) -> None:
+async def _rename(store: RoutedStore, key: str, to: str) -> None:
     await store.rename(key, to, exclusive=False)
 
 
@@ -229,7 +232,7 @@ async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
 @on_mock_clock
 async def test_what_is_shown_late_is_not_what_this_mount_has_replaced_meanwhile(
-    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]]
 ) -> None:
     fake.store(f"{PREFIX}/f", b"old")
     store = await writing(fake, tmp_path)
@@ -244,7 +247,7 @@ async def test_what_is_shown_late_is_not_what_this_mount_has_replaced_meanwhile(
 @pytest.mark.parametrize("write", [by_rename, by_rename_of_an_open_file, as_a_document], ids=lambda way: way.__name__)
 @on_mock_clock
 async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_not_in_conflict(
-    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]]
 ) -> None:
     fake.store(f"{PREFIX}/f", b"old")
     store = await writing(fake, tmp_path)
@@ -283,8 +286,8 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
     fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_honoured: bool, moment: str
 ) -> None:
     store = await writing(fake, tmp_path)
-    assert store.files is not None
-    store.files.writing = replace(store.files.writing, conditions=replace(HONOURED, delete=is_honoured))
+    assert store.remote.files is not None
+    store.remote.files.writing = replace(store.remote.files.writing, conditions=replace(HONOURED, delete=is_honoured))
     await put_file(store, "f", b"ours")
 
     async def change(request: Request) -> None:
@@ -305,8 +308,8 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
     fake.store(f"{PREFIX}/f", b"the only copy")
     store = await writing(fake, tmp_path / "side")
     await store.make_directories(".shardfs/scratch")
-    assert store.files is not None
-    disk = store.files.side.syscalls = LossyDisk(tmp_path / "side")
+    assert store.remote.files is not None
+    disk = store.remote.files.side.syscalls = LossyDisk(tmp_path / "side")
 
     async def cut(request: Request) -> None:
         if request.operation == "DeleteObject":
@@ -368,8 +371,8 @@ async def test_what_cannot_be_read_to_be_stored_is_kept(
     async def refuse(key: str) -> None:
         raise StoreError("too many files are open")
 
-    assert store.files is not None
-    monkeypatch.setattr(store.files.side, "open", refuse)
+    assert store.remote.files is not None
+    monkeypatch.setattr(store.remote.files.side, "open", refuse)
     with pytest.raises(StoreError, match="too many"):
         await file.flush()
     await file.close()
