@@ -178,7 +178,7 @@ class LocalStore(LocalReader):
             rights = Rights(**new).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                if stat.S_ISLNK(old.st_mode):
+                if stat.S_ISLNK(old.st_mode) and not exclusive:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
