@@ -23,7 +23,7 @@ from shardfs.bulk.compact import THRESHOLD, compact_source
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import describe_source
 from shardfs.bulk.pack import PackPlan
-from shardfs.bulk.refs import write_references
+from shardfs.bulk.refs import JsonReferences, write_references
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.bulk.verify import verify_source
@@ -323,7 +323,7 @@ def refs(
     left_out: list[str] = []
     with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as file:
         work = partial(write_references, skip_encoded=skip_encoded, tell=left_out.append, progress=progress)
-        nfailed = in_session(os.fspath(source), store_options or StoreOptions(), work, file, view)
+        nfailed = in_session(os.fspath(source), store_options or StoreOptions(), work, JsonReferences(file), view)
         if nfailed:
             raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
         file.seek(0)

@@ -9,8 +9,9 @@ Source: the reference file format of kerchunk and fsspec, version 1.
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
@@ -23,10 +24,64 @@ from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
+from shardfs.vfs.chunk_cache import ChunkView
 from shardfs.vfs.views import View, make_view
 
 Reference = str | list[str | int]
 """A text, or the URL of a file, with offset and length for a range."""
+Add = Callable[[str, Reference], None]
+"""Adds a key with its reference."""
+
+
+class References(Protocol):
+    """Where references are written."""
+
+    def array(self, node: Node, chunks: ChunkView | None) -> AbstractContextManager[Add]:
+        """Begin the references of an array, in C order; they are kept if the block ends without an error.
+
+        *chunks* is how the chunks are shown, None if the files of the array are. Raises `RefusedError` for an array
+        that cannot be referenced in this form.
+        """
+
+    def add(self, key: str, text: str) -> None:
+        """Add a document of a group."""
+
+    def finish(self) -> None:
+        """Write what comes after all references."""
+
+
+class JsonReferences(References):
+    """References as JSON in *file*, one line each."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._separator = "\n"
+        file.write('{"version": 1, "refs": {')
+
+    @contextmanager
+    def array(self, node: Node, chunks: ChunkView | None) -> Iterator[Add]:
+        """Begin the references of an array, which are aside until they are complete."""
+        with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
+            separator = self._separator
+
+            def add(key: str, reference: Reference) -> None:
+                nonlocal separator
+                aside.write(f"{separator}{_line(key, reference)}")
+                separator = ",\n"
+
+            yield add
+            aside.seek(0)
+            shutil.copyfileobj(aside, self._file)
+            self._separator = separator
+
+    def add(self, key: str, text: str) -> None:
+        """Add a document."""
+        self._file.write(f"{self._separator}{_line(key, text)}")
+        self._separator = ",\n"
+
+    def finish(self) -> None:
+        """End the file."""
+        self._file.write("\n}}\n")
 
 
 async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
@@ -36,9 +91,7 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
     shards are encoded as a whole, so that no range of a file is a chunk; and the error that prevents reading a chunk or
     a shard.
     """
-    reason = view.left_out(node)
-    if reason is not None:
-        raise NotShownError(reason)
+    require_shown(view, node)
     chunk_view = view.chunk_view(node)
     if chunk_view is not None:
         if chunk_view.array.grid.is_encoded:
@@ -57,7 +110,14 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
         yield key, reference
 
 
-def document_references(view: View, node: Node, *, has_copies: bool = True) -> Iterator[tuple[str, Reference]]:
+def require_shown(view: View, node: Node) -> None:
+    """Raise `NotShownError` if *view* does not show an array."""
+    reason = view.left_out(node)
+    if reason is not None:
+        raise NotShownError(reason)
+
+
+def document_references(view: View, node: Node, *, has_copies: bool = True) -> Iterator[tuple[str, str]]:
     """Yield key and text of every document of *node*, and those copies of other documents that it may have.
 
     Whoever opened an array that is left out by its copy would find no chunks, and no error.
@@ -101,14 +161,14 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
 
 async def write_references(
     source: Source,
-    file: TextIO,
+    references: References,
     view_name: str = "v3",
     *,
     skip_encoded: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     progress: Progress = no_progress,
 ) -> int:
-    """Write kerchunk references to what the view *view_name* shows as JSON, one line each.
+    """Write kerchunk references to what the view *view_name* shows.
 
     Returns how many arrays are left out because they could not be read or referenced; *tell* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
@@ -117,8 +177,7 @@ async def write_references(
     view = make_view(view_name, source.store)
     source.hierarchy.looks_above = view.lens.looks_above
     arrays: list[Node] = []
-    groups, left_out, failed, separator = [], 0, 0, "\n"
-    file.write('{"version": 1, "refs": {')
+    groups, left_out, failed = [], 0, 0
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
@@ -131,16 +190,12 @@ async def write_references(
             try:
                 if node.metadata is None:
                     raise MetadataError(str(node.reason))
-                with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
-                    before = separator
+                require_shown(view, node)
+                with references.array(node, view.chunk_view(node)) as add:
                     async for key, reference in array_references(source, view, node):
-                        aside.write(f"{before}{_line(key, reference)}")
-                        before = ",\n"
+                        add(key, reference)
                         count += 1
                         advance(1)
-                    aside.seek(0)
-                    shutil.copyfileobj(aside, file)
-                    separator = before
                 continue
             except NotShownError as error:
                 reason = str(error)
@@ -159,9 +214,8 @@ async def write_references(
     for path in groups:  # last, when it is known whether any array is left out
         node = await source.hierarchy.copies.consolidated(await source.hierarchy.node(path))
         for key, text in document_references(view, node, has_copies=not left_out):
-            file.write(f"{separator}{_line(key, text)}")
-            separator = ",\n"
-    file.write("\n}}\n")
+            references.add(key, text)
+    references.finish()
     return failed
 
 

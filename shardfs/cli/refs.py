@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from shardfs.bulk.engine import in_session
-from shardfs.bulk.refs import write_references
+from shardfs.bulk.parquet import parquet_references
+from shardfs.bulk.refs import JsonReferences, write_references
 from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
 from shardfs.cli.sources import source_options
 from shardfs.dataset.maintenance.walk import no_progress
-from shardfs.errors import CorruptionError
+from shardfs.errors import CorruptionError, UsageError
 from shardfs.stores.url import StoreOptions
 
 
@@ -21,34 +22,57 @@ from shardfs.stores.url import StoreOptions
     shardfs refs data.zarr > references.json
     shardfs refs --output references.json data.zarr
     shardfs refs --view v2 --output references.json s3://bucket/data.zarr
+    shardfs refs --parquet references.parq data.zarr
     """
 )
 @source_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option(
+    "--parquet",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write Parquet to this new directory instead of JSON, for millions of chunks; for Zarr v2 only.",
+)
+@click.option(
     "--view",
     type=click.Choice(["v3", "v2"]),
-    default="v3",
-    show_default=True,
-    help="Reference unsharded Zarr v3, or Zarr v2, which kerchunk's engine for xarray needs.",
+    help="Reference unsharded Zarr v3, the default, or Zarr v2, which kerchunk's engine for xarray needs.",
 )
 @click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
-def refs(source: str, store_options: StoreOptions, output: Path | None, view: str, skip_encoded: bool) -> None:
+def refs(
+    source: str,
+    store_options: StoreOptions,
+    output: Path | None,
+    parquet: Path | None,
+    view: str | None,
+    skip_encoded: bool,
+) -> None:
     """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
 
     References describe what a mount would show now; write them again when the source changes.
 
     An array with an unreadable chunk is left out, because readers would take a missing chunk as fill value. So is an
     array that the view cannot show. Each is named with the reason. If something could not be read, the exit status is
-    1, and the file of --output stays as it was; on standard output all other arrays are printed.
+    1, and the file of --output stays as it was; on standard output, and with --parquet, all other arrays are written.
+
+    References as Parquet have no array at the root of SOURCE, and no OME-Zarr images, whose chunk keys have slashes.
+    fsspec reads missing chunks in them with its engine fastparquet, and with pyarrow before pandas 3.
     """
+    if parquet is not None and (output is not None or view == "v3"):
+        raise UsageError("--parquet is for Zarr v2, in a directory: leave out --view v3 and --output")
+    if parquet is not None:
+        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
+        with parquet_references(parquet) as references:
+            failed = in_session(source, store_options, work, references, "v2")
+        sys.exit(1 if failed else 0)
+    view = view or "v3"
     if output is None:
         shown = no_progress if sys.stdout.isatty() else progress
         work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=shown)
-        if in_session(source, store_options, work, sys.stdout, view):
+        if in_session(source, store_options, work, JsonReferences(sys.stdout), view):
             sys.exit(1)
         return
     work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
     with replacing(output) as file:
-        if in_session(source, store_options, work, file, view):
+        if in_session(source, store_options, work, JsonReferences(file), view):
             raise CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import xarray
 import zarr
+from fsspec.implementations.reference import LazyReferenceMapper
 
 from tests.support.clients import KERCHUNK, ZARR2
-from tests.support.commands import FAILED, SOURCE, one_line_of, run
+from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import age, by_key, store
@@ -203,6 +205,84 @@ def test_an_array_with_missing_chunks_that_read_as_another_value_is_left_out(mou
     assert not [key for key in refs if key.split("/")[0] in left_out or key.endswith(".zmetadata")]
     assert json.loads(refs["height/.zattrs"])["_ARRAY_DIMENSIONS"] == []
     assert "image/point/.zattrs" not in refs
+
+
+def arrays_by_parquet(directory: Path, engine: str) -> zarr.Group:
+    """What zarr-python reads by fsspec's own reader of references as Parquet."""
+    filesystem = fsspec.filesystem(
+        "reference",
+        fo=LazyReferenceMapper(str(directory), engine=engine),
+        remote_protocol="file",
+        asynchronous=True,
+    )
+    return zarr.open_group(zarr.storage.FsspecStore(filesystem, read_only=True), mode="r", zarr_format=2)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of pandas about fastparquet, which fsspec uses
+@pytest.mark.parametrize("engine", ["pyarrow", "fastparquet"])
+def test_fsspec_reads_references_as_parquet(tmp_path: Path, engine: str) -> None:
+    """Several records, of which one has no chunks; chunk files, a scalar, a nested group."""
+    group = zarr.create_group(tmp_path / "data.zarr", attributes={"a": 1})
+    values = np.arange(30 * 40, dtype="i4").reshape(30, 40)
+    group.create_array("image", data=values, chunks=(4, 5), shards=(16, 20))
+    group.create_array("below/plain", data=values, chunks=(16, 20), attributes={"unit": "nm"})
+    group.create_array("point", data=np.array(7.5))
+    long = group.create_array("long", shape=(30_000,), dtype="u1", chunks=(1,), shards=(10,))
+    long[9_990:10_000], long[20_000:20_010] = 8, 9
+    written = tmp_path / "references"
+    done = run("refs", "--parquet", written, tmp_path / "data.zarr")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(os.listdir(written / "long")) == ["refs.0.parq", "refs.2.parq"]
+    read = arrays_by_parquet(written, engine)
+    assert read.attrs["a"] == 1
+    assert (read["image"][...] == values).all()
+    assert (read["below/plain"][...] == values).all()
+    assert read["below/plain"].attrs["unit"] == "nm"
+    assert read["point"][...] == 7.5
+    assert (read["long"][9_990:10_010] == [8] * 10 + [0] * 10).all()
+    assert (read["long"][19_990:20_010] == [0] * 10 + [9] * 10).all()
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_a_missing_chunk_in_references_as_parquet_is_the_fill_value_or_an_error(tmp_path: Path) -> None:
+    """pandas 3 reads a missing text from pyarrow as NaN, which fsspec takes for a name."""
+    group = zarr.create_group(tmp_path / "data.zarr")
+    group.create_array("sparse", shape=(8, 8), dtype="u1", chunks=(2, 2), shards=(4, 4), fill_value=3)[2:4, :2] = 1
+    assert run("refs", "--parquet", tmp_path / "references", tmp_path / "data.zarr").returncode == 0
+    expected = zarr.open_group(tmp_path / "data.zarr")["sparse"][...]
+    assert (arrays_by_parquet(tmp_path / "references", "fastparquet")["sparse"][...] == expected).all()
+    sparse = arrays_by_parquet(tmp_path / "references", "pyarrow")["sparse"]
+    assert (sparse[2:4, :2] == 1).all()
+    with suppress(Exception):
+        assert (sparse[...] == expected).all()
+
+
+def test_what_references_as_parquet_cannot_hold_is_named_and_the_rest_is_written(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "data.zarr")
+    image = group.create_group("image", attributes={"ome": {"version": "0.5"}})
+    sharded = {"shape": (8, 8), "dtype": "u1", "chunks": (2, 2), "shards": (4, 4)}
+    for name, above in (("0", image), (".zoo", group), ("good", group), ("damaged", group)):
+        above.create_array(name, **sharded)[:] = 1
+    (tmp_path / "data.zarr/damaged/c/1/1").write_bytes(b"nothing")
+    written = tmp_path / "references"
+    done = run("refs", "--parquet", written, tmp_path / "data.zarr")
+    assert done.returncode == FAILED
+    named = {line.partition(" cannot be referenced: ")[0] for line in done.stderr.splitlines()}
+    assert named == {"shardfs: image/0", "shardfs: .zoo", "shardfs: damaged"}
+    assert "write JSON, or mount it" in done.stderr
+    assert sorted(os.listdir(written)) == [".zmetadata", "good"]
+    documents = json.loads((written / ".zmetadata").read_text())["metadata"]
+    assert {key.rpartition("/")[0] for key in documents} == {"", "image", "good"}
+    assert (arrays_by_parquet(written, "pyarrow")["good"][...] == 1).all()
+    before = (written / ".zmetadata").read_bytes()
+    again = run("refs", "--parquet", written, tmp_path / "data.zarr")
+    assert "exists: name a new directory" in one_line_of(again, WRONG_USAGE)
+    assert (written / ".zmetadata").read_bytes() == before
+    done = run("refs", "--parquet", tmp_path / "root", tmp_path / "data.zarr/good")
+    assert "no array at the root" in done.stderr
+    assert done.returncode == FAILED
+    assert "--view v3" in run("refs", "--view", "v3", "--parquet", tmp_path / "v3", tmp_path / "data.zarr").stderr
+    assert sorted(os.listdir(tmp_path)) == ["data.zarr", "references", "root"]
 
 
 def test_the_output_file_is_replaced_as_a_whole_or_untouched(tmp_path: Path) -> None:
