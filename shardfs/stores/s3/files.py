@@ -8,7 +8,7 @@ gets an error, and what was written is kept on this machine.
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Unpack, cast, overload
+from typing import Final, NamedTuple, Unpack, cast, overload
 
 import trio
 
@@ -35,39 +35,51 @@ SPOOLS: Final = ".shardfs/spools"
 _PIECE_NBYTES: Final = 8 * 2**20
 
 
+class Clean(NamedTuple):
+    """All that was written is stored."""
+
+
+class Dirty(NamedTuple):
+    """Something was written since the last attempt to store it, or there was none."""
+
+
+class Failed(NamedTuple):
+    """Something is not stored, and *error* is why the last attempt failed."""
+
+    error: ShardfsError
+
+
 class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
-    Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*, of
-    which something *is_unsent*. *expected* is what the store must contain when it is sent, *error* is why the last
-    attempt failed. Whoever changes or sends it holds *lock*.
+    Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*.
+    *state* says how much of it is stored, and *expected* what the store must contain when it is sent. Whoever changes
+    or sends it holds *lock*.
     """
 
     __slots__ = (
-        "error",
         "expected",
         "file",
         "identity",
-        "is_unsent",
         "key",
         "lock",
         "mtime_ns",
         "name",
         "nchanges",
         "snapshot",
+        "state",
         "users",
     )
 
     def __init__(self, key: str, snapshot: S3Snapshot | None) -> None:
         self.key = key
         self.snapshot = snapshot
-        self.is_unsent = snapshot is None
+        self.state: Clean | Dirty | Failed = Clean() if snapshot is not None else Dirty()
         self.name = new_name()
         self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
         self.mtime_ns = time.time_ns()
         self.file: LocalFile | None = None
         self.expected: ObjectStat | None = None
-        self.error: ShardfsError | None = None
         self.nchanges = 0
         self.users = 0
         self.lock = trio.Lock()
@@ -91,8 +103,7 @@ class Spool:
 
     def changed(self) -> None:
         """Note that it was written."""
-        self.is_unsent = True
-        self.error = None
+        self.state = Dirty()
         self.nchanges += 1
         self.mtime_ns = time.time_ns()
 
@@ -153,11 +164,11 @@ class Files:
         An empty file waits for more, unless *also_empty* or an attempt to store it has failed.
         """
         async with spool.lock:
-            if also_empty or spool.error is not None or spool.stat().size:
+            if also_empty or isinstance(spool.state, Failed) or spool.stat().size:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if spool.is_unsent and self.spools.names(spool):
+        if not isinstance(spool.state, Clean) and self.spools.names(spool):
             await self.store(spool, spool.key, spool.expected)
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
@@ -170,12 +181,12 @@ class Files:
             ended = StoreError("its mount ended before it was stored")
             await self.failed(spool, error if isinstance(error, ShardfsError) else ended)
             raise
-        spool.is_unsent = False
-        spool.error = None
+        spool.state = Clean()
 
     async def failed(self, spool: Spool, error: ShardfsError) -> None:
-        """Keep what is unsent of a spool: it cannot be stored."""
-        spool.error = error
+        """Keep what is not stored of a spool, if anything is: it cannot be stored now."""
+        if not isinstance(spool.state, Clean):
+            spool.state = Failed(error)
         if _must_be_kept(spool):
             await self.kept.keep(spool.name, spool.key, str(error))
 
@@ -184,7 +195,7 @@ class Files:
         spool.users -= 1
         async with spool.lock:  # it may be moving to another name
             try:
-                if not spool.users and spool.error is None:
+                if not spool.users and isinstance(spool.state, Dirty):
                     await self._flush(spool)
             finally:
                 if not spool.users and self.spools.names(spool):
@@ -394,8 +405,9 @@ class SpoolFile:
 
 def _must_be_kept(spool: Spool) -> bool:
     """Whether a spool holds what could not be stored; not if it is empty and another program has stored the name."""
-    is_void = isinstance(spool.error, StaleError) and not spool.stat().size
-    return spool.is_unsent and spool.error is not None and spool.file is not None and not is_void
+    if not isinstance(spool.state, Failed) or spool.file is None:
+        return False
+    return not isinstance(spool.state.error, StaleError) or spool.stat().size > 0
 
 
 @overload
