@@ -5,6 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
+
+import pytest
 
 import shardfs
 from tests.support.mounting import environment
@@ -46,6 +49,66 @@ def test_nothing_imports_upward_or_sideways() -> None:
         }
         if room in HEIGHTS:
             assert all(HEIGHTS.get(other, TOP) < HEIGHTS[room] for other in others), (module, others)
+
+
+def module_names() -> dict[str, Path]:
+    """All modules, by their dotted names."""
+    names = (path.relative_to(SOURCE.parent).with_suffix("") for path in TREES)
+    return dict(zip((".".join(name.parts).removesuffix(".__init__") for name in names), TREES, strict=True))
+
+
+@pytest.mark.parametrize("room", ["vfs", "stores"])
+def test_no_module_of_a_room_needs_itself(room: str) -> None:
+    """Imports for types alone are imports, too."""
+    modules = {name: path for name, path in module_names().items() if room_of(path) == room}
+    needed = {
+        name: {other for wanted in imported(path) for other in (wanted, wanted.rpartition(".")[0]) if other in modules}
+        - {f"shardfs.{room}", name}
+        for name, path in modules.items()
+    }
+    assert any(needed.values())
+    while free := {name for name, others in needed.items() if not others}:
+        needed = {name: others - free for name, others in needed.items() if name not in free}
+    assert not needed, "these import each other"
+
+
+def attributes_of(tree: ast.Module) -> set[str]:
+    """The attributes of the classes in a module: declared in them unless they are frozen, or set through `self`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not is_frozen(node):
+            found |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and is_name(item.target)}
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            found.add(node.attr)
+    return found
+
+
+def is_name(node: ast.expr) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
+
+
+def is_frozen(node: ast.ClassDef) -> bool:
+    return any("frozen=True" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def is_self(node: ast.expr) -> bool:
+    return is_name(node) and node.id == "self"
+
+
+@pytest.mark.parametrize("room", ["vfs", "fuse"])
+def test_only_the_module_of_a_class_sets_attributes_of_its_objects(room: str) -> None:
+    """Told by the names of the attributes. Everybody counts in `Statistics`."""
+    rooms = {module: tree for module, tree in TREES.items() if room_of(module) in {"dataset", "vfs", "fuse"}}
+    counted = attributes_of(TREES[SOURCE / "dataset/statistics.py"])
+    owned = {name for tree in rooms.values() for name in attributes_of(tree)} - counted
+    for module, tree in TREES.items():
+        if room_of(module) == room:
+            foreign = {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not is_self(node.value)
+            } - attributes_of(tree)
+            assert not foreign & owned, module
 
 
 def test_the_format_is_pure() -> None:

@@ -28,10 +28,9 @@ from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, NewAttributes, join_key
 from shardfs.stores.ttl import begin_request
-from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, DocumentHandle, Owner, PassthroughHandle
-from shardfs.vfs.session import Session
+from shardfs.vfs.writable import WritableFilesystem
 from shardfs.vfs.write_buffer import WriteHandle
 
 log = logging.getLogger(__name__)
@@ -114,18 +113,17 @@ class Operations(pyfuse3.Operations):
         self._figures = figures
         self.pending = 0
         self.fs = fs
-        self._reading: Filesystem | Changes = fs
         self._options = options
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Look a name up; that a name does not exist is an answer too, which the kernel may cache."""
-        return self._entry(await self._reading.lookup(parent_inode, name))
+        return self._entry(await self.fs.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return self._entry(await self._reading.attributes(inode))
+        return self._entry(await self.fs.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Drop references of the kernel."""
@@ -154,7 +152,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        del self.fs.open_files[fh]
+        await self.fs.close(fh)
 
     @request
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
@@ -198,7 +196,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self._reading.ask(inode, lambda entry: entry.read_link()))
+        return FileNameT(await self.fs.ask(inode, lambda entry: entry.read_link()))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -207,12 +205,12 @@ class Operations(pyfuse3.Operations):
             return self._figures().encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
-        return await self._reading.ask(inode, lambda entry: entry.attribute(name))
+        return await self.fs.ask(inode, lambda entry: entry.attribute(name))
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        names = await self._reading.ask(inode, lambda entry: entry.attribute_names())
+        names = await self.fs.ask(inode, lambda entry: entry.attribute_names())
         return [XAttrNameT(name) for name in names]
 
     @request
@@ -252,34 +250,34 @@ class Operations(pyfuse3.Operations):
 class WritingOperations(Operations):
     """All requests, of a mount that may be written to."""
 
+    fs: WritableFilesystem
+
     def __init__(
         self,
-        fs: Filesystem,
-        writing: Session,
+        fs: WritableFilesystem,
         statistics: Statistics,
         figures: Callable[[], Snapshot],
         options: MountOptions,
     ) -> None:
         super().__init__(fs, statistics, figures, options)
-        self._reading = self._changes = writing.changes
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-            number, handle, is_late = await self._changes.open_to_read(inode)
-            if is_late:
+            number, handle = await self.fs.open(inode)
+            if handle.is_late:
                 pyfuse3.invalidate_inode(inode, attr_only=True)  # it may have the size of the replaced version
             is_uncached = isinstance(handle, DocumentHandle) or (
                 isinstance(handle, PassthroughHandle) and handle.is_direct
             )
-            if is_late or is_uncached or self._changes.buffers.of_ino(inode) is not None:
+            if handle.is_late or is_uncached or self.fs.buffers.of_ino(inode) is not None:
                 # The page cache ends at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
             direct = handle.is_direct and not self._options.page_cache
             return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
-        number, is_direct = await self._changes.open(inode, flags)
+        number, is_direct = await self.fs.open_to_write(inode, flags)
         return _opened_to_write(number, is_direct)
 
     @request
@@ -287,9 +285,7 @@ class WritingOperations(Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Create a file and open it."""
-        number, attributes, is_direct = await self._changes.create(
-            parent_inode, name, mode, flags, Owner(ctx.uid, ctx.gid)
-        )
+        number, attributes, is_direct = await self.fs.create(parent_inode, name, mode, flags, Owner(ctx.uid, ctx.gid))
         entry = self._entry(attributes)
         if is_direct and isinstance(self.fs.open_files[number], PassthroughHandle):
             entry.entry_timeout = attributes.ttl  # of a scratch file, which nobody else creates, moves or removes
@@ -317,12 +313,12 @@ class WritingOperations(Operations):
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable everything that was published."""
-        await self._changes.sync_directory(self.fs.open_directories[fh].ino)
+        await self.fs.sync_directory(self.fs.open_directories[fh].ino)
 
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        await self._changes.close(fh)
+        await self.fs.close(fh)
 
     @request
     async def setattr(
@@ -341,16 +337,16 @@ class WritingOperations(Operations):
             "atime_ns": attr.st_atime_ns if fields.update_atime else None,
             "mtime_ns": attr.st_mtime_ns if fields.update_mtime else None,
         }
-        changed = await self._changes.truncate(inode, fh, attr.st_size) if fields.update_size else None
+        changed = await self.fs.truncate(inode, fh, attr.st_size) if fields.update_size else None
         if any(value is not None for value in changes.values()):
-            await self._changes.set_attributes(inode, changes)
+            await self.fs.set_attributes(inode, changes)
             changed = None
-        return self._entry(changed or await self._changes.attributes(inode))
+        return self._entry(changed or await self.fs.attributes(inode))
 
     @request
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file."""
-        await self._changes.unlink(parent_inode, name)
+        await self.fs.unlink(parent_inode, name)
 
     @request
     async def rename(
@@ -365,7 +361,7 @@ class WritingOperations(Operations):
         """Move a file or a directory."""
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise RefusedError("two names cannot be exchanged")
-        is_believed = await self._changes.rename(
+        is_believed = await self.fs.rename(
             parent_inode_old,
             name_old,
             parent_inode_new,
@@ -380,26 +376,26 @@ class WritingOperations(Operations):
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Give a file a second name."""
-        return self._entry(await self._changes.link(inode, new_parent_inode, new_name))
+        return self._entry(await self.fs.link(inode, new_parent_inode, new_name))
 
     @request
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Create a symbolic link."""
-        return self._entry(await self._changes.symlink(parent_inode, name, target))
+        return self._entry(await self.fs.symlink(parent_inode, name, target))
 
     @request
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Create a directory."""
-        return self._entry(await self._changes.mkdir(parent_inode, name, mode, Owner(ctx.uid, ctx.gid)))
+        return self._entry(await self.fs.mkdir(parent_inode, name, mode, Owner(ctx.uid, ctx.gid)))
 
     @request
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty directory."""
-        await self._changes.rmdir(parent_inode, name)
+        await self.fs.rmdir(parent_inode, name)
 
     @request
     async def mknod(
@@ -422,14 +418,14 @@ class WritingOperations(Operations):
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set an extended attribute; one of the root commits everything that is pending."""
         if inode == pyfuse3.ROOT_INODE and name == control.FLUSH.encode():
-            await self._changes.flush_all()
+            await self.fs.flush_all()
         else:
-            await self._changes.set_attribute(inode, name, value)
+            await self.fs.set_attribute(inode, name, value)
 
     @request
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""
-        await self._changes.set_attribute(inode, name, None)
+        await self.fs.set_attribute(inode, name, None)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)

@@ -101,22 +101,22 @@ async def _serve(
             left = f"it has {unstored.what}, and that this mount does not show: {unstored.way_out}"
             log.warning("%s: %s", store.url, left)
             notes.insert(0, left)
-        scratch = None if state is None else state.scratch_key
-        fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=scratch)
         writing = None
         if state is not None:
             writing = Session(
                 source,
-                fs,
+                view,
+                decoded,
                 state,
                 options.shards,
                 options.auto_compact,
                 single_writer=options.single_writer,
             )
+        fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl) if writing is None else writing.fs
         figures = Figures(fs, source.statistics, writing, path, options)
         operations = Operations(fs, source.statistics, figures.publish, options)
         if writing is not None:
-            operations = WritingOperations(fs, writing, source.statistics, figures.publish, options)
+            operations = WritingOperations(writing.fs, source.statistics, figures.publish, options)
         begun = figures.latest
         log.info(
             "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",

@@ -9,6 +9,8 @@ others, and those of chunks that were published on this mount, are rows of a tab
 (`views`) decides how a node looks: its documents, the names of its chunks, and whether they are decoded
 (`chunk_cache`). The rooms below know encoded chunks only.
 
-Requests that change something enter through `Changes`, and are carried out by entries too. What is written to a chunk
-or a document is in a `WriteBuffer` until it is published.
+A source that may be changed is shown by a `WritableFilesystem` (`writable`), which is a `Filesystem` with requests that
+change something; entries carry these out, too. Entries know the tree as a `Tree` (`entries.base`), and ask
+`Tree.writable` for what only a writable one has. What is written to a chunk or a document is in a `WriteBuffer` until
+it is published.
 """

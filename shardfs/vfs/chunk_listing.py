@@ -6,22 +6,50 @@ The cookie of a name is its last coordinate + 1, or its index in the grid + 1 wh
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from shardfs.dataset.array import ListedRun
+from shardfs.dataset.array import Array, ListedRun
 from shardfs.dataset.layout import OwnVersion
+from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import ShardfsError
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.vfs.handles import OTHERS, Batch, Row, unreadable
-from shardfs.vfs.inodes import MISSING
-
-if TYPE_CHECKING:
-    from shardfs.vfs.entries.chunk import ChunkTree
+from shardfs.vfs.chunk_cache import ChunkView
+from shardfs.vfs.handles import OTHERS, Attributes, Batch, Row, unreadable
+from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering
 
 _BATCH: Final = 1024
 
 
-async def list_chunks(tree: "ChunkTree", prefix: Coords, cookie: int) -> AsyncGenerator[Batch, None]:
+class ListedChunks(Protocol):
+    """What a listing asks the chunk tree of an array."""
+
+    array: Array
+    chunk_view: ChunkView
+    codec: ChunkCodec | None
+    encoding: ChunkKeyEncoding
+    is_nested: bool
+    numbering: ChunkNumbering
+    numbers: ArrayNumbers
+
+    async def lookup(self, position: int | None, name: str) -> Attributes:
+        """Return the attributes of *name* in the directory at *position*; None is the directory of the array."""
+
+    async def directory_attributes(self, position: int) -> Attributes:
+        """Return the attributes of the directory at *position*."""
+
+    def directory_ino(self, position: int) -> int:
+        """Return the inode number of the directory at *position*."""
+
+    def keep_version(self, ino: int, coords: Coords) -> None:
+        """Let *ino* stand for the version of a chunk that was published through the mount."""
+
+    def ttl(self, state: ShardState) -> float:
+        """Return how many seconds the kernel may cache attributes of the chunks of a shard."""
+
+
+async def list_chunks(tree: ListedChunks, prefix: Coords, cookie: int) -> AsyncGenerator[Batch, None]:
     """Yield the chunks, or directories of chunks, below the coordinates *prefix*, after *cookie*."""
     start, ndim = 0 if cookie >= OTHERS else cookie, tree.array.grid.ndim
     if not tree.is_nested:
@@ -34,7 +62,7 @@ async def list_chunks(tree: "ChunkTree", prefix: Coords, cookie: int) -> AsyncGe
         yield batch
 
 
-async def _list_directories(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
+async def _list_directories(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
     position = tree.numbering.of_directory((*prefix, 0))
     template = await tree.directory_attributes(position)
     async for numbers in _directories_in(tree, prefix):
@@ -46,7 +74,7 @@ async def _list_directories(tree: "ChunkTree", prefix: Coords, start: int) -> As
             yield Batch(template, list(zip(_decimals(part), inos, sizes, _shifted(part, 1), strict=True)))
 
 
-async def _directories_in(tree: "ChunkTree", prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
+async def _directories_in(tree: ListedChunks, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
     made = tree.array.layout.directories
     if made is not None:
         async for covered in tree.array.covered(prefix):
@@ -60,7 +88,7 @@ async def _directories_in(tree: "ChunkTree", prefix: Coords) -> AsyncGenerator[S
             yield covered
 
 
-async def _list_flat(tree: "ChunkTree", start: int) -> AsyncGenerator[Batch, None]:
+async def _list_flat(tree: ListedChunks, start: int) -> AsyncGenerator[Batch, None]:
     """List chunks whose names are whole keys."""
     array, base = tree.array, tree.numbering.bases[-1]
     if start >= array.grid.nchunks:
@@ -79,7 +107,7 @@ async def _list_flat(tree: "ChunkTree", start: int) -> AsyncGenerator[Batch, Non
                 yield batch
 
 
-async def _only_chunk(tree: "ChunkTree") -> Batch:
+async def _only_chunk(tree: ListedChunks) -> Batch:
     """Return the listing of an array without axes."""
     name, position = tree.encoding.encode(()), tree.numbering.of_chunk(())
     try:
@@ -90,7 +118,7 @@ async def _only_chunk(tree: "ChunkTree") -> Batch:
     return Batch(attributes, rows, is_counted=True)
 
 
-async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
+async def _list_row(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
     """List the chunks of one row, and between them the missing ones, if those are listed."""
     missing, array = tree.chunk_view.listed_missing, tree.array
     if missing is None:
@@ -109,7 +137,7 @@ async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGener
             yield batch
 
 
-def _batches(tree: "ChunkTree", run: ListedRun, prefix: Coords, missing_nbytes: int | None) -> Iterable[Batch]:
+def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes: int | None) -> Iterable[Batch]:
     """Yield the chunks of *run* in the row *prefix*.
 
     Attributes of chunks that cannot be read are not cached. Missing chunks are shown if they have a size,
@@ -147,7 +175,7 @@ def _batches(tree: "ChunkTree", run: ListedRun, prefix: Coords, missing_nbytes: 
 
 
 def _with_own(
-    tree: "ChunkTree", prefix: Coords, numbers: Sequence[int], inos: Sequence[int], owned: Mapping[Coords, OwnVersion]
+    tree: ListedChunks, prefix: Coords, numbers: Sequence[int], inos: Sequence[int], owned: Mapping[Coords, OwnVersion]
 ) -> list[int]:
     """Replace numbers in *inos* by those of versions that were published through the mount."""
     listed = list(inos)

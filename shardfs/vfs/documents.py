@@ -32,11 +32,11 @@ from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
 from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
 from shardfs.stores.base import Expected, NewRights, join_key
-from shardfs.vfs.entries.chunk import ChunkTree
-from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
-from shardfs.vfs.entries.document import Document as DocumentEntry
+from shardfs.vfs.entries.base import Chunks, PublishedEntry
+from shardfs.vfs.entries.document import NO_ATTRIBUTES
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.orphans import OrphanChunks
+from shardfs.vfs.texts import DocumentText
 from shardfs.vfs.views import Edit, EditableView
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _ATTEMPTS: Final = 5
 class _Publication:
     """A document as a program wrote it."""
 
-    entry: DocumentEntry
+    entry: PublishedEntry
     written: bytes
     rights: NewRights
     mtime_ns: int | None = None
@@ -77,7 +77,7 @@ class Documents:
         self._chunks_per_shard = chunks_per_shard
 
     async def publish(
-        self, entry: DocumentEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
+        self, entry: PublishedEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
     ) -> None:
         """Make *written* the content of the document *entry*, with the modification time *mtime_ns*, or now.
 
@@ -107,7 +107,7 @@ class Documents:
         except (MetadataError, RefusedError) as error:
             raise RefusedError(f"{entry.path} is refused: {error}") from None
 
-    async def remove(self, entry: DocumentEntry) -> None:
+    async def remove(self, entry: PublishedEntry) -> None:
         """Remove a document.
 
         The directory of an array stays that array until it is empty or gets another document. The removed one stays
@@ -142,7 +142,7 @@ class Documents:
                 fs.hierarchy.forget(node.path)
         fs.texts.forget(entry.path)
 
-    async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
+    async def _without_emptied(self, node: Node, entry: PublishedEntry, written: bytes) -> Node:
         """Return *node*, without its array if the document was removed and no chunk is left.
 
         It stays if the document *written* is an edit of the removed one: unpacking programs remove a file, and editors
@@ -161,7 +161,7 @@ class Documents:
         await self.end(chunks)
         return await self._fs.hierarchy.node(node.path, fresh=True)
 
-    async def end(self, chunks: ChunkTree) -> None:
+    async def end(self, chunks: Chunks) -> None:
         """End a removed array without chunks: remove what is stored of it. The caller holds its lock exclusively."""
         hierarchy = self._fs.hierarchy
         await chunks.prune()
@@ -170,7 +170,7 @@ class Documents:
             await removed.drop()
         hierarchy.gone(chunks.path)
 
-    async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
+    async def _edit(self, node: Node, entry: PublishedEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
         beside = await self._fs.stored_documents(node.path) if node.document is None else {}
         is_new = self._chunks_per_shard is not None and entry.name not in beside
@@ -443,7 +443,7 @@ def _require_readable(content: bytes) -> None:
         raise RefusedError(f"it would have {len(content)} bytes as it is stored, more than {MAX_DOCUMENT_NBYTES}")
 
 
-def _require_description(node: Node, entry: DocumentEntry, written: bytes) -> None:
+def _require_description(node: Node, entry: PublishedEntry, written: bytes) -> None:
     """Raise `RefusedError` unless a document describes the shards in the directory of *node*, which lacks one."""
     described = parse_document(written) if entry.name == DOCUMENT else None
     if described is None or ShardedCopy.of(described.document) != node.sharded_copy:

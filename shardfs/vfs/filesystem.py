@@ -5,19 +5,19 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.node import DOCUMENT, Node, is_below
 from shardfs.dataset.worker import Worker
-from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
+    ReadOnlyError,
     ShardfsError,
     SourceError,
     StaleError,
@@ -28,17 +28,14 @@ from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.base import Entry, WritableTree
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
-from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
-from shardfs.vfs.entries.passthrough import Passthrough, Special
+from shardfs.vfs.entries.document import StoredDocument
+from shardfs.vfs.entries.passthrough import Directory, Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
 from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
+from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.views import View
-from shardfs.vfs.write_buffer import WriteBuffers
-
-if TYPE_CHECKING:
-    from shardfs.vfs.documents import Documents
 
 T = TypeVar("T")
 
@@ -54,12 +51,6 @@ class Filesystem:
     *ttl* is how many seconds an answer may be cached. *scratch* is the directory of the store for scratch files: names
     among chunks that are not chunk keys; None if the source may not be changed.
     """
-
-    # Set by `vfs.changes`, if the source may be changed; *copies* is where files are made before they get their names.
-    writer: Writer
-    buffers: WriteBuffers
-    publisher: "Documents"
-    copies: str
 
     def __init__(
         self,
@@ -87,6 +78,11 @@ class Filesystem:
         self.open_files: dict[int, FileHandle] = {}
         self.open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
+
+    @property
+    def writable(self) -> WritableTree:
+        """This tree, as one that may be changed; raises `ReadOnlyError` if it may not."""
+        raise ReadOnlyError(f"{self.store.url} is shown to be read only")
 
     @property
     def is_writable(self) -> bool:
@@ -125,7 +121,7 @@ class Filesystem:
             if tree is not None:
                 self._use(tree)
             else:
-                tree = self.chunk_tree(await self._node(numbers.path))
+                tree = self.chunk_tree(await self.array_node(numbers.path))
                 if tree is None or tree.numbers is not numbers:
                     raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
             return tree.at(numbers.position(ino), ino)
@@ -248,6 +244,10 @@ class Filesystem:
             return False
         return True
 
+    def directory(self, path: str) -> Directory:
+        """Return the entry of the stored directory *path*."""
+        return self.view.directory(self, path)
+
     async def beside_chunks(self, directory: str, name: str) -> Passthrough:
         """Return the entry of *name*, which is among chunks and is not a chunk key, for a change."""
         place = await self.place_beside_chunks(directory, name)
@@ -342,7 +342,7 @@ class Filesystem:
     # Open files and directories.
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
-        """Open a file; returns the number of the handle, and the handle."""
+        """Open a file to read; returns the number of the handle, and the handle."""
         handle = await (await self.entry(ino)).open()
         return self.add_file(handle), handle
 
@@ -360,6 +360,10 @@ class Filesystem:
         self._last_handle += 1
         self.open_files[self._last_handle] = handle
         return self._last_handle
+
+    async def close(self, number: int) -> None:
+        """Close an open file."""
+        await self.open_files.pop(number).close()
 
     def readers(self, ino: int) -> list[FileHandle]:
         """Return the open files of *ino* that are not write buffers: each of them has its own size."""
@@ -419,14 +423,12 @@ class Filesystem:
         numbers = self.ranges.at(node.path)
         tree = self._trees.get(numbers) if numbers is not None else None
         if tree is not None and chunk_view.has_chunks_of(tree.chunk_view):
-            tree.chunk_view = chunk_view
+            tree.show(chunk_view)
             self._use(tree)
             return tree
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
             numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
-        elif numbers.layout != chunk_view.array.layout.serial:
-            numbers.epoch += 1  # which versions were seen before is not known any more
-        numbers.layout = chunk_view.array.layout.serial
+        numbers.number(chunk_view.array.layout.serial)
         tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)
         return tree
@@ -441,14 +443,8 @@ class Filesystem:
                 if oldest.has_history and self.ranges.at(oldest.path) is oldest.numbers:
                     self._recent[oldest] = None
 
-    async def present(self, chunks: ChunkTree) -> ChunkTree:
-        """Return the current chunk tree of the array of *chunks*; raises `StaleError` if there is none any more."""
-        found = self.chunk_tree(await self._node(chunks.path))
-        if found is None:
-            raise StaleError(f"the array {chunks.path or 'at the root'} is gone")
-        return found
-
-    async def _node(self, path: str) -> Node:
+    async def array_node(self, path: str) -> Node:
+        """Return the node of the array at *path*; raises `StaleError` if it is gone."""
         try:
             return await self.hierarchy.node(path)
         except NotFoundError:
@@ -483,5 +479,4 @@ class Filesystem:
         """Let the directory stored as *key* keep its inode number as a directory of chunks: programs work in it."""
         row = self.inodes.row_at(key)
         if row is not None and row.kind is self.view.directory:
-            directory.ino = row.ino
-            self.inodes.keep(row.ino, ChunkDirectory, entry=directory)
+            directory.keep_inode(row.ino)

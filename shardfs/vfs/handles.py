@@ -75,15 +75,21 @@ class FileHandle:
     """An open file with the inode number *ino*.
 
     *is_direct*: it is an inner chunk, or a scratch file to be renamed to one, and bypasses the page cache.
-    *is_buffered*: its attributes are those of a write buffer.
+    *is_buffered*: its attributes are those of a write buffer. *is_late*: the version *ino* had been replaced, and the
+    handle is of the file that took its place.
     """
 
     is_direct = False
     is_buffered = False
+    is_late = False
 
     def __init__(self, attributes: Attributes) -> None:
         self.ino = attributes.ino
         self._attributes = attributes
+
+    def stand_for(self, ino: int) -> None:
+        """Be a handle of *ino*, which was replaced when it was opened."""
+        self.ino, self.is_late = ino, True
 
     @property
     def attributes(self) -> Attributes:
@@ -165,10 +171,12 @@ class DocumentHandle(FileHandle):
 class PassthroughHandle(FileHandle):
     """An open passthrough file; if one writer bypasses the page cache, all who open it later must."""
 
-    def __init__(self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False) -> None:
+    def __init__(
+        self, row: InodeRow, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
+    ) -> None:
         self.ino = row.ino
         self._row = row
-        row.nwriters += is_writable
+        row.opened(is_writable=is_writable, is_direct=is_direct)
         self.file = file
         self.is_writable = is_writable
         self.is_direct = row.is_direct
@@ -211,8 +219,7 @@ class PassthroughHandle(FileHandle):
     async def close(self) -> None:
         """Close the stored file."""
         if self.is_writable:
-            self._row.nwriters -= 1
-            self._row.is_direct &= self._row.nwriters > 0
+            self._row.closed()
             await self.file.close()
 
 

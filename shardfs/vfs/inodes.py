@@ -59,6 +59,20 @@ class Row:
     nwriters: int = 0
     is_direct: bool = False
 
+    def becomes(self, path: str) -> None:
+        """Note that the file is being renamed to the chunk or document *path*; "" if it is not, after all."""
+        self.became = path
+
+    def opened(self, *, is_writable: bool, is_direct: bool) -> None:
+        """Note that the file was opened."""
+        self.nwriters += is_writable
+        self.is_direct |= is_direct
+
+    def closed(self) -> None:
+        """Note that a writer closed the file."""
+        self.nwriters -= 1
+        self.is_direct &= self.nwriters > 0
+
 
 class Inodes:
     """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
@@ -267,8 +281,13 @@ class ArrayNumbers:
     key: bytes
     start: int
     npositions: int
-    layout: int = 0
+    layout: int | None = None
     epoch: int = 0
+
+    def number(self, layout: int) -> None:
+        """Number the versions in *layout*; which were seen in an earlier one is not known any more."""
+        self.epoch += self.layout not in (None, layout)
+        self.layout = layout
 
     def ino(self, generation: int, position: int) -> int:
         """Return the number of *position*; generations wrap around at 1024."""

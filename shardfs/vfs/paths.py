@@ -30,7 +30,6 @@ from shardfs.errors import (
 from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
-from shardfs.vfs.changes import Changes
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, FileHandle, Owner
@@ -78,7 +77,6 @@ class Paths:
         self.source = source
         self.fs = fs
         self._session = session
-        self._reading: Filesystem | Changes = fs if session is None else session.changes
         self._owner = Owner(os.geteuid(), os.getegid()) if session is not None else Owner(0, 0)
         self._umask = _umask() if session is not None else 0
         self._clock = source.hierarchy.clock
@@ -98,14 +96,11 @@ class Paths:
         async with self._at(path) as attributes:
             if attributes.status.kind is Kind.DIRECTORY:
                 raise IsADirectoryHereError(f"{path or 'the source'} is a directory")
-            if isinstance(self._reading, Changes):
-                number, handle, _ = await self._reading.open_to_read(attributes.ino)
-            else:
-                number, handle = await self._reading.open(attributes.ino)
+            number, handle = await self.fs.open(attributes.ino)
             try:
                 yield handle
             finally:
-                await self._close(number)
+                await self.fs.close(number)
 
     async def read(self, path: str, start: int = 0, stop: int | None = None) -> Buffer:
         """Return the bytes of a file from *start* to before *stop*, None being the end; from its end if negative."""
@@ -139,41 +134,41 @@ class Paths:
         When this returns, it survives the end of the process. If *exclusive*, raises `ExistsError` if the file exists.
         Raises `RefusedError` for a document that means nothing.
         """
-        changes = self._writable().changes
+        fs = self._writable().fs
         directory, _, name = path.rpartition("/")
         with trio.CancelScope(shield=True):
             async with self._at(directory, makes=True) as parent:
                 flags = os.O_WRONLY | (os.O_EXCL if exclusive else os.O_TRUNC)
                 mode = 0o666 & ~self._umask
-                number, attributes, _ = await changes.create(parent.ino, _encoded(name), mode, flags, self._owner)
+                number, attributes, _ = await fs.create(parent.ino, _encoded(name), mode, flags, self._owner)
                 handle = self.fs.open_files[number]
                 try:
                     await _write(handle, data, path)
                 except BaseException:
                     if isinstance(handle, WriteHandle):  # else what was not written would be published as empty
-                        changes.buffers.detach([handle.buffer])
+                        fs.buffers.detach([handle.buffer])
                     raise
                 finally:
-                    await self._close(number)
+                    await self.fs.close(number)
                     self.fs.forget(attributes.ino, 1)
                     self._changed_in(parent)
 
     async def remove(self, path: str) -> None:
         """Remove a file."""
-        changes = self._writable().changes
+        fs = self._writable().fs
         directory, _, name = path.rpartition("/")
         with trio.CancelScope(shield=True):
             async with self._at(directory) as parent:
-                if (await changes.lookup(parent.ino, _encoded(name))).status.kind is Kind.DIRECTORY:
+                if (await fs.lookup(parent.ino, _encoded(name))).status.kind is Kind.DIRECTORY:
                     raise IsADirectoryHereError(f"{path} is a directory")
                 try:
-                    await changes.unlink(parent.ino, _encoded(name))
+                    await fs.unlink(parent.ino, _encoded(name))
                 finally:
                     self._changed_in(parent)
 
     async def remove_below(self, path: str) -> None:
         """Remove a directory with all that is below it, of the root only what is below it."""
-        changes = self._writable().changes
+        fs = self._writable().fs
         for listed in await self.names(path):
             below = join_key(path, listed.name)
             if listed.kind is Kind.DIRECTORY:
@@ -185,13 +180,13 @@ class Paths:
             with trio.CancelScope(shield=True):
                 async with self._at(directory) as parent:
                     try:
-                        await changes.rmdir(parent.ino, _encoded(name))
+                        await fs.rmdir(parent.ino, _encoded(name))
                     finally:
                         self._forget_directories()
 
     async def flush(self) -> None:
         """Commit what was published; raises the error that prevents it."""
-        await self._writable().changes.flush_all()
+        await self._writable().fs.flush_all()
 
     def _writable(self) -> Session:
         if self._session is None:
@@ -231,7 +226,7 @@ class Paths:
                     if self._nforgotten == nforgotten:
                         self._keep(walked, directory)
                 case Kind.SYMLINK:
-                    target = os.fsdecode(await self._reading.ask(attributes.ino, lambda entry: entry.read_link()))
+                    target = os.fsdecode(await self.fs.ask(attributes.ino, lambda entry: entry.read_link()))
                     nlinks += 1
                     way = _followed(walked, target) if nlinks <= _MAX_LINKS else None
                     if way is None:
@@ -242,7 +237,7 @@ class Paths:
                     walked = join_key(walked, name)
                     if names:
                         raise NotADirectoryHereError(f"{walked} is not a directory")
-        return attributes or await self._reading.attributes(ROOT)
+        return attributes or await self.fs.attributes(ROOT)
 
     def _deepest_known(self, names: Sequence[str]) -> tuple[int, _Directory]:
         """Return the deepest directory on the way that need not be looked up, and how many of *names* lead to it."""
@@ -272,24 +267,18 @@ class Paths:
             self._directories.forget(path)
 
     async def _lookup(self, parent: int, name: str, makes: bool, looked_up: list[int]) -> Attributes:
-        attributes = await self._reading.lookup(parent, _encoded(name))
+        attributes = await self.fs.lookup(parent, _encoded(name))
         if not attributes.ino and makes:
-            changes = self._writable().changes
+            fs = self._writable().fs
             try:
-                attributes = await changes.mkdir(parent, _encoded(name), 0o777 & ~self._umask, self._owner)
+                attributes = await fs.mkdir(parent, _encoded(name), 0o777 & ~self._umask, self._owner)
             except ShardfsError:  # another call may have made it
-                attributes = await self._reading.lookup(parent, _encoded(name))
+                attributes = await self.fs.lookup(parent, _encoded(name))
                 if not attributes.ino:
                     raise
         if attributes.ino:
             looked_up.append(attributes.ino)
         return attributes
-
-    async def _close(self, number: int) -> None:
-        if isinstance(self._reading, Changes):
-            await self._reading.close(number)
-        else:
-            await self.fs.open_files.pop(number).close()
 
 
 async def pieces_of(handle: FileHandle, path: str, start: int = 0, stop: int | None = None) -> AsyncIterator[Buffer]:
@@ -320,16 +309,17 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
             fills_missing=options.fill_missing,
         )
         cache = ChunkCache(options.decode_cache, source.statistics)
-        scratch = None if state is None else state.scratch_key
-        fs = Filesystem(store, source.hierarchy, view, cache, ttl=store.ttl, scratch=scratch)
+        session = None
+        if state is not None:
+            session = Session(
+                source, view, cache, state, options.shards, options.auto_compact, single_writer=options.single_writer
+            )
+        fs = Filesystem(store, source.hierarchy, view, cache, ttl=store.ttl) if session is None else session.fs
         try:
-            if state is None:
+            if session is None:
                 await fs.start()
                 yield Paths(source, fs)
                 return
-            session = Session(
-                source, fs, state, options.shards, options.auto_compact, single_writer=options.single_writer
-            )
             await fs.start()
             await session.start()
             try:
@@ -342,8 +332,8 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
                     is_committed = await session.finish()
             if not is_committed:
                 raise StoreError(
-                    f"not everything that was written to {store.url} could be committed; it stays in {state.root}, for "
-                    "the next one who opens it with write=True or mounts it with --write"
+                    f"not everything that was written to {store.url} could be committed; it stays in "
+                    f"{session.state.root}, for the next one who opens it with write=True or mounts it with --write"
                 )
         finally:
             await fs.worker.end()

@@ -11,8 +11,9 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
 from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
-from shardfs.vfs.changes import Changes
-from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.views import View
+from shardfs.vfs.writable import WritableFilesystem
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 class Session:
     """What a writing mount has in addition to a read-only one.
 
-    The caller holds the lock of the directory *state*, which contains the log. *fs* has an `EditableView`.
+    The caller holds the lock of the directory *state*, which contains the log. *view* is an `EditableView`.
     *single_writer*: the user says that nobody else writes to the source. Raises `StoreError` for a log that cannot be
     read.
     """
@@ -28,7 +29,8 @@ class Session:
     def __init__(
         self,
         source: Source,
-        fs: Filesystem,
+        view: View,
+        chunk_cache: ChunkCache,
         state: StateDirectory,
         chunks_per_shard: tuple[int, ...] | None = None,
         auto_compact: float | None = None,
@@ -43,9 +45,14 @@ class Session:
         self._contents, self.journal = open_log(state.journal, disk)
         self._aside, self.conflicts = open_log(state.conflicts, disk)
         self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
-        self.changes = Changes(
-            fs,
-            self.writer,
+        self.fs = WritableFilesystem(
+            source.store,
+            source.hierarchy,
+            view,
+            chunk_cache,
+            ttl=source.store.ttl,
+            scratch=state.scratch_key,
+            writer=self.writer,
             buffers=state.drafts,
             copies=state.drafts_key,
             orphans=state.staged_key,
@@ -67,7 +74,7 @@ class Session:
         recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
-        await self.changes.orphans.resume()
+        await self.fs.orphans.resume()
         await self.commit()
         hidden = [queue for queue in self.writer.commits.pending if queue.layout.grid.is_unsharded]
         if hidden and not self.source.hierarchy.takes_unsharded:
@@ -85,8 +92,8 @@ class Session:
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def commit(self) -> bool:
-        """Do what `Changes.settle` does; return whether all of it succeeded. Failures are logged."""
-        settled = await self.changes.settle()
+        """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
+        settled = await self.fs.settle()
         if isinstance(settled.commit, ConflictError):  # what does not fit is in the conflict log
             log.error("%s: %s", self.source.store.url, settled.commit)
         elif settled.commit is not None:

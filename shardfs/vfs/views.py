@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import trio
@@ -46,11 +46,9 @@ from shardfs.format.lens.v3 import V3, every_copy, inline_copies, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
+from shardfs.vfs.entries.base import Tree
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
-
-if TYPE_CHECKING:
-    from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +117,7 @@ class Edit:
     the edit creates the node, or a parent's document describes it before it exists; it becomes v3.
     """
 
-    fs: "Filesystem"
+    fs: Tree
     node: Node
     name: str
     written: bytes | None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.node import is_below
@@ -17,9 +17,6 @@ from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
 from shardfs.vfs.inodes import Inodes
-
-if TYPE_CHECKING:
-    from shardfs.vfs.entries.base import PublishedEntry
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -134,6 +131,38 @@ class State(enum.Enum):
     """Its directory was renamed before it was published: who closes it is told."""
 
 
+class Published(Protocol):
+    """A name under which a buffer is published, that is, the entry of a chunk or a document."""
+
+    is_document: bool
+
+    @property
+    def path(self) -> str:
+        """The path on the mount."""
+
+    @property
+    def node_path(self) -> str:
+        """The path of the node that it belongs to."""
+
+    async def current(self) -> ChunkHandle | DocumentHandle | None:
+        """Open the current version; None if there is none."""
+
+    async def publish(self, buffer: "WriteBuffer") -> None:
+        """Make what was written the content of the name."""
+
+    async def makes_node(self) -> bool:
+        """Whether publishing it changes what names in its directory stand for."""
+
+    def check_size(self, nbytes: int) -> None:
+        """Raise `TooLargeError` if such a file cannot have so many bytes."""
+
+    def keep_number(self, ino: int) -> None:
+        """Let *ino* stand for this file, which does not exist yet."""
+
+    def reserve(self) -> int:
+        """Return an inode number for this file, which does not exist yet."""
+
+
 @dataclass(eq=False)
 class WriteBuffer:
     """What is written to one name by all who share the buffer; whoever opens the file with truncation begins a new one.
@@ -149,7 +178,7 @@ class WriteBuffer:
     """
 
     buffers: "WriteBuffers"
-    entry: "PublishedEntry"
+    entry: Published
     ino: int
     status: Stat
     base: ChunkHandle | DocumentHandle | None
@@ -213,6 +242,10 @@ class WriteBuffer:
         self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
         if self.is_new:
             self.status = changed(self.status, changes)
+
+    def has_time(self, mtime_ns: int) -> None:
+        """Note the modification time of the version that it was published as, or of the document it equals."""
+        self.mtime_ns = mtime_ns
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""
@@ -405,7 +438,7 @@ class WriteBuffers:
     def __bool__(self) -> bool:
         return bool(self._by_path)
 
-    def shared(self, entry: "PublishedEntry", current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
+    def shared(self, entry: Published, current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
         """Return the buffer shared by all who open a file without truncation; *current* is its published version.
 
         That is the newest one, unless it was written as a whole and published, and then another version was.
@@ -451,18 +484,19 @@ class WriteBuffers:
 
     def begin(
         self,
-        entry: "PublishedEntry",
+        entry: Published,
         base: ChunkHandle | DocumentHandle | None,
         status: Stat,
         *,
         is_cut: bool,
+        is_exclusive: bool,
     ) -> WriteBuffer:
         """Begin to write a file, of which *base* is the current version, if there is one; *is_cut*: begin empty."""
         is_new, ino = base is None, base.attributes.ino if base is not None else entry.reserve()
         is_cut = is_cut or is_new
         state, content = State.FRESH if is_cut else State.CLEAN, BufferBytes(self._space)
         kept = None if is_cut else base
-        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl())
+        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl(), is_exclusive)
         others = self._by_path.setdefault(entry.path, [])
         for other in others:
             other.is_exclusive = False  # that a program of this mount writes to the file too is no conflict
@@ -504,7 +538,7 @@ class WriteBuffers:
             _remove(self._by_ino, ino, buffer)
         buffer.release_version()
 
-    def lock(self, entry: "PublishedEntry") -> QuickLock:
+    def lock(self, entry: Published) -> QuickLock:
         """Return the lock of a name, held by whoever creates or replaces its file, publishes it, or removes it.
 
         Its holder must not wait for the locks of nodes.

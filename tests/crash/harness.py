@@ -24,10 +24,10 @@ from shardfs.dataset.wal.recovery import opened
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Owner
 from shardfs.vfs.session import Session
 from shardfs.vfs.views import ZarrV2, ZarrV3
+from shardfs.vfs.writable import WritableFilesystem
 from tests.support.opened import find, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
@@ -68,7 +68,6 @@ class Process:
     """One life of a writing mount; chunks and documents are written to as files."""
 
     writing: Session
-    fs: Filesystem
     is_v2: bool = False
 
     @classmethod
@@ -77,22 +76,19 @@ class Process:
 
         The *journal* may have a disk of its own.
         """
-        source = Source.of(LocalStore(str(root), disk), ttl=0.0)
+        source = Source.of(LocalStore(str(root), disk, ttl=0.0), ttl=0.0)
         make_state(root)
         state = StateDirectory(str(root))
         view = ZarrV2() if v2 else ZarrV3()
-        fs = Filesystem(
-            source.store,
-            source.hierarchy,
-            view,
-            ChunkCache(0, source.statistics),
-            ttl=0.0,
-            scratch=state.scratch_key,
-        )
-        await fs.start()
-        writing = Session(source, fs, state, disk=journal or disk)
+        writing = Session(source, view, ChunkCache(0, source.statistics), state, disk=journal or disk)
+        await writing.fs.start()
         await writing.start()
-        return cls(writing, fs, v2)
+        return cls(writing, v2)
+
+    @property
+    def fs(self) -> WritableFilesystem:
+        """The tree."""
+        return self.writing.fs
 
     async def finish(self) -> None:
         """Commit everything, and end."""
@@ -122,13 +118,13 @@ class Process:
         """Write beside the chunk, and move it there."""
         directory, name = await self._directory(path), f"{number}.partial".encode()
         await self._write(directory, name, data)
-        await self.writing.changes.rename(directory, name, directory, str(number).encode(), exclusive=False)
+        await self.fs.rename(directory, name, directory, str(number).encode(), exclusive=False)
 
     async def remove(self, path: str, number: int) -> None:
         """Remove a chunk, if it is there."""
         directory = await self._directory(path)
         if (await self.fs.lookup(directory, str(number).encode())).ino:
-            await self.writing.changes.unlink(directory, str(number).encode())
+            await self.fs.unlink(directory, str(number).encode())
 
     async def edit(self, path: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Replace a document as a program does that knows of no shards."""
@@ -156,13 +152,13 @@ class Process:
         return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino
 
     async def _write(self, directory: int, name: bytes, data: bytes) -> None:
-        files = self.writing.changes
+        files = self.fs
         known = await self.fs.lookup(directory, name)
         if known.ino:
-            handle, _ = await files.open(known.ino, os.O_WRONLY | os.O_TRUNC)
+            handle, _ = await files.open_to_write(known.ino, os.O_WRONLY | os.O_TRUNC)
         else:
             handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         if data:
-            await files.fs.open_files[handle].write(0, data)
-        await files.fs.open_files[handle].flush()
+            await files.open_files[handle].write(0, data)
+        await files.open_files[handle].flush()
         await files.close(handle)

@@ -44,18 +44,18 @@ def test_the_document_of_an_array_that_an_editor_replaces(template: Path, tmp_pa
     name = b"zarr.json"
 
     async def change(process: Process) -> None:
-        fs, changes = process.fs, process.writing.changes
+        fs = process.fs
         directory = (await find(fs, "unchecked")).ino
         shown = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
         if way == "renames it":
-            await changes.rename(directory, name, directory, name + b"~", exclusive=False)
+            await fs.rename(directory, name, directory, name + b"~", exclusive=False)
         else:
-            await changes.unlink(directory, name)
-        assert not (await changes.lookup(directory, name)).ino
-        handle, _, _ = await changes.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+            await fs.unlink(directory, name)
+        assert not (await fs.lookup(directory, name)).ino
+        handle, _, _ = await fs.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         await fs.open_files[handle].write(0, json.dumps(shown | {"attributes": {"new": 1}}).encode())
         await fs.open_files[handle].flush()
-        await changes.close(handle)
+        await fs.close(handle)
 
     before = json.loads((template / "unchecked/zarr.json").read_bytes())
     for after in cut(tmp_path, template, change):
@@ -68,7 +68,7 @@ def test_a_chunk_that_is_renamed_to_another_file(template: Path, tmp_path: Path)
         for number in (1, 2):  # the log is durable when the second one is renamed
             directory, chunks = [(await find(process.fs, path)).ino for path in ("", "unchecked/c")]
             names = b"%d" % number, b"kept-%d" % number
-            await process.writing.changes.rename(chunks, names[0], directory, names[1], exclusive=False)
+            await process.fs.rename(chunks, names[0], directory, names[1], exclusive=False)
             await process.sync()
 
     for after in cut(tmp_path, template, change):
@@ -91,13 +91,13 @@ def test_a_chunk_file_that_came_before_the_document_of_its_array(template: Path,
     document["chunk_grid"]["configuration"]["chunk_shape"] = [len(payload_of("unchecked", 1))]
 
     async def change(process: Process) -> None:
-        changes = process.writing.changes
-        changes.documents._chunks_per_shard = (4,)
+        fs = process.fs
+        fs.publisher._chunks_per_shard = (4,)
         directory = (await find(process.fs, "unchecked")).ino
-        handle, _, _ = await changes.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+        handle, _, _ = await fs.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         await process.fs.open_files[handle].write(0, json.dumps(document).encode())
         await process.fs.open_files[handle].flush()
-        await changes.close(handle)
+        await fs.close(handle)
 
     for after in cut(tmp_path, source, change):
         if (after / "unchecked/zarr.json").exists():

@@ -120,7 +120,7 @@ async def test_chunks_that_are_appended_are_due_at_once(tmp_path: Path) -> None:
         await process.write("end", number, b"data")
         [queue] = process.writing.writer.commits.pending
         assert (queue.due_at <= trio.current_time()) == is_due
-        await process.writing.changes.flush_all()
+        await process.fs.flush_all()
 
 
 @partial(in_trio, jump_after=0.01)

@@ -35,46 +35,42 @@ class Name:
     content: Callable[[int], bytes]
 
     async def is_there(self) -> bool:
-        return (await self.process.writing.changes.lookup(self.directory, self.name)).ino != ABSENT
+        return (await self.process.fs.lookup(self.directory, self.name)).ino != ABSENT
 
     async def create(self, number: int, *, name: bytes | None = None) -> None:
         """Create the file, write to it, and close it; raises `ExistsError`."""
-        handle, _, _ = await self.process.writing.changes.create(
-            self.directory, name or self.name, 0o644, EXCLUSIVE, OWNER
-        )
+        handle, _, _ = await self.process.fs.create(self.directory, name or self.name, 0o644, EXCLUSIVE, OWNER)
         await self.chance.let_others(4)
         await self.process.fs.open_files[handle].write(0, self.content(number))
         await self.chance.let_others(4)
         await self.process.fs.open_files[handle].flush()
-        await self.process.writing.changes.close(handle)
+        await self.process.fs.close(handle)
 
     async def move_here(self, number: int) -> None:
         """Write beside the name, and move the file there; raises `ExistsError`."""
-        changes, beside = self.process.writing.changes, b"%d.partial" % number
+        fs, beside = self.process.fs, b"%d.partial" % number
         await self.create(number, name=beside)
         try:
-            await changes.rename(self.directory, beside, self.directory, self.name, exclusive=True)
+            await fs.rename(self.directory, beside, self.directory, self.name, exclusive=True)
         except ExistsError:
-            await changes.unlink(self.directory, beside)
+            await fs.unlink(self.directory, beside)
             raise
 
     async def link_here(self, number: int) -> None:
         """Write beside the name, and give the file the name as a second one; raises `ExistsError`."""
-        changes, beside = self.process.writing.changes, b"%d.partial" % number
+        fs, beside = self.process.fs, b"%d.partial" % number
         await self.create(number, name=beside)
         try:
-            ino = (await changes.lookup(self.directory, beside)).ino
-            await changes.link(ino, self.directory, self.name)
+            ino = (await fs.lookup(self.directory, beside)).ino
+            await fs.link(ino, self.directory, self.name)
         finally:
-            await changes.unlink(self.directory, beside)
+            await fs.unlink(self.directory, beside)
 
     async def read(self) -> bytes:
-        return await read_file(
-            self.process.fs, (await self.process.writing.changes.lookup(self.directory, self.name)).ino
-        )
+        return await read_file(self.process.fs, (await self.process.fs.lookup(self.directory, self.name)).ino)
 
     async def remove(self) -> None:
-        await self.process.writing.changes.unlink(self.directory, self.name)
+        await self.process.fs.unlink(self.directory, self.name)
 
 
 @pytest.fixture(params=range(3))
@@ -110,12 +106,12 @@ async def test_a_name_is_found_from_its_creation_to_its_removal(tmp_path: Path, 
     async def write() -> None:
         nonlocal file, is_done
         for number in range(ROUNDS):
-            handle, _, _ = await name.process.writing.changes.create(name.directory, name.name, 0o644, EXCLUSIVE, OWNER)
+            handle, _, _ = await name.process.fs.create(name.directory, name.name, 0o644, EXCLUSIVE, OWNER)
             file = number
             await chance.let_others(8)
             await name.process.fs.open_files[handle].write(0, name.content(number))
             await name.process.fs.open_files[handle].flush()
-            await name.process.writing.changes.close(handle)
+            await name.process.fs.close(handle)
             await chance.let_others(30)
             file = None
             await name.remove()

@@ -84,13 +84,13 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
     document["chunk_grid"]["configuration"]["chunk_shape"] = [INNER]
     process = await Process.start(root, Syscalls())
-    changes = process.writing.changes
-    changes.documents._chunks_per_shard = (4,)
-    fs, made = process.fs, await changes.mkdir(ROOT, b"new", 0o755, OWNER)
-    below = await changes.mkdir(made.ino, b"c", 0o755, OWNER)
+    fs = process.fs
+    fs.publisher._chunks_per_shard = (4,)
+    fs, made = process.fs, await fs.mkdir(ROOT, b"new", 0o755, OWNER)
+    below = await fs.mkdir(made.ino, b"c", 0o755, OWNER)
     opened = []
     for name, directory in ((b"0", below), (b"zarr.json", made)):
-        opened.append((await changes.create(directory.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0])
+        opened.append((await fs.create(directory.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0])
     chunk, text = [fs.open_files[number] for number in opened]
     await text.write(0, json.dumps(document).encode())
 
@@ -106,7 +106,7 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     assert (await find(fs, "new/c/0")).ino == chunk.ino
     await text.flush()
     for number in opened:
-        await changes.close(number)
+        await fs.close(number)
     assert await process.read("new", 0) == bytes([7]) * INNER
 
 
@@ -118,12 +118,12 @@ async def structure() -> None:
 async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
-    editor, found = process.writing.changes, []
+    editor, found = process.fs, []
 
     async def look() -> None:
         found.append((await editor.lookup(ROOT, b"partial")).size)
 
-    async with trio.open_nursery() as nursery, process.writing.changes._locks.hold(structure):
+    async with trio.open_nursery() as nursery, process.fs._locks.hold(structure):
         (root / "partial").rename(root / "elsewhere")
         nursery.start_soon(look)
         await trio.testing.wait_all_tasks_blocked()
@@ -136,27 +136,27 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: 
 @in_trio
 async def test_a_name_that_is_absent_is_told_while_files_that_will_be_moved_wait_for_a_slow_writer(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    changes = process.writing.changes
+    fs = process.fs
 
     async def nodes() -> dict[str, bool]:
         return {"unchecked": False}
 
     async def move() -> None:
-        async with changes._locks.hold(structure):
+        async with fs._locks.hold(structure):
             pass
 
-    async with trio.open_nursery() as nursery, changes._locks.hold(nodes):
+    async with trio.open_nursery() as nursery, fs._locks.hold(nodes):
         nursery.start_soon(move)
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(5):
-            assert not (await changes.lookup(ROOT, b"never")).ino
+            assert not (await fs.lookup(ROOT, b"never")).ino
 
 
 @in_trio
 async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it_is_there(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
-    editor = process.writing.changes
+    editor = process.fs
     ino = (await editor.lookup(ROOT, b"partial")).ino
     found: list[int] = []
 
@@ -167,7 +167,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
         found.append((await editor.attributes(ino)).size)
 
     for task, name in ((move, root / "partial"), (look, root / "whole")):
-        async with trio.open_nursery() as nursery, process.writing.changes._locks.hold(structure):
+        async with trio.open_nursery() as nursery, process.fs._locks.hold(structure):
             name.rename(root / "elsewhere")
             nursery.start_soon(task)
             await trio.testing.wait_all_tasks_blocked()

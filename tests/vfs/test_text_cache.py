@@ -7,8 +7,8 @@ import pytest
 
 from shardfs.format.lens.v2 import V2
 from shardfs.format.lens.v3 import V3
-from shardfs.vfs.entries import document
-from shardfs.vfs.entries.document import DocumentText, TextCache
+from shardfs.vfs import texts
+from shardfs.vfs.texts import DocumentText, TextCache
 from tests.support.corpus import GZIP, LITTLE, array
 
 SHOWN = b'{\n  "a": [1, 2.0]\n}\n'
@@ -32,8 +32,8 @@ def text_of(known: TextCache, path: str = "zarr.json", shown: bytes = SHOWN) -> 
 
 
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 3 * (len(COMPACT) + document._OVERHEAD_NBYTES)
-    monkeypatch.setattr(document, "_MAX_TEXTS_NBYTES", most)
+    most = 3 * (len(COMPACT) + texts._OVERHEAD_NBYTES)
+    monkeypatch.setattr(texts, "_MAX_TEXTS_NBYTES", most)
     known = TextCache()
     for number in range(5):
         written(f"{number}/zarr.json", known=known)

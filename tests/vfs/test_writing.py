@@ -19,12 +19,13 @@ from shardfs.stores.base import Buffer
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import documents, write_buffer
-from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
-from shardfs.vfs.entries.document import Document, TextCache
+from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.texts import TextCache
+from shardfs.vfs.writable import WritableFilesystem
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process
 from tests.support.opened import find, in_trio, read_file
@@ -33,11 +34,11 @@ OWNER = Owner(os.geteuid(), os.getegid())
 LOCK = b"0.__lock"
 
 
-async def write(files: Changes, directory: int, name: bytes, text: bytes) -> None:
+async def write(files: WritableFilesystem, directory: int, name: bytes, text: bytes) -> None:
     """Write a file as a whole, whatever it was."""
     handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
-    await files.fs.open_files[handle].write(0, text)
-    await files.fs.open_files[handle].flush()
+    await files.open_files[handle].write(0, text)
+    await files.open_files[handle].flush()
     await files.close(handle)
 
 
@@ -45,7 +46,7 @@ async def write(files: Changes, directory: int, name: bytes, text: bytes) -> Non
 async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(root: Path) -> None:
     """Who waited for the lock compares numbers: it would write the old file, and rename the new and empty one."""
     process = await Process.start(root, Syscalls())
-    fs, files = process.fs, process.writing.changes
+    fs = files = process.fs
     directory = (await find(fs, "unchecked/c")).ino
     creating = os.O_CREAT | os.O_WRONLY
     handle, first, _ = await files.create(directory, LOCK, 0o644, creating, OWNER)
@@ -53,11 +54,11 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(ro
     (stored,) = root.rglob("0.__lock")  # noqa: ASYNC240
     os.link(stored, root / "kept")
     await files.unlink(directory, LOCK)
-    late, _ = await files.open(first.ino, os.O_WRONLY)
+    late, _ = await files.open_to_write(first.ino, os.O_WRONLY)
     (root / "kept").rename(stored)  # as a file system does that gives a new file the inode of the last one
     found = await files.lookup(directory, LOCK)
     assert found.ino not in (0, first.ino)
-    await files.fs.open_files[late].write(0, b"nobody sees this")
+    await files.open_files[late].write(0, b"nobody sees this")
     assert (await files.attributes(first.ino)).size == 16
     assert (await files.attributes(found.ino)).size == 0
 
@@ -65,15 +66,15 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(ro
 @in_trio
 async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    fs, files = process.fs, process.writing.changes
+    fs = files = process.fs
     directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    await files.fs.open_files[handle].write(0, b"one")
+    await files.open_files[handle].write(0, b"one")
     await files.close(handle)
     await files.rename(directory, LOCK, directory, b"0", exclusive=False)
-    late, _ = await files.open(first.ino, os.O_WRONLY)
-    await files.fs.open_files[late].write(3, b" more")
-    await files.fs.open_files[late].flush()
+    late, _ = await files.open_to_write(first.ino, os.O_WRONLY)
+    await files.open_files[late].write(3, b" more")
+    await files.open_files[late].flush()
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"one more"
@@ -83,26 +84,26 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(root: Path
 async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(root: Path) -> None:
     """The kernel looks only once more: with writers that are faster, a file that is there seemed to be none."""
     process = await Process.start(root, Syscalls())
-    files = process.writing.changes
+    files = process.fs
     directory = (await find(process.fs, "unchecked/c")).ino
 
     await write(files, directory, b"0", b"first")
     first = (await files.lookup(directory, b"0")).ino
     await write(files, directory, b"0", b"the second")
     assert (await files.attributes(first)).size == 10
-    number, late, is_late = await files.open_to_read(first)
-    assert is_late
+    number, late = await files.open(first)
+    assert late.is_late
     assert bytes(await late.read(0, 100)) == b"the second"
     await write(files, directory, b"0", b"third")
     assert (await files.attributes(first)).size == 10  # of who has it open
     with pytest.raises(StaleError):  # whose size that would be, nobody could say
-        await files.open_to_read(first)
+        await files.open(first)
     await files.close(number)
-    _, later, _ = await files.open_to_read(first)
+    _, later = await files.open(first)
     assert bytes(await later.read(0, 100)) == b"third"
     await files.unlink(directory, b"0")
     with pytest.raises(StaleError):  # the kernel looks once more, and finds nothing
-        await files.open_to_read(first)
+        await files.open(first)
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -112,7 +113,7 @@ async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_
 ) -> None:
     """A reader that keeps bytes by number and time would keep those of the old version for the new one."""
     process = await Process.start(root, Syscalls())
-    files = process.writing.changes
+    files = process.fs
     await process.write("unchecked", 0, b"old")
     await process.writing.commit()
     directory = (await find(process.fs, "unchecked/c")).ino
@@ -146,22 +147,22 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
     (root / "unchecked/next").rename(root / "unchecked/c/0")
     await process.fs.refresh("unchecked")
     with pytest.raises(StaleError):
-        await process.writing.changes.attributes(first)
+        await process.fs.attributes(first)
     with pytest.raises(StaleError):
-        await process.writing.changes.open_to_read(first)
+        await process.fs.open(first)
 
 
 @in_trio
 async def test_a_document_that_is_shown_in_another_text_has_another_number(root: Path) -> None:
     """The stored one stays as it is: a reader would have one text and the size of the other."""
     process = await Process.start(root, Syscalls())
-    fs, files = process.fs, process.writing.changes
+    fs = files = process.fs
     directory = (await find(fs, "unchecked")).ino
     generated = await read_file(fs, (await files.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
     await write(files, directory, b"zarr.json", compact)
     before = await files.lookup(directory, b"zarr.json")
-    number, reader, _ = await files.open_to_read(before.ino)
+    number, reader = await files.open(before.ino)
     fs.texts = TextCache()  # as when too many others were written
     after = await files.lookup(directory, b"zarr.json")
     assert (before.size, after.size) == (len(compact), len(generated))
@@ -174,16 +175,16 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(root:
 @in_trio
 async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    files = process.writing.changes
+    files = process.fs
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    beside, _ = await files.open(made.ino, os.O_WRONLY)
-    await files.fs.open_files[handle].write(0, b"first")
-    await files.fs.open_files[handle].flush()
-    await files.fs.open_files[handle].write(5, b" and the rest")
+    beside, _ = await files.open_to_write(made.ino, os.O_WRONLY)
+    await files.open_files[handle].write(0, b"first")
+    await files.open_files[handle].flush()
+    await files.open_files[handle].write(5, b" and the rest")
     await files.close(handle)
     assert await read_file(process.fs, (await files.lookup(directory, b"0")).ino) == b"first and the rest"
-    await files.fs.open_files[beside].flush()
+    await files.open_files[beside].flush()
     await files.close(beside)
 
 
@@ -192,10 +193,10 @@ async def test_a_write_that_began_before_its_chunk_was_renamed_brings_nothing_ba
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
-    files = process.writing.changes
+    files = process.fs
     await process.write("unchecked", 0, b"old")
     directory = (await find(process.fs, "unchecked/c")).ino
-    handle, _ = await files.open((await files.lookup(directory, b"0")).ino, os.O_WRONLY)
+    handle, _ = await files.open_to_write((await files.lookup(directory, b"0")).ino, os.O_WRONLY)
     read = ChunkHandle.read
 
     async def rename_first(self: ChunkHandle, offset: int, nbytes: int) -> Buffer:
@@ -208,7 +209,7 @@ async def test_a_write_that_began_before_its_chunk_was_renamed_brings_nothing_ba
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             with pytest.raises(StaleError):
-                await files.fs.open_files[handle].write(0, b"new")
+                await files.open_files[handle].write(0, b"new")
     with suppress(StaleError):
         await files.close(handle)
     assert (await process.read("unchecked", 0), await process.read("unchecked", 1)) == (None, b"old")
@@ -217,7 +218,7 @@ async def test_a_write_that_began_before_its_chunk_was_renamed_brings_nothing_ba
 @in_trio
 async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_nothing_old(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
+    fs = process.fs
     fs.hierarchy._ttl = 3600.0
     await process.write("unchecked", 0, b"old")
     directory = (await find(fs, "unchecked/c")).ino
@@ -227,14 +228,14 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
 
     async def move() -> None:
         with suppress(StaleError):  # the kernel looks at the names again
-            await changes.rename(directory, b"0", ROOT, b"moved", exclusive=False)
+            await fs.rename(directory, b"0", ROOT, b"moved", exclusive=False)
 
-    async with trio.open_nursery() as nursery, changes._locks.hold(unchecked):
+    async with trio.open_nursery() as nursery, fs._locks.hold(unchecked):
         nursery.start_soon(move)
         await trio.testing.wait_all_tasks_blocked()
         document = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
         resized = json.dumps({**document, "shape": [document["shape"][0] * 2]}).encode()
-        await changes.documents.publish(Document(fs, "unchecked/zarr.json"), resized, {"mode": 0o644}, exclusive=False)
+        await fs.publisher.publish(Document(fs, "unchecked/zarr.json"), resized, {"mode": 0o644}, exclusive=False)
         tree = fs.chunk_tree(await fs.hierarchy.node("unchecked"))
         assert tree is not None
         chunk = Chunk(tree, (0,))
@@ -250,18 +251,18 @@ async def test_a_file_that_gets_a_second_name_while_it_is_renamed_onto_a_chunk_c
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
-    fs, changes, content = process.fs, process.writing.changes, Passthrough.content
-    await write(changes, ROOT, b"temporary", b"data")
+    fs, fs, content = process.fs, process.fs, Passthrough.content
+    await write(fs, ROOT, b"temporary", b"data")
 
     async def linked_content(self: Passthrough) -> Any:
         os.link(root / "temporary", root / "second")
         return await content(self)
 
     monkeypatch.setattr(Passthrough, "content", linked_content)
-    await changes.rename(ROOT, b"temporary", (await find(fs, "unchecked/c")).ino, b"0", exclusive=False)
-    number, _ = await changes.open((await find(fs, "second")).ino, os.O_WRONLY)
+    await fs.rename(ROOT, b"temporary", (await find(fs, "unchecked/c")).ino, b"0", exclusive=False)
+    number, _ = await fs.open_to_write((await find(fs, "second")).ino, os.O_WRONLY)
     await fs.open_files[number].write(0, b"more")
-    await changes.close(number)
+    await fs.close(number)
     assert (root / "second").read_bytes() == b"more"
     assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"data"
 
@@ -284,19 +285,19 @@ def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
     @in_trio
     async def run() -> None:
         process = await Process.start(root, Syscalls())
-        fs, changes = process.fs, process.writing.changes
+        fs = process.fs
         path, _, last = f"unchecked/{name}".rpartition("/")
         directory, chunks = [(await find(fs, each)).ino for each in (path, "unchecked/c")]
-        await write(changes, directory, last.encode(), b"first")
-        ino = (await changes.lookup(directory, last.encode())).ino
-        opened = [] if is_late else [(await changes.open(ino, os.O_RDWR))[0]]
+        await write(fs, directory, last.encode(), b"first")
+        ino = (await fs.lookup(directory, last.encode())).ino
+        opened = [] if is_late else [(await fs.open_to_write(ino, os.O_RDWR))[0]]
         replace, told = Chunk.replace, []
 
         async def write_meanwhile(chunk: Chunk, *args: Any, **options: Any) -> None:
             if is_published:
                 await replace(chunk, *args, **options)
             if is_late:
-                opened.append((await changes.open(ino, os.O_RDWR))[0])
+                opened.append((await fs.open_to_write(ino, os.O_RDWR))[0])
             try:
                 await fs.open_files[opened[0]].write(0, b"FIRST")
             except StaleError as error:
@@ -305,14 +306,14 @@ def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
                 await replace(chunk, *args, **options)
 
         monkeypatch.setattr(Chunk, "replace", write_meanwhile)
-        await changes.rename(directory, last.encode(), chunks, b"1", exclusive=False)
+        await fs.rename(directory, last.encode(), chunks, b"1", exclusive=False)
         try:
             await fs.open_files[opened[0]].flush()
         except StaleError as error:
             told.append(error)
         assert len(told) == 1
-        await changes.close(opened[0])
-        assert not changes.buffers
+        await fs.close(opened[0])
+        assert not fs.buffers
         assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
 
     run()
@@ -323,12 +324,12 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
+    fs = process.fs
     directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first")
-    ino = (await changes.lookup(directory, b"0")).ino
-    changing, _ = await changes.open(ino, os.O_RDWR)
-    writing, _ = await changes.open(ino, os.O_WRONLY | os.O_TRUNC)
+    await write(fs, directory, b"0", b"first")
+    ino = (await fs.lookup(directory, b"0")).ino
+    changing, _ = await fs.open_to_write(ino, os.O_RDWR)
+    writing, _ = await fs.open_to_write(ino, os.O_WRONLY | os.O_TRUNC)
     await fs.open_files[writing].write(0, b"second")
     await fs.open_files[writing].flush()
     await fs.open_files[writing].write(0, b"third ")
@@ -345,7 +346,7 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
         await fs.open_files[writing].flush()
     for number in (writing, changing):
         await fs.open_files[number].flush()
-        await changes.close(number)
+        await fs.close(number)
     assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
 
 
@@ -377,16 +378,16 @@ class Late:
 async def test_a_document_that_is_written_anew_while_all_is_flushed_stays(root: Path) -> None:
     """The flush removes the one that was removed on the mount, as tar does first; a store may take long for that."""
     process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
+    fs = process.fs
     await process.write("end", 0, b"data")
     directory = (await find(fs, "end")).ino
     text = await read_file(fs, (await find(fs, "end/zarr.json")).ino)
-    await changes.unlink(directory, b"zarr.json")
+    await fs.unlink(directory, b"zarr.json")
     fs.store.unlink = late = Late(fs.store.unlink, "end/zarr.json", answers=False)  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(changes.flush_all)
+        nursery.start_soon(fs.flush_all)
         await late.begun.wait()
-        nursery.start_soon(write, changes, directory, b"zarr.json", text)
+        nursery.start_soon(write, fs, directory, b"zarr.json", text)
         await trio.testing.wait_all_tasks_blocked(0.2)  # threads that sync a file take less
         late.may_end.set()
     assert await read_file(fs, (await find(fs, "end/zarr.json")).ino) == text
@@ -397,11 +398,11 @@ async def test_a_document_that_is_written_anew_while_all_is_flushed_stays(root: 
 async def test_an_array_is_looked_at_while_it_is_removed(root: Path) -> None:
     """Also by a commit, which would end the mount by any unexpected error."""
     process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    await changes.unlink((await find(fs, "end")).ino, b"zarr.json")
+    fs = process.fs
+    await fs.unlink((await find(fs, "end")).ino, b"zarr.json")
     fs.store.rmdir = removing = Late(fs.store.rmdir, "end", answers=False)  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(changes.rmdir, ROOT, b"end")
+        nursery.start_soon(fs.rmdir, ROOT, b"end")
         await removing.begun.wait()
         fs.store.stat = looking = Late(fs.store.stat, "end", answers=True)  # type: ignore[method-assign]
         nursery.start_soon(partial(fs.hierarchy.array, "end", fresh=True))
@@ -417,7 +418,7 @@ async def test_of_two_programs_that_create_a_chunk_exclusively_one_is_told_that_
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
-    changes, current = process.writing.changes, Chunk.current
+    fs, current = process.fs, Chunk.current
     directory = (await find(process.fs, "unchecked/c")).ino
     told: list[bool] = []
 
@@ -427,7 +428,7 @@ async def test_of_two_programs_that_create_a_chunk_exclusively_one_is_told_that_
 
     async def create() -> None:
         try:
-            await changes.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY | os.O_EXCL, OWNER)
+            await fs.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY | os.O_EXCL, OWNER)
         except ExistsError:
             told.append(True)
         else:
@@ -444,18 +445,18 @@ async def test_of_two_programs_that_create_a_chunk_exclusively_one_is_told_that_
 async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_and_nothing_else(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     before = await process.array("end")
-    chunks, files = await find(process.fs, "end/c"), process.writing.changes
+    chunks, files = await find(process.fs, "end/c"), process.fs
     early, _, _ = await files.create(chunks.ino, b"1", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    await files.fs.open_files[early].write(0, b"encoded as before")
+    await files.open_files[early].write(0, b"encoded as before")
     document = json.loads((root / "end/zarr.json").read_text())
     document["codecs"][0]["configuration"]["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
     (root / "end/zarr.json").write_text(json.dumps(document))
     chunks = await find(process.fs, "end/c")
     number, _, _ = await files.create(chunks.ino, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    await files.fs.open_files[number].write(0, b"encoded as now")
-    await files.fs.open_files[number].flush()
+    await files.open_files[number].write(0, b"encoded as now")
+    await files.open_files[number].flush()
     with pytest.raises(RefusedError, match="other codecs"):
-        await files.fs.open_files[early].flush()
+        await files.open_files[early].flush()
     await process.writing.commit()
     now = await process.array("end")
     assert now.layout is before.layout
@@ -473,7 +474,7 @@ async def test_a_document_that_would_be_stored_larger_than_any_is_read_is_refuse
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "MAX_DOCUMENT_NBYTES", limit)
         with pytest.raises(RefusedError, match=f"more than {limit}"):
-            await write(process.writing.changes, directory.ino, b"zarr.json", written)
+            await write(process.fs, directory.ino, b"zarr.json", written)
     assert (root / "end/zarr.json").read_bytes() == stored
 
 

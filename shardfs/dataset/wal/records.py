@@ -141,6 +141,10 @@ class Put(_ChunkRecord):
     uid: int
     gid: int
 
+    def grant(self, mode: int, uid: int, gid: int) -> None:
+        """Let a new shard that is made for the chunk have this mode and owner; records in the log stay as they are."""
+        self.mode, self.uid, self.gid = mode, uid, gid
+
 
 @dataclass(slots=True)
 class Erase(_ChunkRecord):

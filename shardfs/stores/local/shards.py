@@ -6,11 +6,11 @@ Memory is bounded by a batch and the tail of the object. A failed change in plac
 import errno
 import mmap
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import trio
@@ -19,12 +19,9 @@ from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import LocalSnapshot, status_of, to_stat
+from shardfs.stores.local.reader import LocalReader, LocalSnapshot, status_of, to_stat
 from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
 from shardfs.stores.memory import JoinedContent, Slice
-
-if TYPE_CHECKING:
-    from shardfs.stores.local.tree import LocalStore
 
 BATCH_NBYTES: Final = 8 * 2**20
 """The largest write, apart from a tail."""
@@ -167,13 +164,14 @@ class LocalEdit:
     """A change of *key* in *store*: the open *file*, or nothing yet.
 
     It has the *lock* of the key until the change is made or has failed; where there is no directory yet, only while the
-    change is made. *rights* are for a new file.
+    change is made. *rights* are for a new file, and *make_directories* makes missing ones above it.
     """
 
-    store: "LocalStore"
+    store: LocalReader
     key: str
     rights: Rights
     lock: FileLock | None
+    make_directories: Callable[[str, Rights], Awaitable[None]]
     file: Descriptor | None = None
     snapshot: LocalSnapshot | None = None
     can_delete: bool = field(init=False, default=True)
@@ -209,7 +207,7 @@ class LocalEdit:
             if change.is_cut or (change.is_appended and not has_names):
                 return await self._change_in_place(change)
             if self.snapshot is None:
-                await self.store.make_directories(self._parent, self.rights)
+                await self.make_directories(self._parent, self.rights)
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
                 self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)

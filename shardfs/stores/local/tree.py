@@ -95,7 +95,7 @@ class LocalStore(LocalReader):
         with suppress(NotFoundError):  # the directory does not exist yet
             parent, owner = await self._change(key, look)
             held = await lock(self, parent, key, owner, waited)
-        edit = LocalEdit(self, key, new, held)
+        edit = LocalEdit(self, key, new, held, self.make_directories)
         try:
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)

@@ -3,10 +3,13 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.node import Node
+from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
@@ -19,8 +22,9 @@ from shardfs.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, NewAttributes, Stat
+from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, Store
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.chunk_cache import ChunkCache, ChunkView
 from shardfs.vfs.handles import (
     Attributes,
     Batch,
@@ -31,10 +35,187 @@ from shardfs.vfs.handles import (
     PassthroughHandle,
     new_file,
 )
-from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
+from shardfs.vfs.inodes import ArrayRanges, Inodes
+from shardfs.vfs.texts import DocumentText, TextCache
+from shardfs.vfs.write_buffer import WriteBuffer, WriteBuffers, WriteHandle
 
-if TYPE_CHECKING:
-    from shardfs.vfs.filesystem import Filesystem
+
+class TreeView(Protocol):
+    """What entries ask the view of their tree."""
+
+    document_names: frozenset[str]
+
+    def chunk_view(self, node: Node) -> ChunkView | None:
+        """Return how the chunks of *node* are shown; None if its files pass through."""
+
+    def left_out(self, node: Node) -> str | None:
+        """Return why *node* is not shown at all; None if it is shown."""
+
+    def hides(self, node: Node, name: str) -> bool:
+        """Whether *name*, in the directory of *node*, is hidden because it belongs to another view."""
+
+
+class Chunks(Protocol):
+    """The chunks of an array, for the directory of the array that shows them."""
+
+    @property
+    def path(self) -> str:
+        """The path of the array."""
+
+    def owns_in_array(self, name: str) -> bool:
+        """Whether *name*, in the directory of the array, has the form of a chunk or a directory of chunks."""
+
+    def takes(self, name: str) -> bool:
+        """Whether *name*, in the directory of the array, has the form of a chunk or of a stored shard."""
+
+    def is_scratch(self, name: str) -> bool:
+        """Whether the file *name*, in the directory of the array, is a scratch file."""
+
+    async def lookup(self, position: int | None, name: str) -> Attributes:
+        """Return the attributes of *name* in the directory at *position*; None is the directory of the array."""
+
+    async def entry(self, position: int | None, name: str) -> "Entry":
+        """Return the entry of *name* in the directory at *position*; None is the directory of the array."""
+
+    def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield the names of chunks, or of directories of chunks, in the directory of the array, after *cookie*."""
+
+    async def is_empty(self) -> bool:
+        """Whether there are no chunks."""
+
+    async def prune(self) -> None:
+        """Commit the removal of all chunks, and remove the directories of the shards."""
+
+
+class Publisher(Protocol):
+    """Who stores what programs write to documents."""
+
+    async def publish(
+        self,
+        entry: "PublishedEntry",
+        written: bytes,
+        rights: NewRights,
+        mtime_ns: int | None = None,
+        *,
+        exclusive: bool,
+    ) -> None:
+        """Make *written* the content of the document *entry*."""
+
+    async def remove(self, entry: "PublishedEntry") -> None:
+        """Remove a document."""
+
+    async def end(self, chunks: Chunks) -> None:
+        """End a removed array without chunks: remove what is stored of it."""
+
+
+class Tree(Protocol):
+    """The tree, as its entries know it; `Filesystem` says what each of these is."""
+
+    store: Store
+    scratch: str | None
+    hierarchy: Hierarchy
+    chunk_cache: ChunkCache
+    ttl: float
+    texts: TextCache
+    inodes: Inodes
+    ranges: ArrayRanges
+    open_files: dict[int, FileHandle]
+
+    @property
+    def view(self) -> TreeView:
+        """How nodes look."""
+
+    @property
+    def writable(self) -> "WritableTree":
+        """This tree, as one that may be changed; raises `ReadOnlyError` if it may not."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the source may be changed."""
+
+    def is_scratch(self, path: str) -> bool:
+        """Whether the directory *path* of the store is for scratch files."""
+
+    def is_document(self, path: str) -> bool:
+        """Whether the file stored under *path* is a document in this view."""
+
+    async def entry(self, ino: int) -> "Entry":
+        """Return the entry with the number *ino*; raises `StaleError` if it is not known any more."""
+
+    def passthrough(self, path: str, ino: int = 0, identity: object = None) -> "Entry":
+        """Return the entry that shows what is stored under *path*, as it is stored."""
+
+    def directory(self, path: str) -> "Entry":
+        """Return the entry of the stored directory *path*."""
+
+    def nothing(self) -> Attributes:
+        """Return the answer for a name that does not exist."""
+
+    async def stored_attributes(self, key: str) -> Attributes:
+        """Return the attributes of the file stored under *key*; raises `NotFoundError`."""
+
+    async def lookup_stored(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name* as stored in *directory*; inode number 0 if it is not."""
+
+    def attributes_of(self, path: str, status: Stat) -> Attributes:
+        """Return the attributes of what is stored under *path* with the given *status*."""
+
+    async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name*, which is not a chunk key, in a directory of chunks."""
+
+    async def beside_chunks(self, directory: str, name: str) -> "Entry":
+        """Return the entry of *name*, which is among chunks and is not a chunk key, for a change."""
+
+    async def check(self, key: str) -> None:
+        """Raise `CorruptionError` if the stored file *key* may not be read or changed."""
+
+    async def remove_scratch(self, directory: str) -> None:
+        """Remove the scratch files of a directory that is gone, and of those below it."""
+
+    async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
+        """Return which of *names*, directories in *directory*, are nodes that the view does not show."""
+
+    def list_stored(
+        self,
+        directory: str,
+        cookie: int,
+        hides: Callable[[str], bool],
+        generated: Mapping[str, Attributes] = ...,
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield *generated* names, then the names stored in *directory* without those that *hides*."""
+
+    def list_scratch(self, directory: str, cookie: int, hides: Callable[[str], bool]) -> AsyncGenerator[Batch, None]:
+        """Yield the scratch files beside the chunks in *directory*."""
+
+    async def stored_documents(self, path: str) -> Mapping[str, bytes]:
+        """Return the view's documents that are stored in the directory *path*, as they are stored."""
+
+    async def documents(self, node: Node) -> Mapping[str, DocumentText]:
+        """Return the generated documents of *node* by name, in the words in which they are shown."""
+
+    def moved_directory(self, old: str, new: str) -> None:
+        """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
+
+    def note_shown(self, entry: "Entry", handle: FileHandle, nchanges: int) -> None:
+        """Tell the store which version a program reads: what it writes may replace no other version."""
+
+    def chunk_tree(self, node: Node) -> Chunks | None:
+        """Return the chunks of an array."""
+
+    async def array_node(self, path: str) -> Node:
+        """Return the node of the array at *path*; raises `StaleError` if it is gone."""
+
+
+class WritableTree(Tree, Protocol):
+    """The tree of a source that may be changed; *copies* is where files are made before they get their names."""
+
+    writer: Writer
+    buffers: WriteBuffers
+    copies: str
+
+    @property
+    def publisher(self) -> Publisher:
+        """Who stores what programs write to documents."""
 
 
 class Entry(ABC):
@@ -47,7 +228,7 @@ class Entry(ABC):
 
     __slots__ = ("fs", "ino")
 
-    def __init__(self, fs: "Filesystem", ino: int = 0) -> None:
+    def __init__(self, fs: Tree, ino: int = 0) -> None:
         self.fs = fs
         self.ino = ino
 
@@ -55,6 +236,11 @@ class Entry(ABC):
     @abstractmethod
     def path(self) -> str:
         """The path on the mount; for scratch files beside chunks, the key in the store."""
+
+    @property
+    def name(self) -> str:
+        """The name in its directory."""
+        return self.path.rpartition("/")[2]
 
     @property
     def node_path(self) -> str:
@@ -204,7 +390,7 @@ class PublishedEntry(Entry):
     async def _resolve(
         self, look: Callable[[], Awaitable[ChunkHandle | DocumentHandle | None]]
     ) -> ChunkHandle | DocumentHandle | WriteBuffer | None:
-        buffers = self.fs.buffers
+        buffers = self.fs.writable.buffers
         while True:
             with buffers.watching(self.path) as watch:
                 published = await look()
@@ -225,9 +411,9 @@ class PublishedEntry(Entry):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
-        if flags & os.O_EXCL and self.fs.buffers.unpublished(self.path) is not None:
+        if flags & os.O_EXCL and self.fs.writable.buffers.unpublished(self.path) is not None:
             raise ExistsError(f"{self.path} exists")  # without waiting until it is published
-        async with self.fs.buffers.lock(self):  # from the look on nobody else takes the name
+        async with self.fs.writable.buffers.lock(self):  # from the look on nobody else takes the name
             if flags & os.O_EXCL:
                 await self._require_absent()
             new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
@@ -245,7 +431,7 @@ class PublishedEntry(Entry):
     async def _begin(self, flags: int, new: Stat | None) -> WriteHandle:
         """Return a handle to write on top of the current version, or to a new file with the status *new*."""
         fs, is_cut, is_exclusive = self.fs, bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-        buffers, nchanges = fs.buffers, fs.store.nchanges
+        buffers, nchanges = fs.writable.buffers, fs.store.nchanges
         found = None if is_exclusive else await self.resolve(fresh=not is_cut)
         base = None if isinstance(found, WriteBuffer) else found
         buffer = None if is_cut else buffers.shared(self, base)
@@ -255,8 +441,7 @@ class PublishedEntry(Entry):
             status = known.status if known is not None else new
             if status is None:
                 raise StaleError(f"{self.path} was removed")
-            buffer = buffers.begin(self, base, status, is_cut=is_cut)
-            buffer.is_exclusive = is_exclusive
+            buffer = buffers.begin(self, base, status, is_cut=is_cut, is_exclusive=is_exclusive)
         if base is not None and not is_cut:
             fs.note_shown(self, base, nchanges)
         return buffers.use(buffer, self.ino or buffer.ino, flags)
@@ -265,7 +450,7 @@ class PublishedEntry(Entry):
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
         """Publish *content* under the name; what others write to the file that had the name is dropped."""
-        buffers = self.fs.buffers
+        buffers = self.fs.writable.buffers
         async with buffers.lock(self):
             if exclusive:
                 await self._require_absent()
@@ -279,7 +464,7 @@ class PublishedEntry(Entry):
 
     async def remove(self) -> None:
         """Remove the file, or what is being written to it and was never published."""
-        buffers = self.fs.buffers
+        buffers = self.fs.writable.buffers
         async with buffers.lock(self):
             try:
                 await self.erase()
@@ -302,7 +487,7 @@ class PublishedEntry(Entry):
         if handle is None or isinstance(handle, WriteBuffer):
             raise NotFoundError(f"{self.path} does not exist")
         if isinstance(handle, ChunkHandle):
-            return handle.attributes, await self.fs.buffers.copied(handle.attributes.size, handle.read)
+            return handle.attributes, await self.fs.writable.buffers.copied(handle.attributes.size, handle.read)
         return handle.attributes, MemoryContent(memoryview(handle.text))
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from operator import lt
 from stat import S_IMODE
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shardfs.dataset.array import Extent
 from shardfs.dataset.layout import OwnVersion
@@ -31,13 +31,10 @@ from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.entries.base import Entry, PublishedEntry
+from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, in_table
 from shardfs.vfs.write_buffer import WriteBuffer
-
-if TYPE_CHECKING:
-    from shardfs.vfs.filesystem import Filesystem
 
 _MAX_ROWS: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
@@ -63,7 +60,7 @@ class ChunkTree:
     then, because the kernel treats the old one as deleted.
     """
 
-    def __init__(self, fs: "Filesystem", chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
+    def __init__(self, fs: Tree, chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
         self.fs = fs
         self.chunk_view = chunk_view
         self.array, self.encoding, self.codec, _ = chunk_view
@@ -186,6 +183,17 @@ class ChunkTree:
 
     # Attributes and content.
 
+    def show(self, chunk_view: ChunkView) -> None:
+        """Show the chunks by *chunk_view*, which has the same chunks in the same places."""
+        self.chunk_view = chunk_view
+
+    async def present(self) -> "ChunkTree":
+        """Return the current chunk tree of the array; raises `StaleError` if there is none any more."""
+        found = self.fs.chunk_tree(await self.fs.array_node(self.path))
+        if not isinstance(found, ChunkTree):
+            raise StaleError(f"the array {self.path or 'at the root'} is gone")
+        return found
+
     async def check(self) -> None:
         """Raise `StaleError` if the array no longer has these chunks."""
         path, hierarchy = self.path, self.fs.hierarchy
@@ -231,7 +239,12 @@ class ChunkTree:
 
     async def prune(self) -> None:
         """Commit the removal of all chunks, and remove the directories of the shards."""
-        array, store, writer, encoding = self.array, self.fs.store, self.fs.writer, self.array.layout.key_encoding
+        array, store, writer, encoding = (
+            self.array,
+            self.fs.store,
+            self.fs.writable.writer,
+            self.array.layout.key_encoding,
+        )
         for coords in list(self.refilled):
             if self.refilled.pop(coords, None) is not None:  # else it has been written meanwhile
                 await writer.erase(array, coords, mtime_ns=time.time_ns())
@@ -359,7 +372,7 @@ class Chunk(PublishedEntry):
     async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the content of the chunk."""
         ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
-        buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
+        buffer.has_time(await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns))
         buffer.equals(ino)
 
     async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
@@ -378,11 +391,11 @@ class Chunk(PublishedEntry):
         handle = await self.current()
         if handle is None:
             raise NotFoundError(f"{self.path} does not exist")
-        chunks = await self.fs.present(self.chunks)
+        chunks = await self.chunks.present()
         missing = chunks.chunk_view.missing
         if missing is None or not missing.is_listed:
             if not isinstance(handle.extent, FillChunk):
-                await self.fs.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
+                await self.fs.writable.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
         elif chunks.refilled.get(self.coords) == handle.ino:
             chunks.removed_again.add(self.coords)
         else:
@@ -402,7 +415,7 @@ class Chunk(PublishedEntry):
         one.
         """
         ino, chunk = self.ino, self
-        buffer = self.fs.buffers.of_ino(ino)
+        buffer = self.fs.writable.buffers.of_ino(ino)
         if buffer is not None:
             buffer.set_attributes(changes)
             if buffer.is_ahead:
@@ -414,15 +427,15 @@ class Chunk(PublishedEntry):
         pending = chunk.chunks.array.change(chunk.coords)
         if isinstance(pending, Put):
             status = changed(new_file(pending.mode, pending.uid, pending.gid), changes)
-            pending.mode, pending.uid, pending.gid = S_IMODE(status.mode), status.uid, status.gid
+            pending.grant(S_IMODE(status.mode), status.uid, status.gid)
         mtime_ns = changes.get("mtime_ns")
         if mtime_ns is not None:
             own = OwnVersion(ino, mtime_ns)
-            self.fs.writer.source.shards.generations.own(chunk.chunks.array.layout, chunk.coords, own)
+            self.fs.writable.writer.source.shards.generations.own(chunk.chunks.array.layout, chunk.coords, own)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as the version *ino*; return its modification time, which is now unless one is given."""
-        chunks = await self.fs.present(self.chunks)
+        chunks = await self.chunks.present()
         array, coords = chunks.array, self.coords
         if not array.grid.contains(coords):
             raise RefusedError(f"{self.path} now lies beyond the shape of its array")
@@ -433,7 +446,7 @@ class Chunk(PublishedEntry):
                 content = await self.fs.chunk_cache.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{self.path} is refused: {error}") from None
-        own = await self.fs.writer.put(
+        own = await self.fs.writable.writer.put(
             array,
             coords,
             content,
@@ -469,6 +482,11 @@ class ChunkDirectory(Entry):
     def node_path(self) -> str:
         """The path of the array."""
         return self.chunks.path
+
+    def keep_inode(self, ino: int) -> None:
+        """Let the number *ino*, by which programs know the directory already, stand for it."""
+        self.ino = ino
+        self.fs.inodes.keep(ino, ChunkDirectory, entry=self)
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the directory."""
@@ -517,8 +535,8 @@ class ChunkDirectory(Entry):
         chunks.removals[self.position] += 1
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
-            present = await self.fs.present(chunks)
-            await (self.fs.publisher.end(present) if isinstance(node.kind, RemovedArray) else present.prune())
+            present = await chunks.present()
+            await (self.fs.writable.publisher.end(present) if isinstance(node.kind, RemovedArray) else present.prune())
 
     async def _require_no_scratch(self) -> None:
         """Raise `NotEmptyError` if there are scratch files in the directory, or below it."""

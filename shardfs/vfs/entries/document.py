@@ -2,97 +2,20 @@
 
 from contextlib import suppress
 from stat import S_IMODE
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
-from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Node, is_below
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import NotFoundError, NotPermittedError, ShardfsError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
-from shardfs.vfs.entries.base import PublishedEntry
+from shardfs.vfs.entries.base import PublishedEntry, Tree
 from shardfs.vfs.handles import ABSENT, Attributes, DocumentHandle, FileHandle, Owner
+from shardfs.vfs.texts import DocumentText
 from shardfs.vfs.write_buffer import State, WriteBuffer
-
-if TYPE_CHECKING:
-    from shardfs.vfs.filesystem import Filesystem
 
 NO_ATTRIBUTES: Final = b"{}"
 """What is shown as the `.zattrs` of a node without attributes."""
-_MAX_TEXTS_NBYTES: Final = 16 * 2**20
-_OVERHEAD_NBYTES: Final = 512
-"""What a text takes in memory beside its own bytes, roughly: its path, its place in the cache, the generated text."""
-
-
-class DocumentText(NamedTuple):
-    """The text of a document, and its modification time if that differs from the stored document's."""
-
-    text: bytes
-    mtime_ns: int | None = None
-
-
-class _Written(NamedTuple):
-    text: DocumentText
-    shown: bytes | None
-    is_same: bool
-
-
-class TextCache:
-    """The texts of documents that were written through the mount, by path; the latest ones, up to some MiB.
-
-    A document is stored in another form than it was written in, and the generated text may be spelled differently:
-    equal as JSON, but not in size and checksum, which copying programs compare.
-    """
-
-    def __init__(self) -> None:
-        self._texts: Cache[str, _Written] = Cache(
-            lambda written: len(written.text.text) + _OVERHEAD_NBYTES, _MAX_TEXTS_NBYTES
-        )
-
-    def text(self, path: str, shown: bytes | None) -> DocumentText | None:
-        """Return the text to show for the document at *path*, for which *shown* was generated; None if there is none.
-
-        It is the text that was written, as long as *shown*, which may be None, is what it was then.
-        """
-        written = self._texts.peek(path)
-        if written is not None and written.is_same and written.shown == shown:
-            return written.text
-        return DocumentText(shown) if shown is not None else None
-
-    def known(self, path: str) -> DocumentText | None:
-        """Return the text that was written at *path*, whether it is still shown or not."""
-        written = self._texts.peek(path)
-        return written.text if written is not None else None
-
-    def is_compared(self, path: str, shown: bytes) -> bool:
-        """Whether the text that was written at *path* was compared with *shown*."""
-        written = self._texts.peek(path)
-        return written is not None and written.shown == shown
-
-    def keep(self, path: str, text: DocumentText, shown: bytes | None, *, is_same: bool) -> None:
-        """Remember what was written at *path*, what is generated for it now (*shown*), and whether both agree."""
-        self._texts.put(path, _Written(text, shown, is_same))
-
-    def set_time(self, path: str, mtime_ns: int) -> None:
-        """Let *mtime_ns* be the modification time of the document at *path*, if its text is known."""
-        written = self._texts.peek(path)
-        if written is not None:
-            self._texts.put(path, written._replace(text=DocumentText(written.text.text, mtime_ns)))
-
-    def forget(self, path: str) -> None:
-        """Forget the text of a document."""
-        self._texts.forget(path)
-
-    def move(self, old: str, new: str) -> None:
-        """Follow a directory that was moved from *old* to *new*, with all documents below it."""
-        known = self._texts.known()
-        moved = [(path, self._texts.peek(path)) for path in known if is_below(path, old)]
-        for path in known:
-            if is_below(path, old) or is_below(path, new):
-                self.forget(path)
-        for path, written in moved:
-            if written is not None:
-                self._texts.put(new + path[len(old) :], written)
 
 
 class Document(PublishedEntry):
@@ -106,15 +29,10 @@ class Document(PublishedEntry):
     max_nbytes = MAX_DOCUMENT_NBYTES
     is_document = True
 
-    def __init__(self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None) -> None:
+    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
         super().__init__(fs, ino)
         self.path = path
         self.identity = identity
-
-    @property
-    def name(self) -> str:
-        """Its name in its directory."""
-        return self.path.rpartition("/")[2]
 
     def stored_key(self) -> str | None:
         """Return the key of the stored document."""
@@ -158,7 +76,7 @@ class Document(PublishedEntry):
         shown = (await fs.documents(node)).get(name)
         if shown is not None:
             return self.opened(node, shown)
-        found = await fs.view.directory(fs, self.node_path).lookup(name)
+        found = await fs.directory(self.node_path).lookup(name)
         if not found.ino:
             return None
         handle = await (await fs.entry(found.ino)).open()  # it is shown as it is stored
@@ -181,7 +99,7 @@ class Document(PublishedEntry):
         """Publish what was written."""
         content = buffer.content
         text, rights = bytes(content.read(0, content.nbytes)), _rights_of(buffer.status)
-        await self.fs.publisher.publish(self, text, rights, buffer.mtime_ns, exclusive=buffer.is_exclusive)
+        await self.fs.writable.publisher.publish(self, text, rights, buffer.mtime_ns, exclusive=buffer.is_exclusive)
         with suppress(ShardfsError):  # it is published, even if nobody can look at it now
             handle = await self.current(fresh=False)
             buffer.equals(handle.ino if handle is not None else ABSENT)
@@ -190,11 +108,11 @@ class Document(PublishedEntry):
         """Publish *content* as the document, with its modification time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         rights, mtime_ns = _rights_of(attributes.status), attributes.own_mtime_ns
-        await self.fs.publisher.publish(self, text, rights, mtime_ns, exclusive=exclusive)
+        await self.fs.writable.publisher.publish(self, text, rights, mtime_ns, exclusive=exclusive)
 
     async def erase(self) -> None:
         """Remove the document."""
-        await self.fs.publisher.remove(self)
+        await self.fs.writable.publisher.remove(self)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -211,7 +129,7 @@ class Document(PublishedEntry):
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored document; for a document that is not stored yet, keep them."""
         mtime_ns = changes.get("mtime_ns")
-        buffer = self.fs.buffers.of_ino(self.ino)
+        buffer = self.fs.writable.buffers.of_ino(self.ino)
         if buffer is not None and (buffer.is_new or buffer.state is State.DETACHED):
             buffer.set_attributes(changes)
             return
@@ -221,7 +139,7 @@ class Document(PublishedEntry):
             await self.attributes()  # raises `StaleError` if another version has the name
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
         if buffer is not None and mtime_ns is not None:
-            buffer.mtime_ns = mtime_ns
+            buffer.has_time(mtime_ns)
         if mtime_ns is not None:
             self.fs.texts.set_time(self.path, mtime_ns)
         await self.fs.hierarchy.node(self.node_path, fresh=True)  # which holds these attributes

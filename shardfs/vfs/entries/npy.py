@@ -6,9 +6,9 @@ assembled from the chunks that it touches.
 
 import os
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import trio
@@ -18,20 +18,16 @@ from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.dataset.shard import OpenShard
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import NpyForm
+from shardfs.format.lens import NpyForm, Shown
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.npy import Copy
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
 from shardfs.stores.parallel import QuickLock, for_each
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
-from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.base import Entry, Tree, TreeView
 from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.handles import Attributes, Batch, DocumentHandle, FileHandle
-
-if TYPE_CHECKING:
-    from shardfs.vfs.filesystem import Filesystem
-    from shardfs.vfs.views import NpyView
 
 _AT_ONCE: Final = 16
 _MAX_NAME_NBYTES: Final = 255  # the limit of Linux
@@ -42,6 +38,20 @@ _MAX_KNOWN: Final = 2**14
 _MAX_RANGE_NBYTES: Final = 64 * 2**20
 
 Elements = np.ndarray[tuple[int, ...], np.dtype[Any]]
+
+
+class NpyFiles(TreeView, Protocol):
+    """What the files of this view ask it; `NpyView` says what each of these is."""
+
+    source_name: str
+    nopened: Counter[str]
+    ahead: "OrderedDict[NpyHandle, Ahead]"
+
+    def attributes(self, node: Node) -> bytes | None:
+        """Return the attributes of *node* as JSON; None if it has none, or is not shown."""
+
+    def shown(self, node: Node) -> Shown:
+        """Return what is generated for *node*."""
 
 
 class NpyDirectory(Directory):
@@ -120,7 +130,7 @@ class NpyDirectory(Directory):
         for suffix, kind in _KINDS.items():
             file = kind(self.fs, node.path, node.document_stat.version)
             if file.nbytes_in(node) is not None and len(os.fsencode(name + suffix)) <= _MAX_NAME_NBYTES:
-                file.ino = self.fs.inodes.keyed((kind, node.path, file.identity), kind, file)
+                file.keep_inode(self.fs.inodes.keyed((kind, node.path, file.identity), kind, file))
                 files[name + suffix] = file.attributes_in(node)
         return files
 
@@ -140,7 +150,7 @@ class NodeFile(Entry, ABC):
 
     __slots__ = ("_path", "identity")
 
-    def __init__(self, fs: "Filesystem", path: str, identity: object) -> None:
+    def __init__(self, fs: Tree, path: str, identity: object) -> None:
         super().__init__(fs)
         self._path = path
         self.identity = identity
@@ -149,6 +159,10 @@ class NodeFile(Entry, ABC):
     def path(self) -> str:
         """The path of the node."""
         return self._path
+
+    def keep_inode(self, ino: int) -> None:
+        """Let the number *ino* stand for the file."""
+        self.ino = ino
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the stored document, with the size of the generated file."""
@@ -428,5 +442,5 @@ class NpyHandle(FileHandle):
                 part[...] = np.ndarray(shape, self._item, data, source * nbytes - first, self._source_strides)
 
 
-def _view_of(node: Entry) -> "NpyView":
-    return cast("NpyView", node.fs.view)
+def _view_of(node: Entry) -> NpyFiles:
+    return cast(NpyFiles, node.fs.view)

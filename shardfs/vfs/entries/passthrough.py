@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from stat import S_IMODE
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shardfs.dataset.node import DOCUMENT, Node, RemovedArray
 from shardfs.errors import (
@@ -22,14 +22,10 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reserved, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.base import Chunks, Entry, Tree
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.handles import Attributes, Batch, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
-
-if TYPE_CHECKING:
-    from shardfs.vfs.entries.chunk import ChunkTree
-    from shardfs.vfs.filesystem import Filesystem
 
 _REASON: Final = b"user.shardfs.reason"
 
@@ -44,9 +40,7 @@ class Passthrough(Entry):
     __slots__ = ("identity", "is_scratch", "path")
     path: str
 
-    def __init__(
-        self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None, *, is_scratch: bool = False
-    ) -> None:
+    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None, *, is_scratch: bool = False) -> None:
         super().__init__(fs, ino)
         self.path = path
         self.identity = identity
@@ -94,8 +88,7 @@ class Passthrough(Entry):
                 raise
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
         row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
-        row.is_direct |= is_new and self.is_scratch
-        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True)
+        handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch)
         return handle if is_new else await _cut(handle, flags)
 
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
@@ -127,7 +120,7 @@ class Passthrough(Entry):
 
     def _copy(self) -> str:
         """Return a key under which a file can be created before it gets its name."""
-        return join_key(self.fs.copies, secrets.token_hex(8))
+        return join_key(self.fs.writable.copies, secrets.token_hex(8))
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the stored file."""
@@ -138,7 +131,7 @@ class Passthrough(Entry):
         snapshot = await self.fs.store.open(self.path)
         if self.is_scratch:
             return attributes, snapshot.content(0, snapshot.size)
-        return attributes, await self.fs.buffers.copied(snapshot.size, snapshot.read)
+        return attributes, await self.fs.writable.buffers.copied(snapshot.size, snapshot.read)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
@@ -158,7 +151,7 @@ class Passthrough(Entry):
             await store.unlink(copy)
             raise
         self.fs.inodes.removed(self.path)
-        for directory in (self.path.rpartition("/")[0], self.fs.copies):
+        for directory in (self.path.rpartition("/")[0], self.fs.writable.copies):
             await store.sync_directory(directory)
 
     async def remove(self) -> None:
@@ -202,7 +195,7 @@ class Passthrough(Entry):
             for name in [entry.name for entry in await fs.store.list(self.path)]:
                 if name != DOCUMENT and not (emptied.takes(name) or is_lock(name) or is_reserved(name)):
                     raise NotEmptyError(f"{name} is in the directory")
-            await fs.publisher.end(emptied)
+            await fs.writable.publisher.end(emptied)
 
     async def make_link(self, target: bytes) -> None:
         """Create a symbolic link under this name."""
@@ -237,7 +230,7 @@ class Passthrough(Entry):
             if refusal is not None:
                 raise CorruptionError(refusal)
             for path in (self.path, new.path):
-                await fs.writer.commits.flush(below=path)
+                await fs.writable.writer.commits.flush(below=path)
             if not exclusive:
                 with suppress(NotFoundError):
                     await new._clear()
@@ -363,7 +356,7 @@ class Directory(Special):
             async for batch in chunks.list_in_array(cookie):
                 yield batch
 
-    def hides(self, node: Node, chunks: "ChunkTree | None", name: str) -> bool:
+    def hides(self, node: Node, chunks: Chunks | None, name: str) -> bool:
         """Whether the file stored under *name* is not shown as it is stored."""
         if self.fs.is_scratch(self.path):
             return False

@@ -1,4 +1,4 @@
-"""Requests that change something, and requests whose answer depends on what is being written."""
+"""The tree of a source that may be changed: requests that change something, and how what is being written is shown."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.cache import while_it_changes
+from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import DOCUMENT, RemovedArray, groups_above
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
@@ -18,7 +19,8 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import NewAttributes, is_reserved, join_key
+from shardfs.stores.base import NewAttributes, Store, is_reserved, join_key
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.entries.chunk import ChunkDirectory
@@ -28,6 +30,7 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
+from shardfs.vfs.views import View
 from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers
 
 log = logging.getLogger(__name__)
@@ -49,33 +52,49 @@ class Settled:
         return [error for error in (self.commit, *self.documents, self.files) if error is not None]
 
 
-class Changes:
-    """The requests of a filesystem that may be changed; its view is an `EditableView`.
+class WritableFilesystem(Filesystem):
+    """A filesystem that may be changed; its *view* is an `EditableView`.
 
-    *writer* publishes chunks, and new arrays are sharded as *chunks_per_shard* says. *buffers* is the directory for
-    write buffers that are too large for memory. *copies* is the directory of the store where files are made before they
-    get their names, and *orphans* the one for chunk files that arrive before the document of their array.
+    *scratch* is the directory of the store for scratch files. *writer* publishes chunks, and new arrays are sharded as
+    *chunks_per_shard* says. *buffers* is the directory for write buffers that are too large for memory. *copies* is the
+    directory of the store where files are made before they get their names, and *orphans* the one for chunk files that
+    arrive before the document of their array.
     """
 
     def __init__(
         self,
-        fs: Filesystem,
-        writer: Writer,
+        store: Store,
+        hierarchy: Hierarchy,
+        view: View,
+        chunk_cache: ChunkCache,
         *,
+        ttl: float,
+        scratch: str,
+        writer: Writer,
         buffers: str,
         copies: str,
         orphans: str,
         chunks_per_shard: tuple[int, ...] | None = None,
     ) -> None:
-        self.writer = fs.writer = writer
-        fs.copies = copies
-        self.fs = fs
+        super().__init__(store, hierarchy, view, chunk_cache, ttl=ttl, scratch=scratch)
+        self.writer = writer
+        self.copies = copies
         self._locks = Locks()
-        self.buffers = fs.buffers = WriteBuffers(
-            BufferSpace(buffers), fs.inodes, lambda: fs.ttl, self._publish, writer.log.sync_soon, self._check_writable
+        self.buffers = WriteBuffers(
+            BufferSpace(buffers),
+            self.inodes,
+            lambda: self.ttl,
+            self._publish,
+            writer.log.sync_soon,
+            self._check_writable,
         )
-        self.orphans = OrphanChunks(fs, writer, orphans)
-        self.documents = fs.publisher = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        self.orphans = OrphanChunks(self, writer, orphans)
+        self.publisher = Documents(self, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+
+    @property
+    def writable(self) -> "WritableFilesystem":
+        """This tree."""
+        return self
 
     # Lookups and attributes, of what is being written too.
 
@@ -84,12 +103,12 @@ class Changes:
 
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
-        fs, nchanges = self.fs, self.fs.store.nchanges
-        path = join_key(fs.path_of(parent), os.fsdecode(name))
+        nchanges = self.store.nchanges
+        path = join_key(self.path_of(parent), os.fsdecode(name))
         while True:
             with self.buffers.watching(path) as watch:
                 attributes = await self._locks.settled(
-                    partial(fs.lookup, parent, name), lambda found: found.ino == ABSENT
+                    partial(super().lookup, parent, name), lambda found: found.ino == ABSENT
                 )
             if attributes.ino != ABSENT:
                 return attributes
@@ -97,11 +116,11 @@ class Changes:
             if buffer is not None:
                 if buffer.is_new:  # the kernel may have been given another number for this name
                     buffer.entry.keep_number(buffer.ino)
-                fs.retain(buffer.ino)
+                self.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
             if not watch.has_moved:
                 break
-        if fs.store.root is None:
+        if self.store.root is None:
             await self._note_absent(parent, os.fsdecode(name), nchanges)
         return attributes
 
@@ -112,10 +131,10 @@ class Changes:
         say for which handle it asks.
         """
         buffer = self.buffers.of_ino(ino)
-        if buffer is not None and buffer.is_ahead and not self.fs.readers(ino):
+        if buffer is not None and buffer.is_ahead and not self.readers(ino):
             return buffer.attributes(ino)
         try:
-            return await self._locks.settled(partial(self.fs.attributes, ino))
+            return await self._locks.settled(partial(super().attributes, ino))
         except StaleError:
             late = await self._successor(ino)
             if late is None:
@@ -124,18 +143,14 @@ class Changes:
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
         """Return the answer of the entry *ino* to *question*."""
-        return await self._locks.settled(partial(self.fs.ask, ino, question))
+        return await self._locks.settled(partial(super().ask, ino, question))
 
-    async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
-        """Open a file to read.
-
-        Returns the number of the handle, the handle, and whether the file had been replaced: then the handle is of the
-        file that took its place.
-        """
-        fs, nchanges, is_late = self.fs, self.fs.store.nchanges, False
+    async def open(self, ino: int) -> tuple[int, FileHandle]:
+        """Open a file to read; if it was replaced, the handle is of the file that took its place, and *is_late*."""
+        nchanges = self.store.nchanges
 
         async def look() -> tuple[Entry, FileHandle]:
-            found = await fs.entry(ino)
+            found = await self.entry(ino)
             return found, await found.open()
 
         try:
@@ -145,12 +160,12 @@ class Changes:
             if late is None and buffer is not None and buffer.is_unpublished:
                 raise NotFoundError(f"{buffer.entry.path} is not published yet") from None
             # The kernel keeps one size per inode, so all handles of an inode must agree on it.
-            if late is None or any(reader.attributes.size != late.attributes.size for reader in fs.readers(ino)):
+            if late is None or any(reader.attributes.size != late.attributes.size for reader in self.readers(ino)):
                 raise
-            entry, handle, is_late = await fs.entry(ino), late, True
-            handle.ino = ino
-        fs.note_shown(entry, handle, nchanges)
-        return fs.add_file(handle), handle, is_late
+            entry, handle = await self.entry(ino), late
+            handle.stand_for(ino)
+        self.note_shown(entry, handle, nchanges)
+        return self.add_file(handle), handle
 
     async def _successor(self, ino: int) -> FileHandle | None:
         """Open what has the name of *ino* by now; None if there is nothing.
@@ -159,24 +174,24 @@ class Changes:
         name that is rewritten continually, and programs take the error for a missing file.
         """
         try:
-            path = (await self.fs.entry(ino)).path
-            return await while_it_changes(partial(self.fs.open_path, path))
+            path = (await self.entry(ino)).path
+            return await while_it_changes(partial(self.open_path, path))
         except ShardfsError:
             return None
 
     async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
         """Note in the store that a program saw no *name*: a file that it creates replaces nobody else's."""
-        fs, directory = self.fs, await self.fs.entry(parent)
+        directory = await self.entry(parent)
         if not isinstance(directory, Directory):
             return
         names = {name}
-        if name in fs.view.document_names:
-            known = fs.hierarchy.last_seen(directory.path)
+        if name in self.view.document_names:
+            known = self.hierarchy.last_seen(directory.path)
             if known is not None and (known.document is not None or known.any_array is not None):
                 return  # the document exists; it has no such part in this view, or was removed on the mount
             names.add(DOCUMENT)
         for absent in names:
-            fs.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
+            self.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
 
     # Files.
 
@@ -190,18 +205,18 @@ class Changes:
         self.writer.check()
         async with self._hold(parent):
             handle = await (await self._child(parent, name)).create(mode, flags, owner)
-            self.fs.retain(handle.ino)
+            self.retain(handle.ino)
             attributes = handle.attributes
             if not handle.is_direct:  # another process may have written to it before the kernel sees this size
                 attributes = attributes._replace(ttl=0.0)
-            return self.fs.add_file(handle), attributes, handle.is_direct
+            return self.add_file(handle), attributes, handle.is_direct
 
-    async def open(self, ino: int, flags: int) -> tuple[int, bool]:
+    async def open_to_write(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""
         self.writer.check()
         async with self._hold(ino):
-            handle = await (await self.fs.entry(ino)).open_to_write(flags)
-            return self.fs.add_file(handle), handle.is_direct
+            handle = await (await self.entry(ino)).open_to_write(flags)
+            return self.add_file(handle), handle.is_direct
 
     async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
         """Change the size of a file, through the handle *number* or, without one, at once.
@@ -210,23 +225,23 @@ class Changes:
         """
         self.writer.check()
         if number is not None:
-            await self.fs.open_files[number].truncate(nbytes)
-            return self.fs.open_files[number].attributes
-        number, _ = await self.open(ino, os.O_WRONLY)
+            await self.open_files[number].truncate(nbytes)
+            return self.open_files[number].attributes
+        number, _ = await self.open_to_write(ino, os.O_WRONLY)
         try:
             await self.truncate(ino, number, nbytes)
-            await self.fs.open_files[number].flush()
-            return self.fs.open_files[number].attributes
+            await self.open_files[number].flush()
+            return self.open_files[number].attributes
         finally:
             await self.close(number)
 
     async def close(self, number: int) -> None:
         """Close an open file."""
-        handle = self.fs.open_files.pop(number)
+        handle = self.open_files.pop(number)
         await handle.close()
         if not isinstance(handle, PassthroughHandle) or not handle.is_writable:
             return
-        key = self.fs.inodes.name_of(handle.ino)
+        key = self.inodes.name_of(handle.ino)
         if self.orphans.has(key):
             async with self._locks.hold(partial(_node, self.orphans.array_path(key))):
                 await self.orphans.absorb_file(key)
@@ -248,9 +263,9 @@ class Changes:
         """Lock the node of *ino* in shared mode, and exclusively that which may be *name* in the directory *ino*."""
 
         async def choose() -> Nodes:
-            nodes = {self.fs.node_path(ino): False}
+            nodes = {self.node_path(ino): False}
             if name is not None:
-                nodes[join_key(self.fs.path_of(ino), os.fsdecode(name))] = True
+                nodes[join_key(self.path_of(ino), os.fsdecode(name))] = True
             return nodes
 
         return self._locks.hold(choose)
@@ -301,10 +316,10 @@ class Changes:
 
         A document is changed with its node to itself, and it may make its directory a node.
         """
-        directory = await self.fs.entry(parent)
+        directory = await self.entry(parent)
         path = join_key(directory.path, os.fsdecode(name))
-        is_document = isinstance(directory, Directory) and self.fs.is_document(path)
-        if makes and is_document and await Document(self.fs, path).makes_node():
+        is_document = isinstance(directory, Directory) and self.is_document(path)
+        if makes and is_document and await Document(self, path).makes_node():
             return None
         return {directory.node_path: is_document}
 
@@ -320,47 +335,47 @@ class Changes:
                 await buffer.publish()
         if isinstance(old, PublishedEntry):
             await old.check_removable()
-        row = self.fs.inodes.row_at(old.path) if isinstance(old, Passthrough) else None
+        row = self.inodes.row_at(old.path) if isinstance(old, Passthrough) else None
         if row is not None and row.nlink == 1:
-            row.became = new.path  # before it is read: who writes later is told
+            row.becomes(new.path)  # before it is read: who writes later is told
         try:
             attributes, content = await old.content()
             has_one_name = row is not None and attributes.status.nlink == 1
             if row is not None and not has_one_name:  # another program gave it a second one just now
-                row.became = ""
+                row.becomes("")
             await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
             self.buffers.detach(buffers, moved=True)
             await old.remove()
         except BaseException:
             if row is not None:
-                row.became = ""
+                row.becomes("")
             raise
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; for a chunk or a document, that is a copy."""
         self.writer.check()
         async with self._locks.hold(partial(self._nodes_of, new_parent, new_name)):
-            await (await self.fs.entry(ino)).link_to(await self._child(new_parent, new_name))
-            made = await self.fs.lookup(new_parent, new_name)
+            await (await self.entry(ino)).link_to(await self._child(new_parent, new_name))
+            made = await super().lookup(new_parent, new_name)
             if made.ino != ABSENT:
                 return made
             # An empty document is not shown; the kernel finds out at its next lookup.
-            self.fs.retain(ino)
-            return (await self.fs.attributes(ino))._replace(ttl=0.0)
+            self.retain(ino)
+            return (await super().attributes(ino))._replace(ttl=0.0)
 
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
         """Create a symbolic link."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_link(target)
-            return await self.fs.lookup(parent, name)
+            return await super().lookup(parent, name)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:
         """Create a directory; directories of chunks exist already."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_directory(mode, owner)
-            return await self.fs.lookup(parent, name)
+            return await super().lookup(parent, name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of a directory of chunks, remove what is stored of it."""
@@ -368,7 +383,7 @@ class Changes:
 
         async def choose() -> Nodes:
             # What a directory of chunks is the last of, may end with it.
-            return {self.fs.node_path(parent): False} | {(await self._child(parent, name)).node_path: True}
+            return {self.node_path(parent): False} | {(await self._child(parent, name)).node_path: True}
 
         async with self._locks.hold(choose):
             await (await self._child(parent, name)).remove_directory()
@@ -378,7 +393,7 @@ class Changes:
         text = os.fsdecode(name)
         if is_reserved(text):
             raise NotPermittedError(f"{text} is a name that shardfs reserves for itself")
-        return await (await self.fs.entry(parent)).child(text)
+        return await (await self.entry(parent)).child(text)
 
     # Attributes.
 
@@ -395,14 +410,14 @@ class Changes:
     async def sync_directory(self, ino: int) -> None:
         """Make everything that was published durable, and the names in a directory."""
         await self.writer.log.sync_soon()
-        await (await self.fs.entry(ino)).sync()
+        await (await self.entry(ino)).sync()
 
     async def flush_all(self) -> None:
         """Do what `settle` does; raises the first error, and logs the others."""
         first, *others = [*(await self.settle()).errors, None]
         for error in others:
             if error is not None:
-                log.error("%s: %s", self.fs.store.url, error)
+                log.error("%s: %s", self.store.url, error)
         if first is not None:
             raise first.with_traceback(None)
 
@@ -420,23 +435,23 @@ class Changes:
             await self._correct_copies()
         except ShardfsError as error:
             settled.documents.append(error)
-        for removed in self.fs.hierarchy.all_removed:
+        for removed in self.hierarchy.all_removed:
             try:
                 await self._drop(removed)
             except ShardfsError as error:
                 settled.documents.append(error)
         try:
-            await self.fs.store.flush()
+            await self.store.flush()
         except ShardfsError as error:
             settled.files = error
         return settled
 
     async def _correct_copies(self) -> None:
         """Correct the copies of removed documents in groups: nobody must find an array by a copy alone."""
-        outdated = self.fs.hierarchy.copies.outdated
+        outdated = self.hierarchy.copies.outdated
         groups = {group for path in outdated for group, _ in groups_above(path)}
         async with self._locks.hold(partial(_alone, groups)):
-            await self.documents.correct_copies(outdated)
+            await self.publisher.correct_copies(outdated)
 
     async def _drop(self, removed: RemovedArray) -> None:
         """Drop a removed document, unless something is pending in its array that cannot be committed."""
@@ -445,7 +460,7 @@ class Changes:
             if any(queue.error is not None for queue in commits.pending_below(path)):
                 return  # `settle` tells it
             await commits.flush(below=path)
-            if await self.fs.hierarchy.removed(path) is removed:
+            if await self.hierarchy.removed(path) is removed:
                 await removed.drop()
 
 
