@@ -17,6 +17,12 @@ _LABELS: Final = ("version", "source", "mountpoint", "view", "access")
 """Texts that do not change during a mount: the labels of `shardfs_mount_info`."""
 
 
+_USUAL: Final = {
+    "errors": ("EACCES", "EDQUOT", "EINVAL", "EIO", "EMFILE", "ENOENT", "ENOSPC", "EPERM", "EROFS", "ESTALE")
+}
+"""Rows that are there from the start: Prometheus sees no increase in a series that begins with its first error."""
+
+
 class _Figures(Collector):
     def __init__(self, latest: Callable[[], Snapshot]) -> None:
         self._latest = latest
@@ -33,7 +39,11 @@ class _Figures(Collector):
             if not isinstance(value, str) and figure.kind != "text":
                 kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
                 family = kind(f"shardfs_{figure.name}", figure.help, labels=[figure.label] if figure.label else [])
-                rows = value if isinstance(value, Mapping) else {None: value}
+                rows: dict[str | None, float] = dict.fromkeys(_USUAL.get(figure.name, ()), 0)
+                if isinstance(value, Mapping):
+                    rows.update((label, number) for label, number in value.items())
+                else:
+                    rows[None] = value
                 for label, number in rows.items():
                     family.add_metric([] if label is None else [label], number)
                 yield family

@@ -81,6 +81,14 @@ def test_a_real_prometheus_scrapes_it(mount: Mounter, source: Path, tmp_path: Pa
             assert ask(query)[1] == wanted, query
 
 
+def test_errors_that_an_alert_waits_for_are_counted_from_zero(mount: Mounter, source: Path) -> None:
+    """The first one is an increase then."""
+    mounted = mount(source)
+    text = run("stats", "--prometheus", mounted.path).stdout
+    for name in ("EIO", "EACCES", "ENOSPC"):
+        assert f'shardfs_errors_total{{errno="{name}"}} 0.0\n' in text
+
+
 def test_clients_that_stay_silent_hold_no_descriptors_of_the_daemon(mount: Mounter, source: Path) -> None:
     port = free_port()
     mounted = mount(source, arguments=[f"--metrics={port}"])
