@@ -152,13 +152,12 @@ class Process:
         return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino
 
     async def _write(self, directory: int, name: bytes, data: bytes) -> None:
-        files = self.fs
         known = await self.fs.lookup(directory, name)
         if known.ino:
-            handle, _ = await files.open_to_write(known.ino, os.O_WRONLY | os.O_TRUNC)
+            handle, _ = await self.fs.open_to_write(known.ino, os.O_WRONLY | os.O_TRUNC)
         else:
-            handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+            handle, _, _ = await self.fs.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         if data:
-            await files.open_files[handle].write(0, data)
-        await files.open_files[handle].flush()
-        await files.close(handle)
+            await self.fs.open_files[handle].write(0, data)
+        await self.fs.open_files[handle].flush()
+        await self.fs.close(handle)
