@@ -95,6 +95,7 @@ class Snapshot:
     pending_reason: str | None = _figure("text", "What keeps them from being committed.")
     file: int | None = _figure("detail", "Inode number of the file in which the daemon keeps its figures.")
     is_committed: bool | None = _figure("detail", "At the end of the daemon: whether all that was written is stored.")
+    is_journal_gone: bool | None = _figure("detail", "At the end of the daemon: whether somebody removed its journal.")
     counts: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
 

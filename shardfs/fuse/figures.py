@@ -54,6 +54,7 @@ class Figures:
         self._begun = time.monotonic()
         self._file = os.memfd_create(FIGURES_FILE)
         self._is_committed: bool | None = None
+        self._is_journal_gone: bool | None = None
         self._systemd = _Systemd()
         self._is_ready = False
         self.ending = trio.Event()
@@ -80,6 +81,7 @@ class Figures:
             pending_reason=pending.reason,
             file=os.fstat(self._file).st_ino,
             is_committed=self._is_committed,
+            is_journal_gone=self._is_journal_gone,
             counts=self._statistics.counts(),
             store=self._fs.store.statistics(),
         )
@@ -110,9 +112,9 @@ class Figures:
         self.ending.set()
         self._systemd.say("STOPPING=1", _MORE_TIME)
 
-    def ended(self, is_committed: bool) -> None:
+    def ended(self, is_committed: bool, *, is_journal_gone: bool) -> None:
         """Leave the last figures, with the result, for those who wait for the end of this process."""
-        self._is_committed = is_committed
+        self._is_committed, self._is_journal_gone = is_committed, is_journal_gone
         self.publish()
 
     async def run(self) -> None:

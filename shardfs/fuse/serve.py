@@ -187,7 +187,8 @@ class _Daemon:
                 is_committed = await self._serve(ready, notes)
             finally:
                 await self._fs.worker.end()
-            self._figures.ended(is_committed)
+            is_gone = self._writing is not None and self._writing.journal.has_vanished
+            self._figures.ended(is_committed, is_journal_gone=is_gone)
             nursery.cancel_scope.cancel()
         return is_committed
 

@@ -87,8 +87,10 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
     latest = daemon.latest() or latest
     if latest is None or (latest.access != "read-only" and not latest.is_committed):
         what = f" ({pending(latest)})" if latest is not None and latest.pending_chunks else ""
+        is_gone = latest is not None and latest.is_journal_gone
+        rest = "is lost: somebody removed the journal, or the source with it" if is_gone else _REST
         raise StoreError(
-            f"{path} is unmounted, but not everything is stored{what}: the rest {_REST}; {_log(latest)} says why"
+            f"{path} is unmounted, but not everything is stored{what}: the rest {rest}; {_log(latest)} says why"
         )
 
 

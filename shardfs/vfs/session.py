@@ -98,7 +98,9 @@ class Session:
             log.error("%s: %s", self.source.store.url, settled.commit)
         elif settled.commit is not None:
             where = shown(self.state.journal)
-            log.error("what is pending stays in the journal, for the next mount: %s (%s)", settled.commit, where)
+            is_gone = self.journal.has_vanished
+            rest = "is lost with the journal" if is_gone else "stays in the journal, for the next mount"
+            log.error("what is pending %s: %s (%s)", rest, settled.commit, where)
         for error in settled.documents:
             log.error("what programs removed stays in %s: %s", self.source.store.url, error)
         if settled.files is not None:

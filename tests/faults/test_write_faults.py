@@ -341,6 +341,18 @@ def test_a_journal_that_was_removed_fails_writers_and_what_was_published_comes_i
     assert stored(source)[BESIDE] == NEW
 
 
+def test_umount_says_that_what_was_pending_is_lost_with_a_source_that_was_removed(source: Path, tmp_path: Path) -> None:
+    place, log = tmp_path / "place", tmp_path / "log"
+    place.mkdir()
+    assert run("mount", "--write", "--log-file", log, source, place).returncode == 0
+    assert write(place / "image/c/0/0", NEW) == 0
+    shutil.rmtree(source)
+    said = one_line_of(run("umount", place), FAILED)
+    assert "somebody removed the journal" in said
+    assert "lost with the journal" in log.read_text()
+    assert "stays in the journal" not in said + log.read_text()
+
+
 # Other programs
 
 
