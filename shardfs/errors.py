@@ -172,6 +172,12 @@ class TooLargeError(ShardfsError):
     errno = _errno.EFBIG
 
 
+class TooManyOpenFilesError(StoreError):
+    """This process, or the machine, may open no more files: raise the limit, or close some."""
+
+    errno = _errno.EMFILE
+
+
 class NameTooLongError(ShardfsError):
     """The store has no such long names."""
 

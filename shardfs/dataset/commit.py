@@ -226,6 +226,7 @@ class GroupCommit:
                 await trio.sleep_until(queue.retry_at or 0.0)
             else:
                 queue.succeed()
+                self.failing.pop(queue, None)
                 return
         raise StoreError(f"{queue.key} is changed over and over by another program")
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.syscalls import DIRECTORY, READ, SYSCALLS, Syscalls
+from shardfs.stores.local.syscalls import DIRECTORY, NO_FILES, READ, SYSCALLS, Syscalls
 from shardfs.stores.ranges import Span, Spans
 from shardfs.stores.s3.requests import Counts
 
@@ -184,6 +184,8 @@ class DiskCache:
             except FileNotFoundError:  # another process has evicted it
                 self._drop(entry)
             except (CorruptionError, OSError) as error:
+                if isinstance(error, OSError) and error.errno in NO_FILES:
+                    return None  # that says nothing about the entry
                 if self._drop(entry):  # else another reader has found it at the same time
                     with self._lock:
                         self._counts.cache_damaged += 1
@@ -225,7 +227,10 @@ class DiskCache:
     def discard(self, name: str, etag: str, wanted: Span) -> None:
         """Remove all bytes of *wanted* of the version *etag* of an object, whoever added them."""
         version = _version(name, etag)
-        for entry in self._list(version[:_DRAWER_NDIGITS]):
+        entries: list[Entry] = []
+        with suppress(OSError):
+            entries = self._list(version[:_DRAWER_NDIGITS])
+        for entry in entries:
             if entry.version == version and entry.span.start < wanted.stop and wanted.start < entry.span.stop:
                 self._drop(entry)
 
@@ -258,7 +263,10 @@ class DiskCache:
         with self._lock:
             found = self._known.get(version, Spans()).at(offset)
             if found is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
-                listed = self._list(entry.drawer)
+                try:
+                    listed = self._list(entry.drawer)
+                except OSError:  # no descriptor is free, which says nothing about the drawer
+                    return None
                 self._listed[entry.drawer] = self._clock()
                 self._known |= {other.version: Spans() for other in listed}
                 for other in listed:
@@ -267,11 +275,14 @@ class DiskCache:
         return None if found is None else entry._replace(span=found)
 
     def _list(self, drawer: str) -> list[Entry]:
-        """Return the entries in a drawer."""
-        with suppress(OSError):
+        """Return the entries in a drawer; raises `OSError` if no descriptor is free to list it."""
+        try:
             directory = Descriptor(os.open(drawer, DIRECTORY, dir_fd=self._folder.fd))
             return [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
-        return []
+        except OSError as error:
+            if error.errno in NO_FILES:
+                raise
+            return []
 
     def _drop(self, entry: Entry) -> bool:
         """Forget an entry and remove it; return whether it was known.

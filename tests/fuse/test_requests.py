@@ -14,7 +14,10 @@ from shardfs.dataset.statistics import Statistics
 from shardfs.errors import ShardfsError
 from shardfs.fuse.operations import Operations, WritingOperations, request
 
-LOUD = (errno.EIO, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EROFS, errno.EPERM, errno.EFBIG, errno.EBADF)
+LOUD = (
+    *(errno.EIO, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EROFS, errno.EPERM, errno.EFBIG),
+    *(errno.EBADF, errno.EMFILE),
+)
 
 
 def error_classes(base: type[ShardfsError] = ShardfsError) -> Iterator[type[ShardfsError]]:

@@ -45,6 +45,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
     TooLargeError,
+    TooManyOpenFilesError,
 )
 from shardfs.stores.base import Buffer, Descriptor
 
@@ -87,6 +88,9 @@ _LOCAL: Final = frozenset(
 
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+"""The errors of a process, or a machine, that may open no more files."""
+
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a disk that has no room left, for anybody or for this user."""
 
@@ -106,6 +110,8 @@ _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.ENODATA: NoAttributeError,
     errno.EOPNOTSUPP: NoAttributeError,
     errno.ESTALE: StaleError,
+    errno.EMFILE: TooManyOpenFilesError,
+    errno.ENFILE: TooManyOpenFilesError,
 }
 
 _ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {

@@ -124,22 +124,38 @@ class Listing:
             self.names.pop(name, None)
 
 
-class Directories(set[str]):
+class Directories:
     """Directories without anything stored in them: a bucket has none, so only this mount knows them, until it ends."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}  # by the directory above
+
+    def __contains__(self, key: str) -> bool:
+        parent, name = split(key)
+        return name in self._names.get(parent, ())
 
     def children(self, key: str) -> Iterator[str]:
         """Yield the names of the known directories in *key*."""
-        for parent, name in map(split, self):
-            if parent == key:
-                yield name
+        yield from self._names.get(key, ())
 
     def add_with_parents(self, key: str) -> None:
         """Add a directory, and all above it."""
-        self.update(filter(None, (key, *_ancestors(key))))
+        for directory in filter(None, (key, *_ancestors(key))):
+            parent, name = split(directory)
+            self._names.setdefault(parent, set()).add(name)
+
+    def discard(self, key: str) -> None:
+        """Forget a directory."""
+        parent, name = split(key)
+        names = self._names.get(parent, set())
+        names.discard(name)
+        if not names:
+            self._names.pop(parent, None)
 
     def settle(self, key: str) -> None:
         """Forget a directory in which something is stored now, and those above it: they exist by that."""
-        self.difference_update((key, *_ancestors(key)))
+        for directory in (key, *_ancestors(key)):
+            self.discard(directory)
 
 
 class Heads:
