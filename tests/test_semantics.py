@@ -44,3 +44,11 @@ def test_every_section_has_statements_and_lines_are_short() -> None:
         assert "\n- " in section
     for line in TEXT.splitlines():
         assert len(line) <= 120
+
+
+def test_promises_are_few_and_present_behaviour_is_apart() -> None:
+    """What a user relies on fits on a few pages; all else may change, and is said to."""
+    promises, behaviour = re.split(r"^# Present behaviour$", TEXT, flags=re.MULTILINE)
+    prose = re.sub(r"^\s*`tests/.*$|^#.*$|^\|.*$", "", promises, flags=re.MULTILINE)
+    assert len(re.findall(r"\.(?=\s|$)", prose)) <= 250
+    assert len(re.findall(r"^- ", behaviour, re.MULTILINE)) > 80
