@@ -178,8 +178,8 @@ class TooManyOpenFilesError(StoreError):
     errno = _errno.EMFILE
 
 
-class NameTooLongError(ShardfsError):
-    """The store has no such long names."""
+class NameTooLongError(NotFoundError):
+    """The store has no such long names, so nothing is there."""
 
     errno = _errno.ENAMETOOLONG
 

@@ -15,6 +15,7 @@ from shardfs.dataset.worker import Worker
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
+    NameTooLongError,
     NotADirectoryHereError,
     NotFoundError,
     ReadOnlyError,
@@ -200,6 +201,8 @@ class Filesystem:
         """Return the attributes of *name* as stored in *directory*; inode number 0 if it is not."""
         try:
             return await self.stored_attributes(join_key(directory, name))
+        except NameTooLongError:
+            raise
         except (NotFoundError, NotADirectoryHereError):
             return self.nothing()
 

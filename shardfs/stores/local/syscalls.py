@@ -102,7 +102,7 @@ BLOCK: Final = 4096
 
 _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.ENOENT: NotFoundError,
-    errno.ENAMETOOLONG: NotFoundError,
+    errno.ENAMETOOLONG: NameTooLongError,
     errno.ENOTDIR: NotADirectoryHereError,
     errno.EISDIR: IsADirectoryHereError,
     errno.EACCES: AccessDeniedError,
@@ -125,7 +125,6 @@ _ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
     errno.EOPNOTSUPP: NotPermittedError,
     errno.EINVAL: RefusedError,
     errno.ELOOP: NotPermittedError,
-    errno.ENAMETOOLONG: NameTooLongError,
     errno.EFBIG: TooLargeError,
 }
 
