@@ -253,8 +253,10 @@ def test_a_missing_chunk_in_references_as_parquet_is_the_fill_value_or_an_error(
     assert (arrays_by_parquet(tmp_path / "references", "fastparquet")["sparse"][...] == expected).all()
     sparse = arrays_by_parquet(tmp_path / "references", "pyarrow")["sparse"]
     assert (sparse[2:4, :2] == 1).all()
-    with suppress(Exception):
-        assert (sparse[...] == expected).all()
+    read = None
+    with suppress(Exception):  # of whatever class: fsspec promises none
+        read = sparse[...]
+    assert read is None or (read == expected).all()
 
 
 def test_what_references_as_parquet_cannot_hold_is_named_and_the_rest_is_written(tmp_path: Path) -> None:
