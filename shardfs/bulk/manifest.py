@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item
-from shardfs.dataset.state import needed, state_home
+from shardfs.dataset.state.directory import needed, state_home
 from shardfs.errors import SourceError, StoreError, UsageError
 from shardfs.stores.base import Address, Descriptor
 from shardfs.stores.local.syscalls import ofd_lock

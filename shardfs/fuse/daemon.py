@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import shardfs.errors
-from shardfs.dataset.state import state_home
+from shardfs.dataset.state.directory import state_home
 from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
 from shardfs.fuse.figures import SYSTEMD_VARIABLES
 

@@ -13,7 +13,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
-from shardfs.dataset.state import hold
+from shardfs.dataset.state.slots import hold
 from shardfs.dataset.wal.recovery import find_unstored
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures

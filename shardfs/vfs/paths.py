@@ -15,7 +15,7 @@ import trio
 
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.state import hold
+from shardfs.dataset.state.slots import hold
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,

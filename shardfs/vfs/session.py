@@ -5,7 +5,8 @@ import logging
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.state import StateDirectory, shown, slots_of
+from shardfs.dataset.state.directory import StateDirectory, shown
+from shardfs.dataset.state.slots import slots_of
 from shardfs.dataset.wal.recovery import describe_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted

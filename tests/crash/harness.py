@@ -18,7 +18,7 @@ from unittest.mock import patch
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.recover import recover_source
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.recovery import opened
 from shardfs.stores.local.syscalls import Syscalls

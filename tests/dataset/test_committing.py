@@ -19,7 +19,7 @@ import trio
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.recover import Finding, find_torn, recover_source, repair
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord
 from shardfs.dataset.wal.recovery import opened, read_left, replay

@@ -10,7 +10,9 @@ from typing import cast
 
 import pytest
 
-from shardfs.dataset.state import StateDirectory, hold, hold_all, locked
+from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.lock import locked
+from shardfs.dataset.state.slots import hold, hold_all
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.local import syscalls
@@ -78,7 +80,7 @@ def test_a_journal_of_another_source_is_refused(said: str) -> None:
 
 CLAIMING = """
 from pathlib import Path
-from shardfs.dataset.state import hold
+from shardfs.dataset.state.slots import hold
 from tests.dataset.test_state import remote
 for turn in range(40):
     with hold(remote()) as state:
@@ -96,7 +98,7 @@ def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None
 
 
 MOUNTING = """
-from shardfs.dataset.state import hold
+from shardfs.dataset.state.slots import hold
 from shardfs.dataset.wal.recovery import find_unstored
 from tests.dataset.test_state import remote
 assert find_unstored(remote()) is None

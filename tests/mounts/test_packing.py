@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state.directory import StateDirectory
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same

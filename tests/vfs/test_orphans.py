@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from shardfs.dataset import commit
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import NoSpaceError
 from shardfs.stores.local import tree
 from shardfs.stores.local.syscalls import Syscalls

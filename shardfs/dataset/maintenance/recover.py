@@ -18,7 +18,8 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
-from shardfs.dataset.state import PENDING, Slot, StateDirectory, all_slots, hold_all, slots_of
+from shardfs.dataset.state.directory import PENDING, StateDirectory
+from shardfs.dataset.state.slots import Slot, all_slots, hold_all, slots_of
 from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (

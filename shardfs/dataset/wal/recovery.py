@@ -24,7 +24,8 @@ from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.state import StateDirectory, shown, slot_with_changes
+from shardfs.dataset.state.directory import StateDirectory, shown
+from shardfs.dataset.state.slots import slot_with_changes
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, read_log
 from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name

@@ -1,0 +1,192 @@
+"""The state directory of a process that writes: `.shardfs`, in the source if that is a local directory, else in a slot.
+
+It contains the lock, the journal, the conflict log, and files that are being written.
+
+Other programs and users walk a source while it is written. So whoever can reach `.shardfs` may enter it, list its
+directories, and read who holds the lock. What programs wrote is in files that only the user who mounts can read.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from shardfs.errors import SourceError, UsageError, first_of
+from shardfs.stores.base import Descriptor
+from shardfs.stores.kept_files import KeptFile, KeptFiles
+from shardfs.stores.local.syscalls import SYSCALLS, WALK
+
+DIRECTORY: Final = ".shardfs"
+
+_LISTED: Final = 0o755
+_PRIVATE: Final = 0o700
+"""Modes of directories: within a source, and of the user's own."""
+
+PENDING: Final = "chunks that may not be committed yet"
+
+_MAX_NAMED: Final = 3  # files that are not stored
+
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""The errors of a file system without locks, such as NFS without its lock service."""
+
+
+@dataclass(frozen=True)
+class StateDirectory:
+    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
+
+    With *opened*, the descriptor of that directory, all paths lead through it, because *root* may be another directory
+    by then.
+    """
+
+    # Keys in the store: of scratch files; of orphan chunks, which came before the document of their array; of files
+    # that have no name yet, large write buffers among them; and of what was cut off torn shards.
+    scratch_key: ClassVar[str] = f"{DIRECTORY}/scratch"
+    staged_key: ClassVar[str] = f"{DIRECTORY}/staged"
+    drafts_key: ClassVar[str] = f"{DIRECTORY}/drafts"
+    torn_key: ClassVar[str] = f"{DIRECTORY}/torn"
+
+    root: str
+    opened: Descriptor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def path(self) -> str:
+        """Its absolute path, which leads to the same directory for as long as *opened* is open."""
+        return os.path.join(self.root if self.opened is None else self.opened.path, DIRECTORY)
+
+    @property
+    def journal(self) -> str:
+        """The directory of the journal."""
+        return os.path.join(self.path, "journal")
+
+    @property
+    def conflicts(self) -> str:
+        """The directory of the conflict log."""
+        return os.path.join(self.path, "conflicts")
+
+    @property
+    def drafts(self) -> str:
+        """The directory for files that have no name yet."""
+        return os.path.join(self.path, "drafts")
+
+    @property
+    def spools(self) -> str:
+        """The directory for files that are written to a remote store, and for those that it does not have."""
+        return os.path.join(self.path, "spools")
+
+    @property
+    def lock(self) -> str:
+        """The lock file of the process that writes."""
+        return os.path.join(self.path, "lock")
+
+    def has_journal(self) -> bool:
+        """Whether there may be published changes that are not in the store."""
+        return self.has_pending() or _has_segments(self.conflicts)
+
+    def has_pending(self) -> bool:
+        """Whether there may be changes that the next mount commits; conflicts are not."""
+        return _has_segments(self.journal)
+
+    def is_left(self) -> bool:
+        """Whether it has any file but the lock file."""
+        return any(names and names != ["lock"] for _, _, names in os.walk(self.path))
+
+    def left(self) -> list[str]:
+        """Say what programs wrote that may not be in the store."""
+        files = [file.key for file in self.kept_files()]
+        found = [PENDING] if self.has_pending() else []
+        found += ["conflicts"] if _has_segments(self.conflicts) else []
+        found += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
+        return found
+
+    def kept_files(self) -> Sequence[KeptFile]:
+        """Return the files that could not be stored in a remote store."""
+        return KeptFiles(self.spools).find()
+
+
+@contextmanager
+def needed(path: str) -> Iterator[None]:
+    """Turn an operating system error in the block into a `SourceError` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        why = str(error.strerror)
+        if error.errno in _NO_LOCKS:
+            why += "; shardfs can only write to a file system with locks"
+            why += "; for a bucket, set XDG_STATE_HOME to a directory on one"
+        if error.errno == errno.EACCES:
+            why += f"; you need permission to write in {os.path.dirname(shown(path))}"
+        raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
+
+
+def make_directory(path: str, mode: int = _LISTED) -> None:
+    """Create a directory of our own, unless it exists, with *mode* whatever the umask.
+
+    A link is refused, with `SourceError`: it may come with a dataset and lead anywhere.
+    """
+    try:
+        status = os.lstat(path)  # a full disk may refuse even to create what is there
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(path, _PRIVATE)
+            made = Descriptor(os.open(path, WALK))
+            os.chmod(made.path, mode)
+        status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    SYSCALLS.sync_directory(directory.fd)
+
+
+def shown(path: str) -> str:
+    """Return one of our paths, which may lead through a descriptor, in readable form."""
+    parent, name = os.path.split(path)
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def _has_segments(directory: str) -> bool:
+    """Whether a log has anything in it; raises `SourceError` if that cannot be determined."""
+    try:
+        return any(name.endswith(".journal") for name in os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise SourceError(f"{shown(directory)} cannot be read: {error.strerror}") from None
+
+
+def prepare(state: StateDirectory) -> None:
+    """Create the contents of a locked directory; raises `SourceError`."""
+    with needed(state.path):
+        for directory in (state.journal, state.conflicts, state.drafts):
+            make_directory(directory)
+        for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
+            sync_directory(directory)
+
+
+def make_directories(path: str) -> None:
+    """Create a directory and the missing ones above it, durably."""
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        make_directories(parent)
+        with needed(path):
+            make_directory(path, _PRIVATE)
+            sync_directory(parent)
+
+
+def state_home() -> str:
+    """Return the user's directory for state that outlives a process; raises `UsageError` if it is unknown."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):
+        return state
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or not os.path.isdir(home):
+        raise UsageError(
+            f"this user has no home directory ({home}); set XDG_STATE_HOME to a directory for logs and state"
+        )
+    return os.path.join(home, ".local/state")
