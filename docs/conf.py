@@ -15,4 +15,4 @@ default_role = "code"  # docstrings have single backticks
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 # Names of other libraries would have to be looked up in the network.
-nitpick_ignore_regex = [("py:.*", r"(?!shardfs).*|shardfs\.(api\._|zarr_store|stores|vfs\.paths).*")]
+nitpick_ignore_regex = [("py:.*", r"(?!shardfs).*|shardfs\.(api\.opened|api\.zarr_store|stores|vfs\.paths).*")]

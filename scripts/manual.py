@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from shardfs import __version__
 from shardfs.cli import cli, every_command
 from shardfs.cli.options import summary
+from shardfs.version import __version__
 
 COMPLETIONS = {
     "bash": "bash-completion/completions/shardfs",

@@ -2,26 +2,35 @@
 
 `shardfs.open(source)` reads and writes without FUSE; `shardfs.mount(source)` mounts, for a block or longer.
 `shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them; `info`, `verify`, `compact` and
-`refs` do what the commands do. `StoreOptions` say how to reach a
-remote source.
+`refs` do what the commands do. `StoreOptions` say how to reach a remote source.
+
 The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
 `stores`, which do not know each other. Nothing imports upward; `errors` is for all.
 """
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from shardfs.version import __version__
 
 if TYPE_CHECKING:
-    from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
-    from shardfs.api import Mount as mount  # noqa: N813
-    from shardfs.api import Report, StoreOptions, compact, info, pack, refs, unpack, verify
+    from shardfs.api.dataset import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
+    from shardfs.api.functions import compact, info, pack, refs, unpack, verify
+    from shardfs.api.mount import Mount as mount  # noqa: N813
+    from shardfs.bulk.run import Report
+    from shardfs.stores.url import StoreOptions
 
 __all__ = [
     "Report", "StoreOptions", "__version__",
     "compact", "info", "mount", "open", "pack", "refs", "unpack", "verify",
 ]  # fmt: skip
-_CLASSES = {"open": "Dataset", "mount": "Mount"}
+_PLACES = {
+    "Report": "bulk.run:Report",
+    "StoreOptions": "stores.url:StoreOptions",
+    "mount": "api.mount:Mount",
+    "open": "api.dataset:Dataset",
+} | {name: f"api.functions:{name}" for name in ("compact", "info", "pack", "refs", "unpack", "verify")}
+"""Where the Python interface is."""
 
 
 def __dir__() -> list[str]:
@@ -33,8 +42,6 @@ if not TYPE_CHECKING:  # a type checker is to know every name
 
     def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
         """Load the Python interface when it is first asked for, so that a command starts without it."""
-        if name in __all__:
-            from shardfs import api
-
-            return getattr(api, _CLASSES.get(name, name))
+        if name in _PLACES:
+            return resolve_name(f"shardfs.{_PLACES[name]}")
         raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

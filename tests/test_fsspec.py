@@ -18,7 +18,7 @@ from fsspec.tests import abstract
 
 import shardfs
 from shardfs import errors
-from shardfs.fsspec_filesystem import ShardfsFileSystem
+from shardfs.api.fsspec_filesystem import ShardfsFileSystem
 from shardfs.vfs.paths import Paths
 from tests.support.damage import document
 from tests.support.datasets import store

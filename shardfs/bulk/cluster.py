@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-import shardfs
 from shardfs.bulk.engine import as_told, open_context
 from shardfs.errors import SourceError, StoreError, counted
 from shardfs.stores.url import StoreOptions, how_to_install, is_remote, url_of
+from shardfs.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -50,9 +50,9 @@ def connected(
         if not workers:
             raise StoreError(f"the Dask cluster at {address} has no workers")
         # Not by our own functions: a worker that cannot unpickle its message ends.
-        for worker, version in _ask(client, workers, resolve_name, "shardfs:__version__"):
-            if version != shardfs.__version__:
-                raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {shardfs.__version__}")
+        for worker, version in _ask(client, workers, resolve_name, "shardfs.version:__version__"):
+            if version != __version__:
+                raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {__version__}")
         places = {url_of(source): "" for source in sources}
         if destination is not None:
             places[url_of(destination)] = marks.enter_context(_mark(url_of(destination)))
@@ -78,7 +78,7 @@ def _ask(
             yield worker, future.result(_TIMEOUT)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise StoreError(f"the Dask worker {worker} does not run shardfs {shardfs.__version__}: {why}") from None
+            raise StoreError(f"the Dask worker {worker} does not run shardfs {__version__}: {why}") from None
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import click
 
-from shardfs import __version__
 from shardfs.cli.options import begin, summary
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import fuse_versions
+from shardfs.version import __version__
 
 _MODULES: Final = {
     "mount": "mount",

@@ -11,7 +11,6 @@ from typing import Literal
 import click
 import trio
 
-from shardfs import __version__
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import show
@@ -23,6 +22,7 @@ from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install
+from shardfs.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Final
 
 import trio
 
-from shardfs import __version__
 from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
 from shardfs.fuse.log import path as log_path
 from shardfs.fuse.options import MountOptions, parse_address
 from shardfs.fuse.progress import Progress
+from shardfs.version import __version__
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
 

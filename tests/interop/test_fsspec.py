@@ -17,7 +17,7 @@ _BEGIN = f"""
 import sys, fsspec, numpy, xarray, zarr
 sys.path.insert(0, {str(TOP)!r})
 sys.modules["pyfuse3"] = None
-from shardfs.fsspec_filesystem import ShardfsFileSystem
+from shardfs.api.fsspec_filesystem import ShardfsFileSystem
 fsspec.register_implementation("shardfs", ShardfsFileSystem)  # an installation does that
 assert zarr.__version__ < "3" and xarray.__version__ < "2025.2"
 found, source, *names = sys.argv[1:]

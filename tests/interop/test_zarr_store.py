@@ -25,9 +25,9 @@ from zarr.testing.store import StoreTests
 
 import shardfs
 from shardfs import errors
-from shardfs.api import Dataset
+from shardfs.api.dataset import Dataset
+from shardfs.api.zarr_store import ShardfsStore
 from shardfs.vfs.paths import Listed
-from shardfs.zarr_store import ShardfsStore
 from tests.support.clients import ZARR34
 from tests.support.mounting import PATIENCE, environment
 from tests.support.s3_server import Bucket, S3Server, credentials

@@ -17,7 +17,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 
-from shardfs.api import Dataset
+from shardfs.api.opened import OpenDataset
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -65,7 +65,7 @@ class ShardfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         target_protocol: str | None = None,
         target_options: Mapping[str, Any] | None = None,
         *,
-        dataset: Dataset | None = None,
+        dataset: OpenDataset | None = None,
         store_options: StoreOptions | None = None,
         asynchronous: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -79,10 +79,10 @@ class ShardfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             )
         if dataset is None:
             source, store_options = _target(os.fspath(fo), target_protocol, target_options or {}, store_options)
-            dataset = Dataset(source, store_options=store_options, **options)
+            dataset = OpenDataset(source, store_options=store_options, **options)
         self.dataset = dataset
 
-    def __reduce__(self) -> tuple[Callable[[Dataset, bool], "ShardfsFileSystem"], tuple[Dataset, bool]]:
+    def __reduce__(self) -> tuple[Callable[[OpenDataset, bool], "ShardfsFileSystem"], tuple[OpenDataset, bool]]:
         return _filesystem_of, (self.dataset, self.asynchronous)
 
     @classmethod
@@ -238,8 +238,8 @@ async def _save(paths: Paths, path: str, local: str, callback: Any) -> None:  # 
             raise
 
 
-def _filesystem_of(dataset: Dataset, asynchronous: bool) -> ShardfsFileSystem:
-    return dataset.filesystem(asynchronous=asynchronous)
+def _filesystem_of(dataset: OpenDataset, asynchronous: bool) -> ShardfsFileSystem:
+    return ShardfsFileSystem(dataset=dataset, asynchronous=asynchronous, skip_instance_cache=True)
 
 
 def _refuse() -> NoReturn:

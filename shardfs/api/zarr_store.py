@@ -6,18 +6,16 @@ zarr-python reads inner chunks as chunks of an unsharded array, and what it writ
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
+from shardfs.api.opened import OpenDataset
 from shardfs.errors import ExistsError, IsADirectoryHereError, NotADirectoryHereError, NotFoundError
 from shardfs.stores.base import Buffer as BytesLike
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.paths import Listed, Paths
-
-if TYPE_CHECKING:
-    from shardfs.api import Dataset
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +36,7 @@ class ShardfsStore(Store):
     supports_deletes = True
     supports_listing = True
 
-    def __init__(self, dataset: "Dataset", path: str = "", *, read_only: bool = False) -> None:
+    def __init__(self, dataset: OpenDataset, path: str = "", *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only or not dataset.is_writable)
         self.dataset = dataset
         self.path = path.strip("/")

@@ -1,0 +1,172 @@
+"""Work on whole datasets, as the commands do it: pack, unpack, info, verify, compact and refs."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from tempfile import TemporaryFile
+from typing import Any, Literal
+
+import trio
+
+from shardfs.bulk.compact import THRESHOLD, compact_source
+from shardfs.bulk.engine import in_session
+from shardfs.bulk.info import describe_source
+from shardfs.bulk.pack import PackPlan
+from shardfs.bulk.refs import JsonReferences, write_references
+from shardfs.bulk.run import Report, RunOptions, fill
+from shardfs.bulk.unpack import Unpacking, UnpackPlan
+from shardfs.bulk.verify import verify_source
+from shardfs.dataset.maintenance.walk import Progress, no_progress
+from shardfs.errors import CorruptionError, UsageError
+from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
+from shardfs.stores.url import StoreOptions
+
+log = logging.getLogger(__name__)
+
+
+def pack(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    shard_size: int = SHARD_NBYTES,
+    shards: tuple[int, ...] | None = None,
+    index_location: Literal["end", "start"] = "end",
+    codecs: str | None = None,
+    sync: bool = False,
+    checksum: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+    store_options: StoreOptions | None = None,
+) -> Report:
+    """Pack the chunks of *source* into shards of a Zarr v3 dataset at *destination*, as `shardfs pack` does.
+
+    *shards* is the number of chunks per shard along each axis, for arrays with that many axes; for others *shard_size*
+    is the size of shards in bytes, before compression. An *executor*, such as that of a Dask client, does the work
+    instead of *jobs* local processes. *progress* is called in this thread with the report so far.
+
+    Returns the report, whose `problems` name what is missing from the destination. Raises the errors of
+    `shardfs.errors`.
+    """
+    if index_location not in ("end", "start"):
+        raise UsageError(f"index_location cannot be {index_location!r}: choose end or start")
+    packing = Packing(
+        shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
+    )
+    how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
+    plan, options = PackPlan(packing), store_options or StoreOptions()
+    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    view: Literal["v3", "v2", "npy"] = "v3",
+    decode: bool = False,
+    sync: bool = False,
+    checksum: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+    store_options: StoreOptions | None = None,
+) -> Report:
+    """Write the files that a mount of *source* would show to *destination*, as `shardfs unpack` does.
+
+    Arguments and result are those of `pack`.
+    """
+    how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
+    plan, options = UnpackPlan(Unpacking(view, decode)), store_options or StoreOptions()
+    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
+
+
+def info(
+    source: str | os.PathLike[str],
+    array: str | None = None,
+    *,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Return what `shardfs info --json` prints of *source*, or of the one *array*."""
+    work = partial(describe_source, progress=progress)
+    return {"arrays": in_session(os.fspath(source), store_options or StoreOptions(), work, array)}
+
+
+def verify(
+    source: str | os.PathLike[str],
+    *,
+    data: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Check every shard of *source*, with *data* every inner chunk too, and return what `shardfs verify --json` prints.
+
+    Its `problems` name what is damaged. *executor* and *jobs* are those of `pack`.
+    """
+    options = store_options or StoreOptions()
+    work = partial(verify_source, data=data, executor=executor, jobs=jobs, progress=progress)
+    return in_session(os.fspath(source), options, work, options).as_dict()
+
+
+def compact(
+    source: str | os.PathLike[str],
+    *,
+    threshold: float = THRESHOLD,
+    force: bool = False,
+    single_writer: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Rewrite the shards of *source* that have many dead bytes, and return what `shardfs compact --json` prints.
+
+    Options are those of `shardfs compact` with the same names; *executor* and *jobs* are those of `pack`.
+    """
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"threshold cannot be {threshold}: it is a share, from 0 to 1")
+    options = store_options or StoreOptions()
+    work = partial(
+        compact_source,
+        threshold=threshold,
+        force=force,
+        single_writer=single_writer,
+        executor=executor,
+        jobs=jobs,
+        progress=progress,
+    )
+    return in_session(os.fspath(source), options, work, options).as_dict()
+
+
+def refs(
+    source: str | os.PathLike[str],
+    *,
+    view: Literal["v3", "v2"] = "v3",
+    skip_encoded: bool = False,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any]:
+    """Return the kerchunk references that `shardfs refs` prints, for `fsspec.filesystem("reference", fo=...)`.
+
+    Raises `CorruptionError` if an array could not be read or referenced: its chunks would be missing, and read as fill
+    value. Arrays that *view* does not show are left out, and a warning in the log names them. `shardfs refs` needs less
+    memory.
+    """
+    if view not in ("v3", "v2"):
+        raise UsageError(f"there are no references to view {view!r}: choose v3 or v2")
+    left_out: list[str] = []
+    with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        work = partial(write_references, skip_encoded=skip_encoded, tell=left_out.append, progress=progress)
+        nfailed = in_session(os.fspath(source), store_options or StoreOptions(), work, JsonReferences(file), view)
+        if nfailed:
+            raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
+        file.seek(0)
+        references: dict[str, Any] = json.load(file)
+    for line in left_out:
+        log.warning("%s", line)
+    return references

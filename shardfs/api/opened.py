@@ -1,0 +1,174 @@
+"""A source that is open in this process: its event loop in a thread, and how another process opens the same."""
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Final, Self, TypedDict, TypeVar, Unpack
+from weakref import WeakValueDictionary
+
+from shardfs.dataset.hierarchy import open_source
+from shardfs.stores.loop import LoopThread
+from shardfs.stores.url import StoreOptions, resolve
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import Paths, open_paths
+
+
+class TreeWords(TypedDict, total=False):
+    """The options of `TreeOptions`, as keywords."""
+
+    metadata_ttl: float | None
+    write: bool
+    shards: tuple[int, ...] | None
+    auto_compact: float | None
+    single_writer: bool
+    view: str
+    decode: bool
+    dimension_separator: str | None
+    fill_missing: bool
+    decode_cache: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a dataset was opened, to open the same in another process; it holds no credentials."""
+
+    source: str
+    options: TreeOptions
+    store_options: StoreOptions
+
+    @property
+    def text(self) -> str:
+        """The options that are not those of everybody, for people."""
+        chosen = [
+            (name, getattr(part, name), getattr(type(part)(), name))
+            for part in (self.options, self.store_options)
+            for name in asdict(part)
+        ]
+        return "".join(f" {name}={value!r}" for name, value, usual in chosen if value != usual)
+
+
+class OpenDataset:
+    """A source that is open in an event loop in a thread of its own; a context manager, which closes it.
+
+    Any number of threads may use it at the same time. One that is sent to another process is opened there when it is
+    first used, with the same options. After `close`, and in a process that was forked meanwhile, everything raises
+    `ClosedError`.
+    """
+
+    _loop: LoopThread[Paths] | None
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        store_options: StoreOptions | None = None,
+        **options: Unpack[TreeWords],
+    ) -> None:
+        """Open *source*; *options* are those of `shardfs mount` with the same names.
+
+        Raises `SourceError` if it cannot be read, and if it is to be written and another process does so; `UsageError`
+        for options that contradict each other.
+        """
+        url, _ = resolve(os.fspath(source))
+        self._prepare(Recipe(url, TreeOptions(**options), store_options or StoreOptions()))
+        self._loop = LoopThread(_opened(self._recipe), self.url)
+
+    def _prepare(self, recipe: Recipe) -> None:
+        self.url, self._recipe = recipe.source, recipe
+        self._loop = None
+        self._opening = threading.Lock()
+        _OPEN[type(self), recipe] = self
+
+    def __repr__(self) -> str:
+        return f"<shardfs dataset {self.url}{self._recipe.text}>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._recipe == other._recipe
+
+    def __hash__(self) -> int:
+        return hash(self._recipe)
+
+    def __reduce__(self) -> tuple[Callable[[type[Self], Recipe], Self], tuple[type[Self], Recipe]]:
+        return _reopen, (type(self), self._recipe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def loop(self) -> LoopThread[Paths]:
+        """Where the tree is, for doors to it; a dataset that was sent to this process is opened when it is first used.
+
+        So it is whoever uses it that gets the error if it cannot be opened.
+        """
+        with self._opening:
+            if self._loop is None:
+                self._loop = LoopThread(_opened(self._recipe), self.url)
+            return self._loop
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it cannot be used any more."""
+        return self._loop is not None and self._loop.is_closed
+
+    @property
+    def view(self) -> str:
+        """The view in which its files are shown."""
+        return self._recipe.options.view
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it was opened to be written."""
+        return self._recipe.options.write
+
+    def flush(self) -> None:
+        """Commit everything that was written; raises `StoreError` if that is not possible, and it stays pending."""
+        if self.is_writable:
+            self.loop.call(Paths.flush)
+
+    def close(self) -> None:
+        """Commit everything, and release the source; may be called again.
+
+        Raises `StoreError` if something could not be committed, and stays in the journal.
+        """
+        key = type(self), self._recipe
+        if _OPEN.get(key) is self:
+            del _OPEN[key]
+        _REOPENED.pop(key, None)
+        if self._loop is not None:
+            self._loop.close()
+
+
+_Key = tuple[type["OpenDataset"], Recipe]
+_OPEN: "WeakValueDictionary[_Key, OpenDataset]" = WeakValueDictionary()
+"""The datasets that are open in this process, of several of a class with the same recipe the one opened last."""
+_REOPENED: "dict[_Key, OpenDataset]" = {}
+"""Those that were sent to this process: they stay open until it ends, or somebody closes them."""
+_REOPENING: Final = threading.Lock()
+
+D = TypeVar("D", bound="OpenDataset")
+
+
+def _reopen(kind: type[D], recipe: Recipe) -> D:
+    with _REOPENING:
+        known = _OPEN.get((kind, recipe))
+        if isinstance(known, kind) and not known.is_closed:
+            return known
+        dataset = kind.__new__(kind)
+        dataset._prepare(recipe)
+        _REOPENED[kind, recipe] = dataset
+        return dataset
+
+
+@asynccontextmanager
+async def _opened(recipe: Recipe) -> AsyncIterator[Paths]:
+    options = recipe.options
+    async with (
+        open_source(recipe.source, recipe.store_options, ttl=options.metadata_ttl) as source,
+        open_paths(source, options) as paths,
+    ):
+        yield paths
