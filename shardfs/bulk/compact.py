@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from shardfs.bulk.shards import look_at_shards
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.state.slots import hold, slots_of
-from shardfs.dataset.wal.recovery import opened
 from shardfs.errors import ShardfsError, SourceError, counted
 from shardfs.stores.url import StoreOptions
 

@@ -12,9 +12,9 @@ from typing import Final
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
 from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
+from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.state.directory import needed
 from shardfs.dataset.state.slots import hold
-from shardfs.dataset.wal.recovery import find_unstored
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,

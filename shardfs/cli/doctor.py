@@ -16,8 +16,8 @@ from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
 from shardfs.dataset.hierarchy import open_source
+from shardfs.dataset.journal.recovery import recover_command
 from shardfs.dataset.state.slots import Slot, all_slots, hold, slots_of
-from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store

@@ -15,10 +15,10 @@ import numpy as np
 import trio
 
 from shardfs.dataset.cache import Cache
+from shardfs.dataset.journal.records import Change, Put, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
-from shardfs.dataset.wal.records import Change, Put, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -145,7 +145,7 @@ MAX_RUN: Final = 1024
 class Extent(NamedTuple):
     """The encoded bytes of one version of an inner chunk: *nbytes* bytes from *offset* of *shard*.
 
-    Of a pending chunk, *shard* is the record in the log, which has its bytes.
+    Of a pending chunk, *shard* is the record in the journal, which has its bytes.
     """
 
     shard: OpenShard | Put

@@ -1,7 +1,8 @@
 """Group commit: pending changes are brought into their shards, by one append or one new version per shard.
 
-The order of steps makes a commit safe. The undo record and the payloads are durable in the log before the shard is
-touched, and the shard is durable before the log forgets them. What cannot be undone with certainty stays in the log.
+The order of steps makes a commit safe. The undo record and the payloads are durable in the journal before the shard is
+touched, and the shard is durable before the journal forgets them. What cannot be undone with certainty stays in the
+journal.
 """
 
 import logging
@@ -18,12 +19,12 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.records import Change, Put, Shrink, UndoRecord
+from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT, is_below
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord
-from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import (
     ConflictError,
     CorruptionError,
@@ -40,7 +41,7 @@ from shardfs.stores.base import Content, ShardWriter, join_key
 log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 100_000
-_FULL: Final = 0.5  # of the log, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
+_FULL: Final = 0.5  # of the journal, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
 _PAUSE: Final = 0.25
 """Seconds between two looks at what is due."""
 
@@ -84,16 +85,16 @@ class GroupCommit:
     """
 
     def __init__(
-        self, source: Source, log: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
+        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
-        self.log = log
-        self.conflicts = conflicts  # the conflict log, for `shardfs recover`
-        self.nconflicts = 0  # in the conflict log
+        self.journal = journal
+        self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
+        self.nconflicts = 0  # in the conflict journal
         self.pending: dict[ShardQueue, None] = {}
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
         self.npending = 0
-        self.nwaiting = 0  # waiting for room in the log
-        self.room_at_failure = 0  # bytes free on the disk of the log when a commit last failed
+        self.nwaiting = 0  # waiting for room in the journal
+        self.room_at_failure = 0  # bytes free on the disk of the journal when a commit last failed
         self.wanted = trio.Event()  # wakes `run`
         self.progress = trio.Event()  # set and replaced after each batch, and each change of a shard
         self._source = source
@@ -160,14 +161,14 @@ class GroupCommit:
             with trio.move_on_at(self._next):
                 await self.wanted.wait()
             self.wanted = trio.Event()
-            with trio.CancelScope(shield=True):  # else half a commit would be left in the log
+            with trio.CancelScope(shield=True):  # else half a commit would be left in the journal
                 await self._commit(self._due())
 
     async def flush(self, *, below: str = "") -> None:
         """Commit what is pending now in arrays at and below the path *below*.
 
         Changes published meanwhile need not be included. Raises the error that prevents a commit; what is pending stays
-        pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict log; that
+        pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict journal; that
         another program changed a shard first is no error, and the commit is tried again.
         """
         nconflicts, attempts = self.nconflicts, _ATTEMPTS
@@ -218,7 +219,7 @@ class GroupCommit:
                         commit = await self._plan(queue, layout, contents, (), edit, compact=compact)
                         await self._announce([commit])
                         await self._store(commit)
-                        await self.log.release_soon(self._settled(queue))
+                        await self.journal.release_soon(self._settled(queue))
             except (ConflictError, StaleError) as error:
                 queue.give_way(error)
                 attempts -= not isinstance(error, LockedError)
@@ -246,12 +247,12 @@ class GroupCommit:
                 await self._commit_batch(batch, unreachable)
         if queues and not self.pending:
             try:
-                await self.log.empty_soon()
+                await self.journal.empty_soon()
             except ShardfsError as error:
-                log.error("the journal in %s stays though nothing is pending: %s", self.log.where, error)  # noqa: TRY400
+                log.error("the journal in %s stays though nothing is pending: %s", self.journal.where, error)  # noqa: TRY400
 
     async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
-        """Commit some shards, which share one sync of the log; none if the store is found *unreachable*."""
+        """Commit some shards, which share one sync of the journal; none if the store is found *unreachable*."""
         for path in {queue.layout.path for queue in queues}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
         async with AsyncExitStack() as stack:
@@ -302,7 +303,7 @@ class GroupCommit:
         return None
 
     async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[Change]:
-        """Return the changes of a shard that still fit their *array*; the others go into the conflict log."""
+        """Return the changes of a shard that still fit their *array*; the others go into the conflict journal."""
         fitting: list[Change] = []
         conflicts: list[Change] = []
         for change in queue.changes.values():
@@ -322,7 +323,7 @@ class GroupCommit:
         return fitting
 
     async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
-        """Put changes durably into the conflict log, and release their records in the log."""
+        """Put changes durably into the conflict journal, and release their records in the journal."""
         if not changes:
             return
 
@@ -331,12 +332,12 @@ class GroupCommit:
                 self.conflicts.copy(change)
             self.conflicts.sync()
 
-        if not self.log.has_vanished:
-            await self.log.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
-        async with self.log.appending:
+        if not self.journal.has_vanished:
+            await self.journal.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
+        async with self.journal.appending:
             await trio.to_thread.run_sync(write)
         self.nconflicts += len(changes)
-        await self.log.release_soon(changes)
+        await self.journal.release_soon(changes)
 
     @asynccontextmanager
     async def _edit(self, queue: ShardQueue, layout: ArrayLayout, **owner: int) -> AsyncIterator[ShardWriter]:
@@ -398,20 +399,20 @@ class GroupCommit:
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make undo records and payloads durable before the shards are changed."""
-        if not commits or self.log.has_vanished:
+        if not commits or self.journal.has_vanished:
             return  # changes that are in no log any more are safer in their shard, whatever happens to this process
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
         announced: list[UndoRecord] = []
         try:
-            async with self.log.appending:
+            async with self.journal.appending:
                 for undo in undos:
-                    announced.append(self.log.append(undo))
+                    announced.append(self.journal.append(undo))
                 self.undos |= {undo.key: undo for undo in announced}
         except ShardfsError:
-            await self.log.release_soon(announced)
+            await self.journal.release_soon(announced)
             raise
-        await self.log.sync_soon()
+        await self.journal.sync_soon()
 
     def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new
@@ -438,7 +439,7 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ConflictError:
-                await self.log.release_soon(self._settled(commit.queue))  # what has the key was not changed
+                await self.journal.release_soon(self._settled(commit.queue))  # what has the key was not changed
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
@@ -458,7 +459,7 @@ class GroupCommit:
         self.failing.pop(queue, None)
         if not queue.changes:
             self.pending.pop(queue, None)
-        await self.log.release_soon([*records, *undo])
+        await self.journal.release_soon([*records, *undo])
 
     @contextmanager
     def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
@@ -475,7 +476,7 @@ class GroupCommit:
             self._fail(queue, error)
 
     def _fail(self, queue: ShardQueue, error: ShardfsError) -> None:
-        if not queue.changes:  # they were committed before the log failed
+        if not queue.changes:  # they were committed before the journal failed
             log.error("%s is committed, but that could not be noted in the journal: %s", queue.key, error)
             return
         if queue.key not in str(error):
@@ -485,17 +486,17 @@ class GroupCommit:
         if queue.due_at < self._next:
             self.wanted.set()
         self.failing[queue] = None
-        self.room_at_failure = self.log.room()
+        self.room_at_failure = self.journal.room()
 
     def _is_urgent(self) -> bool:
         """Whether shards that are not idle are committed too.
 
         Somebody may wait for room though little is live: one old record keeps its segment and all later ones.
         """
-        wal = self.log
-        if self.nwaiting or self.npending > _FULL * MAX_PENDING or wal.live_nbytes > _FULL * wal.max_nbytes:
+        journal = self.journal
+        if self.nwaiting or self.npending > _FULL * MAX_PENDING or journal.live_nbytes > _FULL * journal.max_nbytes:
             return True
-        return wal.is_full
+        return journal.is_full
 
     def _due(self) -> Sequence[ShardQueue]:
         now = trio.current_time()

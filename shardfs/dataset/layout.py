@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 import trio
 
+from shardfs.dataset.journal.records import Change
 from shardfs.dataset.statistics import Statistics
-from shardfs.dataset.wal.records import Change
 from shardfs.errors import LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
@@ -36,7 +36,7 @@ _REMEMBERING: Final = Lock()  # threads of one process may each have a source op
 class PendingShards:
     """The shards of one array with published changes that are not committed yet, by their coordinates.
 
-    Each change is a record of the write-ahead log, and its bytes are read from there. All *layouts* of an array share
+    Each change is a record of the journal, and its bytes are read from there. All *layouts* of an array share
     them: another program may change its shape while they are pending, or being committed. *listing* counts the commits
     after which a listing may name other shards.
     """

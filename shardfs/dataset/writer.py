@@ -1,4 +1,4 @@
-"""Publishing: content becomes that of a chunk on the mount, atomically, and is in the write-ahead log.
+"""Publishing: content becomes that of a chunk on the mount, atomically, and is in the journal.
 
 `Writer` is the entrance for all changes of chunks; its `GroupCommit` brings them into shards.
 """
@@ -13,10 +13,10 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import NOTHING, Journal
+from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
-from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
@@ -27,32 +27,32 @@ log = logging.getLogger(__name__)
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size, writing a payload to the page cache takes about as long as starting a thread."""
 
-_FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others can go on
-_WORTH: Final = 1 / 16  # of the log: this much must be dead before cleaning, if there is no other way to get room
+_FAILING: Final = 0.5  # of the journal: what shards that cannot be committed may take, so that others can go on
+_WORTH: Final = 1 / 16  # of the journal: this much must be dead before cleaning, if there is no other way to get room
 
 
 class Writer:
     """Changes to the chunks of one source, in the order in which they are published."""
 
     def __init__(
-        self, source: Source, wal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
+        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
         self.source = source
-        self.log = wal
-        self.commits = GroupCommit(source, self.log, conflicts, auto_compact=auto_compact)
+        self.journal = journal
+        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact)
 
     def check(self) -> None:
         """Raise the error that prevents publishing, if there is one."""
-        self.log.check()
+        self.journal.check()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether one more chunk of *nbytes* bytes may be published."""
-        return self.log.has_room(nbytes) and self.commits.npending < MAX_PENDING
+        return self.journal.has_room(nbytes) and self.commits.npending < MAX_PENDING
 
     def check_room(self) -> None:
         """Raise `NoSpaceError` if commits failed for lack of space, and nobody has freed any since."""
         errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
-        if errors and self.log.room() <= self.commits.room_at_failure:
+        if errors and self.journal.room() <= self.commits.room_at_failure:
             raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
 
     async def put(
@@ -70,7 +70,8 @@ class Writer:
         """Publish *content* as the inner chunk at *coords*, together with the version that it is, and return that.
 
         Its inode number is *ino*. If *mtime_ns* is None, its modification time is now, and later than that of the
-        version before. Raises `NoSpaceError` if the log or the shards have no room, `ReadOnlyError` after a failure.
+        version before. Raises `NoSpaceError` if the journal or the shards have no room, `ReadOnlyError` after a
+        failure.
         """
         self.check_room()
         if mtime_ns is None:
@@ -90,9 +91,9 @@ class Writer:
 
         Then `empty_outside` removes what is outside its new shape.
         """
-        async with self.log.appending:
-            record = self.log.append(Shrink(0, path, shape))
-        await self.log.sync_soon()
+        async with self.journal.appending:
+            record = self.journal.append(Shrink(0, path, shape))
+        await self.journal.sync_soon()
         return record
 
     async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
@@ -111,11 +112,11 @@ class Writer:
                     if not queue.changes:
                         await self.source.store.check_writable(queue.key)
                     change.superseded = await array.stored_entry(change.coords)
-                    async with self.log.appending:
+                    async with self.journal.appending:
                         if nbytes > _IN_LOOP_NBYTES:
-                            await trio.to_thread.run_sync(self.log.append, change, content)
+                            await trio.to_thread.run_sync(self.journal.append, change, content)
                         else:
-                            self.log.append(change, content)
+                            self.journal.append(change, content)
                         self.commits.add(queue, change)
                         if own is not None:  # without a wait in between: nobody may see one without the other
                             self.source.shards.generations.own(layout, change.coords, own)
@@ -133,12 +134,12 @@ class Writer:
             return
         failing = self.commits.failing
         held = sum(each.payload_nbytes for each in failing)
-        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.log.limit()
+        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.journal.limit()
         if is_too_much or sum(len(each.changes) for each in failing) >= _FAILING * MAX_PENDING:
             raise queue.error.with_traceback(None)
 
     async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
-        """Wait until a commit, or carrying records forward, has made room in the log for *nbytes* more.
+        """Wait until a commit, or carrying records forward, has made room in the journal for *nbytes* more.
 
         If neither can, raises what prevents the commit of the shard of *queue*; of other shards, only that they take
         the room.
@@ -166,17 +167,17 @@ class Writer:
         return queue.error or next(of_store, NoSpaceError(f"the journal is full, {why}"))
 
     async def _clean(self) -> bool:
-        """Carry live records forward while enough of the log is dead; returns whether it became smaller."""
-        before = self.log.nbytes
+        """Carry live records forward while enough of the journal is dead; returns whether it became smaller."""
+        before = self.journal.nbytes
         try:
-            for _ in range(self.log.nsegments):
-                if self.log.dead_nbytes < before * _WORTH:
+            for _ in range(self.journal.nsegments):
+                if self.journal.dead_nbytes < before * _WORTH:
                     break
-                async with self.log.appending:
-                    await trio.to_thread.run_sync(self.log.carry_forward)
+                async with self.journal.appending:
+                    await trio.to_thread.run_sync(self.journal.carry_forward)
         except ShardfsError as error:
-            log.error("%s is not made smaller: %s", self.log.where, error)  # noqa: TRY400
-        return self.log.nbytes < before
+            log.error("%s is not made smaller: %s", self.journal.where, error)  # noqa: TRY400
+        return self.journal.nbytes < before
 
 
 async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:

@@ -12,9 +12,9 @@ import pyfuse3
 import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
+from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.state.slots import hold
-from shardfs.dataset.wal.recovery import find_unstored
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
 from shardfs.fuse.log import is_on_a_terminal

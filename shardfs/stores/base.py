@@ -118,7 +118,7 @@ class NewAttributes(NewRights, total=False):
 
 
 class Content(Protocol):
-    """Bytes to be stored, wherever they are: in memory, in a log, in a write buffer."""
+    """Bytes to be stored, wherever they are: in memory, in a journal, in a write buffer."""
 
     @property
     def nbytes(self) -> int:

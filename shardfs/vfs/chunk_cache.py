@@ -14,10 +14,10 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.cache import Cache
+from shardfs.dataset.journal.records import Put
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard import read_checked
 from shardfs.dataset.statistics import Statistics
-from shardfs.dataset.wal.records import Put
 from shardfs.errors import CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
@@ -36,7 +36,7 @@ _IN_FLIGHT_NBYTES: Final = 256 * 2**20
 class VersionKey(NamedTuple):
     """Identifies one version of a chunk, without keeping anything open.
 
-    *version* is that of the object which holds its bytes, or the record in the log.
+    *version* is that of the object which holds its bytes, or the record in the journal.
     """
 
     path: str

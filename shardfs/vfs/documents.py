@@ -250,10 +250,10 @@ class Documents:
         except ShardfsError:
             now = (await self._fs.hierarchy.look_again(node.path)).metadata
             if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
-                await commits.log.release_soon([shrink])
+                await commits.journal.release_soon([shrink])
             raise
         await empty_outside(commits, array, edited.shape)
-        await commits.log.release_soon([shrink])
+        await commits.journal.release_soon([shrink])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
         """Store the document of a new array, sharded if asked for and possible.

@@ -1,13 +1,13 @@
-"""The life of a writing mount: the log is replayed, used, and emptied."""
+"""The life of a writing mount: the journal is replayed, used, and emptied."""
 
 import logging
 
 import trio
 
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.recovery import describe_damage, open_journal, recover_command, replay
 from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.slots import slots_of
-from shardfs.dataset.wal.recovery import describe_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
 from shardfs.stores.base import join_key
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 class Session:
     """What a writing mount has in addition to a read-only one.
 
-    The caller holds the lock of the directory *state*, which contains the log. *view* is an `EditableView`.
-    *single_writer*: the user says that nobody else writes to the source. Raises `StoreError` for a log that cannot be
-    read.
+    The caller holds the lock of the directory *state*, which contains the journal. *view* is an `EditableView`.
+    *single_writer*: the user says that nobody else writes to the source. Raises `StoreError` for a journal that cannot
+    be read.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Session:
         self.state = state
         self._single_writer = single_writer
         self.is_stuck = False  # the last commit failed for another reason than conflicts, and the next one may, too
-        self._contents, self.journal = open_log(state.journal, disk)
-        self._aside, self.conflicts = open_log(state.conflicts, disk)
+        self._contents, self.journal = open_journal(state.journal, disk)
+        self._aside, self.conflicts = open_journal(state.conflicts, disk)
         self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
         self.fs = WritableFilesystem(
             source.store,
@@ -95,7 +95,7 @@ class Session:
     async def commit(self) -> bool:
         """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
         settled = await self.fs.settle()
-        if isinstance(settled.commit, ConflictError):  # what does not fit is in the conflict log
+        if isinstance(settled.commit, ConflictError):  # what does not fit is in the conflict journal
             log.error("%s: %s", self.source.store.url, settled.commit)
         elif settled.commit is not None:
             where = shown(self.state.journal)
@@ -110,7 +110,7 @@ class Session:
         return not settled.errors
 
     async def finish(self, *, commit: bool = True) -> bool:
-        """Commit everything and close the log; return whether that succeeded. Failures are logged.
+        """Commit everything and close the journal; return whether that succeeded. Failures are logged.
 
         Without *commit*, because that has just failed, pending changes stay for the next mount.
         """

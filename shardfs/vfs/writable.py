@@ -85,7 +85,7 @@ class WritableFilesystem(Filesystem):
             self.inodes,
             lambda: self.ttl,
             self._publish,
-            writer.log.sync_soon,
+            writer.journal.sync_soon,
             self._check_writable,
         )
         self.orphans = OrphanChunks(self, writer, orphans)
@@ -409,7 +409,7 @@ class WritableFilesystem(Filesystem):
 
     async def sync_directory(self, ino: int) -> None:
         """Make everything that was published durable, and the names in a directory."""
-        await self.writer.log.sync_soon()
+        await self.writer.journal.sync_soon()
         await (await self.entry(ino)).sync()
 
     async def flush_all(self) -> None:

@@ -507,7 +507,7 @@ class WriteBuffers:
     async def copied(self, nbytes: int, read: Callable[[int, int], Awaitable[Buffer]]) -> BufferBytes:
         """Return a copy of the *nbytes* bytes that *read* returns, by offset and size.
 
-        What is published must be here: the log is not appended to while somebody waits for the store.
+        What is published must be here: the journal is not appended to while somebody waits for the store.
         """
         content = BufferBytes(self._space)
         while content.nbytes < nbytes:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import shardfs
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import read_log
-from shardfs.dataset.wal.records import (
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.reading import read_journal
+from shardfs.dataset.journal.records import (
     Erase,
     Put,
     Shrink,
@@ -219,10 +219,10 @@ def test_an_outdated_change_is_a_conflict_until_it_is_applied(
 
 
 @contextmanager
-def left_journal(source: Path) -> Iterator[WriteAheadLog]:
+def left_journal(source: Path) -> Iterator[Journal]:
     """The journal that a killed mount left, to add to it what only damage or malice would."""
     directory = open_directory(str(source / ".shardfs/journal"))
-    with closing(WriteAheadLog(directory, Syscalls(), read_log(directory))) as journal:
+    with closing(Journal(directory, Syscalls(), read_journal(directory))) as journal:
         yield journal
 
 
@@ -269,7 +269,7 @@ def test_changes_are_kept_while_their_array_is_missing(background: Background, s
 
 UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", "")
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
-BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
+BAD: dict[str, Callable[[Journal, str], object]] = {
     "new bytes": lambda journal, key: journal.append(
         Put(0, key, (0, 0), b"f" * 16, None, 1, 0o644, 0, 0), MemoryContent(memoryview(b"bad"))
     ),

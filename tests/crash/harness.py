@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.recover import recover_source
 from shardfs.dataset.state.directory import StateDirectory
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.recovery import opened
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -36,9 +36,9 @@ OWNER = Owner(os.geteuid(), os.getegid())
 @contextmanager
 def small_log() -> Iterator[None]:
     """Let what was written and not committed lie in many small files, written in small pieces."""
-    small = partial(WriteAheadLog, segment_nbytes=8192)
-    wal = "shardfs.dataset.wal"
-    with patch(f"{wal}.recovery.WriteAheadLog", small), patch(f"{wal}.log._PIECE_NBYTES", 4096):
+    small = partial(Journal, segment_nbytes=8192)
+    room = "shardfs.dataset.journal"
+    with patch(f"{room}.recovery.Journal", small), patch(f"{room}.journal._PIECE_NBYTES", 4096):
         yield
 
 
@@ -136,13 +136,13 @@ class Process:
 
     async def sync(self) -> None:
         """Make durable what was written."""
-        await self.writing.writer.log.sync_soon()
+        await self.writing.writer.journal.sync_soon()
 
     async def clean(self) -> None:
         """Give the room back that what is done takes up in the journal."""
         writer = self.writing.writer
-        async with writer.log.appending:
-            writer.log.carry_forward()
+        async with writer.journal.appending:
+            writer.journal.carry_forward()
 
     async def commit(self) -> None:
         """Bring into the shards what was written."""

@@ -17,12 +17,12 @@ import pytest
 import trio
 
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.records import UndoRecord
+from shardfs.dataset.journal.recovery import opened, read_left, replay
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.recover import Finding, find_torn, recover_source, repair
 from shardfs.dataset.state.directory import StateDirectory
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import UndoRecord
-from shardfs.dataset.wal.recovery import opened, read_left, replay
 from shardfs.errors import (
     ConflictError,
     CorruptionError,
@@ -515,7 +515,7 @@ async def test_a_complete_commit_is_known_though_its_records_were_not_released(
     await process.commit()
     await process.write(path, 1, payload_of(path, 21))
     with monkeypatch.context() as patched:
-        patched.setattr(WriteAheadLog, "release_soon", AsyncMock())
+        patched.setattr(Journal, "release_soon", AsyncMock())
         await process.commit()
     shard = (arrays / path / "c/0").read_bytes()
     edit_behind(arrays / path / "zarr.json", data_type="int8")
@@ -530,7 +530,7 @@ async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_s
     async def fails(*_: object) -> None:
         raise StoreError("the disk did not answer")
 
-    async def clean_and_die(log: WriteAheadLog) -> None:
+    async def clean_and_die(log: Journal) -> None:
         for _ in range(2):  # the chunk, and the undo record of the commit that failed
             log.carry_forward()
         raise DiedError
@@ -544,7 +544,7 @@ async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_s
     with pytest.raises(StoreError):
         await process.commit()
     await process.write("end", 2, payload_of("end", 32))
-    monkeypatch.setattr(WriteAheadLog, "sync_soon", clean_and_die)
+    monkeypatch.setattr(Journal, "sync_soon", clean_and_die)
     with pytest.raises(DiedError):
         await process.commit()
     [undo] = [each for each in read_left(str(arrays / ".shardfs/journal")).records if isinstance(each, UndoRecord)]

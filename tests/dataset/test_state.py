@@ -99,7 +99,7 @@ def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None
 
 MOUNTING = """
 from shardfs.dataset.state.slots import hold
-from shardfs.dataset.wal.recovery import find_unstored
+from shardfs.dataset.journal.recovery import find_unstored
 from tests.dataset.test_state import remote
 assert find_unstored(remote()) is None
 with hold(remote()) as state:

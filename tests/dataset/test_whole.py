@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from shardfs.dataset import commit
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.reading import read_journal
+from shardfs.dataset.journal.records import Shrink
+from shardfs.dataset.journal.recovery import Recovery, replay
 from shardfs.dataset.shard import NewShard
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import read_log
-from shardfs.dataset.wal.records import Shrink
-from shardfs.dataset.wal.recovery import Recovery, replay
 from shardfs.dataset.writer import Writer
 from shardfs.stores.base import Store
 from shardfs.stores.local.syscalls import open_directory
@@ -54,15 +54,15 @@ class Life:
         source = Source.of(store, ttl=0.0)
         source.hierarchy.takes_unsharded = True
         opened = open_directory(str(directory / "journal"))
-        contents = read_log(opened)
-        journal = WriteAheadLog(opened, QuickDisk(), contents)
-        conflicts = WriteAheadLog(open_directory(str(directory / "conflicts")), QuickDisk())
+        contents = read_journal(opened)
+        journal = Journal(opened, QuickDisk(), contents)
+        conflicts = Journal(open_directory(str(directory / "conflicts")), QuickDisk())
         writer = Writer(source, journal, conflicts)
         return cls(source, writer, await replay(source, contents, writer.commits))
 
     def kill(self) -> None:
         """Let go of the journal as it is."""
-        self.writer.log.close()
+        self.writer.journal.close()
 
     async def array(self) -> Array:
         found = (await self.source.hierarchy.node("a")).any_array

@@ -17,12 +17,9 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
-from shardfs.dataset.state.directory import PENDING, StateDirectory
-from shardfs.dataset.state.slots import Slot, all_slots, hold_all, slots_of
-from shardfs.dataset.wal.reading import LogContents
-from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
-from shardfs.dataset.wal.recovery import (
+from shardfs.dataset.journal.reading import JournalContents
+from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
+from shardfs.dataset.journal.recovery import (
     CHANGED,
     DONE,
     Recovery,
@@ -38,7 +35,10 @@ from shardfs.dataset.wal.recovery import (
     replay,
     why_not,
 )
-from shardfs.dataset.wal.undo import Outcome, undo_commits
+from shardfs.dataset.journal.undo import Outcome, undo_commits
+from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
+from shardfs.dataset.state.directory import PENDING, StateDirectory
+from shardfs.dataset.state.slots import Slot, all_slots, hold_all, slots_of
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
 from shardfs.format.sharding import Coords, ShardingLevel
@@ -239,7 +239,7 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
 
 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
-    """Report the changes in the conflict log."""
+    """Report the changes in the conflict journal."""
     for change in _changes(read_left(state.conflicts)):
         reason = await why_not(source, change)
         if reason in (None, CHANGED, DONE):
@@ -275,12 +275,12 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
             await commits.flush()
         except ShardfsError as error:
             found.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
-        await commits.log.sync_soon()  # the conflict log forgets it only when it is durable in the journal
+        await commits.journal.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
         commits.conflicts.release(settled)
 
 
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
-    """Make a change from the conflict log pending again, whatever the chunk is now; returns why that is impossible."""
+    """Make a conflict pending again, whatever the chunk is now; returns why that is impossible."""
     try:
         if isinstance(change, Shrink):
             await finish_shrink(source, commits, change)
@@ -293,7 +293,7 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)
-    record = commits.log.copy(replace(change, superseded=entry))
+    record = commits.journal.copy(replace(change, superseded=entry))
     commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), record)
     return None
 
@@ -373,5 +373,5 @@ def list_slots(found: Findings) -> None:
         found.append(Finding("slot", line, bool(held), path=state.root, command=command))
 
 
-def _changes(contents: LogContents) -> list[Change | Shrink]:
+def _changes(contents: JournalContents) -> list[Change | Shrink]:
     return [record for record in contents.records if isinstance(record, Put | Erase | Shrink)]

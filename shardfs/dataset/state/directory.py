@@ -1,6 +1,6 @@
 """The state directory of a process that writes: `.shardfs`, in the source if that is a local directory, else in a slot.
 
-It contains the lock, the journal, the conflict log, and files that are being written.
+It contains the lock, the journal, the conflict journal, and files that are being written.
 
 Other programs and users walk a source while it is written. So whoever can reach `.shardfs` may enter it, list its
 directories, and read who holds the lock. What programs wrote is in files that only the user who mounts can read.
@@ -63,7 +63,7 @@ class StateDirectory:
 
     @property
     def conflicts(self) -> str:
-        """The directory of the conflict log."""
+        """The directory of the conflict journal."""
         return os.path.join(self.path, "conflicts")
 
     @property
@@ -151,7 +151,7 @@ def shown(path: str) -> str:
 
 
 def _has_segments(directory: str) -> bool:
-    """Whether a log has anything in it; raises `SourceError` if that cannot be determined."""
+    """Whether a journal has anything in it; raises `SourceError` if that cannot be determined."""
     try:
         return any(name.endswith(".journal") for name in os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):

@@ -11,11 +11,11 @@ from stat import S_IMODE
 from typing import Final
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.journal.records import Put
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.node import RemovedArray
 from shardfs.dataset.shard_cache import ShardState
-from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
     MetadataError,
     NoAttributeError,

@@ -1,9 +1,9 @@
-"""Recovery: bringing the write-ahead log of an earlier process into the store.
+"""Recovery: bringing the journal of an earlier process into the store.
 
-Commits that were torn are first undone (`shardfs.dataset.wal.undo`). A record becomes pending again if the chunk is
+Commits that were torn are first undone (`shardfs.dataset.journal.undo`). A record becomes pending again if the chunk is
 still the one that it was published over: its array has the same metadata, and its index entry is the same. It is
 released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict and goes to
-the conflict log: what somebody else may have written since is not replaced unasked. A record that cannot be handled
+the conflict journal: what somebody else may have written since is not replaced unasked. A record that cannot be handled
 blocks no other.
 
 A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
@@ -23,13 +23,13 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
+from shardfs.dataset.journal.records import Change, Erase, Live, Put, Shrink, damaged_name
+from shardfs.dataset.journal.undo import Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import Damage, LogContents, read_log
-from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name
-from shardfs.dataset.wal.undo import Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array
@@ -46,7 +46,8 @@ DONE: Final = "the chunk already is like that"
 
 @dataclass
 class Recovery:
-    """What was found in a log: commits and their outcomes, changes that are pending again, and conflicts with reasons.
+    """What was found in a journal: commits and their outcomes, changes that are pending again, and conflicts with
+    reasons.
 
     The records *released* are not needed any more.
     """
@@ -58,7 +59,7 @@ class Recovery:
     released: list[Live] = field(default_factory=list)
 
 
-async def classify(source: Source, contents: LogContents, commits: Sequence[Undone]) -> Recovery:
+async def classify(source: Source, contents: JournalContents, commits: Sequence[Undone]) -> Recovery:
     """Find out which changes are pending again and which are conflicts, given the outcomes of the commits."""
     recovery = Recovery(commits, released=[undone.undo for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
@@ -68,7 +69,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
             array, reason = await judge(source, change, unsettled)
         except ShardfsError as error:
             if source.store.root is None:
-                raise  # when the log is replayed next, the server may answer
+                raise  # when the journal is replayed next, the server may answer
             array, reason = None, str(error)
         if reason is not None:
             recovery.conflicts.append((change, reason))
@@ -80,8 +81,8 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     return recovery
 
 
-async def replay(source: Source, contents: LogContents, commits: GroupCommit) -> Recovery:
-    """Undo torn commits, and make the changes in a log pending; conflicts go to the conflict log.
+async def replay(source: Source, contents: JournalContents, commits: GroupCommit) -> Recovery:
+    """Undo torn commits, and make the changes in a journal pending; conflicts go to the conflict journal.
 
     A record that cannot be handled blocks no other.
     """
@@ -99,13 +100,13 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink)
-    await commits.log.sync_soon()  # else a power cut might bring back what a released record replaced
+    await commits.journal.sync_soon()  # else a power cut might bring back what a released record replaced
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(*conflict))
     await commits.put_aside([change for change, _ in recovery.conflicts])
-    await commits.log.release_soon(recovery.released)
+    await commits.journal.release_soon(recovery.released)
     contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
@@ -178,7 +179,7 @@ async def _is_stored(array: Array, change: Change) -> bool:
 
 
 async def why_not(source: Source, change: Change | Shrink) -> str | None:
-    """Return why a change in the conflict log does not fit what is stored now; None if it does."""
+    """Return why a change in the conflict journal does not fit what is stored now; None if it does."""
     try:
         if isinstance(change, Shrink):
             check_name(change.path)
@@ -208,11 +209,11 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     await empty_outside(commits, array, metadata.shape)
 
 
-def read_left(directory: str) -> LogContents:
-    """Read the journal in *directory*, which may be missing, without a lock; raises the errors of `read_log`."""
+def read_left(directory: str) -> JournalContents:
+    """Read the journal in *directory*, which may be missing, without a lock; raises the errors of `read_journal`."""
     with suppress(NotFoundError):
-        return read_log(open_directory(directory))
-    return LogContents()
+        return read_journal(open_directory(directory))
+    return JournalContents()
 
 
 def recover_command(address: Address, *options: str) -> str:
@@ -255,22 +256,22 @@ def describe_damage(directory: str, damage: Damage) -> str:
     return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
 
 
-def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAheadLog]:
-    """Open the log in the directory *path*, whose lock the caller holds; returns what it contained, too."""
+def open_journal(path: str, disk: Syscalls = SYSCALLS) -> tuple[JournalContents, Journal]:
+    """Open the journal in the directory *path*, whose lock the caller holds; returns what it contained, too."""
     directory = open_directory(path)
-    contents = read_log(directory)
-    return contents, WriteAheadLog(directory, disk, contents)
+    contents = read_journal(directory)
+    return contents, Journal(directory, disk, contents)
 
 
 @contextmanager
 def opened(
     source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS
-) -> Iterator[tuple[LogContents, GroupCommit]]:
+) -> Iterator[tuple[JournalContents, GroupCommit]]:
     """Open the journals in *state*, whose lock the caller holds, for a block.
 
     Yields what the journal contained, and a `GroupCommit` for it. Raises `StoreError` if a journal cannot be read, or
     not closed at the end.
     """
-    (contents, journal), (_, conflicts) = (open_log(path, disk) for path in (state.journal, state.conflicts))
+    (contents, journal), (_, conflicts) = (open_journal(path, disk) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
         yield contents, GroupCommit(source, journal, conflicts)

@@ -1,4 +1,4 @@
-"""The write-ahead log: what is read is what was appended, or nothing; tests/crash stops it at any call."""
+"""The journal: what is read is what was appended, or nothing; tests/crash stops it at any call."""
 
 import errno
 import os
@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import Damage, LogContents, read_log
-from shardfs.dataset.wal.records import (
+from shardfs.dataset.journal.journal import Journal
+from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
+from shardfs.dataset.journal.records import (
     CLASSES,
     RECORD_NBYTES,
     Checkpoint,
@@ -44,15 +44,15 @@ def descriptor_of(path: Path) -> Descriptor:
     return Descriptor(os.open(path, WALK))
 
 
-def opened(path: Path, disk: Syscalls | None = None, **options: int) -> WriteAheadLog:
-    return WriteAheadLog(descriptor_of(path), disk or QuickDisk(), **options)
+def opened(path: Path, disk: Syscalls | None = None, **options: int) -> Journal:
+    return Journal(descriptor_of(path), disk or QuickDisk(), **options)
 
 
-def contents_of(path: Path) -> LogContents:
-    return read_log(descriptor_of(path))
+def contents_of(path: Path) -> JournalContents:
+    return read_journal(descriptor_of(path))
 
 
-def put(log: WriteAheadLog, content: bytes | Content = b"bytes", *, coords: tuple[int, ...] | None = None) -> Put:
+def put(log: Journal, content: bytes | Content = b"bytes", *, coords: tuple[int, ...] | None = None) -> Put:
     """Append new bytes of a chunk, another one each time unless *coords* are given."""
     coords = (log.last_sequence + 100,) if coords is None else coords
     return log.append(new_put(coords), in_memory(content) if isinstance(content, bytes) else content)
@@ -198,7 +198,7 @@ def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path, is_replaced: b
         assert sorted(map(unnumbered, contents.records)) == sorted(map(unnumbered, kept[number:]))
         assert contents.damage == []
         log.release(kept[number : number + 1])
-    WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents_of(tmp_path)).close()
+    Journal(descriptor_of(tmp_path), QuickDisk(), contents_of(tmp_path)).close()
     assert segments_of(tmp_path) == []
 
 
@@ -424,7 +424,7 @@ def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     contents = contents_of(tmp_path)
     assert len(contents.records) == 2
-    log = WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents)
+    log = Journal(descriptor_of(tmp_path), QuickDisk(), contents)
     log.release(contents.records)
     log.close()
     kept = name.replace("journal", "damaged")

@@ -1,6 +1,6 @@
-"""Reading a write-ahead log: what is live in it, and what is damaged.
+"""Reading a journal: what is live in it, and what is damaged.
 
-Damage is skipped and reported; what follows it is found by the salt of the segment. Numbers in a log are checked
+Damage is skipped and reported; what follows it is found by the salt of the segment. Numbers in a journal are checked
 against the size of its file before they are used. Payloads are not loaded.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.dataset.wal.records import (
+from shardfs.dataset.journal.records import (
     CLASSES,
     MAX_SEGMENTS,
     MAX_SEQUENCE,
@@ -77,8 +77,8 @@ class Segment:
 
 
 @dataclass(slots=True)
-class LogContents:
-    """What a log contained when it was read: the *live* records with their segments, in order, and the *damage*."""
+class JournalContents:
+    """What a journal contained when it was read: the *live* records with their segments, in order, and the *damage*."""
 
     live: list[tuple[Segment, Live]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -92,13 +92,13 @@ class LogContents:
         return [record for _, record in self.live]
 
 
-def read_log(directory: Descriptor) -> LogContents:
-    """Read the log in *directory*, without a lock; blocks.
+def read_journal(directory: Descriptor) -> JournalContents:
+    """Read the journal in *directory*, without a lock; blocks.
 
-    Raises `StoreError` if the log was written by another version of shardfs, contains an unknown kind of record, cannot
-    be opened, or leaves no numbers for what would be appended.
+    Raises `StoreError` if the journal was written by another version of shardfs, contains an unknown kind of record,
+    cannot be opened, or leaves no numbers for what would be appended.
     """
-    contents = LogContents()
+    contents = JournalContents()
     released: list[npt.NDArray[np.uint64]] = []
     try:
         for name in sorted(os.listdir(directory.path)):
@@ -135,7 +135,7 @@ def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]
 
 
 def _read_segment(
-    directory: Descriptor, name: str, version: int, contents: LogContents, released: list[npt.NDArray[np.uint64]]
+    directory: Descriptor, name: str, version: int, contents: JournalContents, released: list[npt.NDArray[np.uint64]]
 ) -> None:
     """Read one segment of the format *version*, which may have been removed meanwhile."""
     damage = contents.damage

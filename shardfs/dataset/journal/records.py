@@ -1,8 +1,8 @@
-"""Records of the write-ahead log, and how they lie in its files.
+"""Records of the journal, and how they lie in its files.
 
-The log is a directory of *segments*. The name of a segment is `1`, its number in 8 digits, 9 random digits, `.v`, the
-version of the format, and `.journal`; numbers only grow. What it is called tells the *salt* with which all its records
-begin, so that no payload of the user can be taken for records.
+The journal is a directory of *segments*. The name of a segment is `1`, its number in 8 digits, 9 random digits, `.v`,
+the version of the format, and `.journal`; numbers only grow. What it is called tells the *salt* with which all its
+records begin, so that no payload of the user can be taken for records.
 
 A segment consists of records, each right behind the other. Integers are little endian.
 
@@ -95,7 +95,7 @@ _UNPLACED: Final = Payload.__new__(Payload)
 
 @dataclass(slots=True)
 class _Record:
-    """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a log."""
+    """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a journal."""
 
     FIELDS: ClassVar[str]
     """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, an index entry."""
@@ -142,7 +142,7 @@ class Put(_ChunkRecord):
     gid: int
 
     def grant(self, mode: int, uid: int, gid: int) -> None:
-        """Let a new shard that is made for the chunk have this mode and owner; records in the log stay as they are."""
+        """Let a new shard that is made for the chunk have this mode and owner; records on disk stay as they are."""
         self.mode, self.uid, self.gid = mode, uid, gid
 
 

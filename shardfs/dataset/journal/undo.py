@@ -16,9 +16,9 @@ import trio
 
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.reading import JournalContents
+from shardfs.dataset.journal.records import UndoRecord, checksum_of, hash_of, reversed_checksum
 from shardfs.dataset.shard import OpenShard
-from shardfs.dataset.wal.reading import LogContents
-from shardfs.dataset.wal.records import UndoRecord, checksum_of, hash_of, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -96,7 +96,7 @@ def undo_record(
     splice: Splice | None,
     index: bytes | None,
 ) -> UndoRecord:
-    """Return the undo record to append to the log before a shard is changed; blocks.
+    """Return the undo record to append to the journal before a shard is changed; blocks.
 
     *index* is the new index if the shard, which is *old*, is appended to in place.
     """
@@ -116,11 +116,11 @@ def undo_record(
     return undo
 
 
-async def undo_commits(source: Source, contents: LogContents, *, apply: bool) -> list[Undone]:
+async def undo_commits(source: Source, contents: JournalContents, *, apply: bool) -> list[Undone]:
     """Find the outcomes of the commits that were under way; with *apply*, undo torn ones.
 
     A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
-    answer when the log is read next.
+    answer when the journal is read next.
     """
     found: list[Undone] = []
     for undo in [record for record in contents.records if isinstance(record, UndoRecord)]:

@@ -1,7 +1,8 @@
-"""The write-ahead log: published changes, until they are in the store.
+"""The journal: published changes, until they are in the store.
 
 What was appended survives the end of the process; what was appended before a `sync` that returned survives a power cut.
-The log is also the write buffer: payloads are read back from it. `shardfs.dataset.wal.records` describes its files.
+The journal is also the write buffer: payloads are read back from it. `shardfs.dataset.journal.records` describes its
+files.
 
 A segment is removed when all its records are released and no older segment is left: the release is made durable first,
 then the file is removed. Each removal is durable before the next, so a power cut leaves the end of the history, never
@@ -15,7 +16,7 @@ another: the older one goes with its segment, for which all later ones are durab
 
 The caller sees to it that only one append, `release`, `carry_forward` or `close` runs at a time. `sync` and reads of
 payloads may run beside them, in other threads. All of these block; only an append of few bytes is quick. Tasks that
-share a log hold `appending` around each change, and never while waiting for a store; they use `sync_soon` and
+share a journal hold `appending` around each change, and never while waiting for a store; they use `sync_soon` and
 `release_soon`.
 """
 
@@ -30,8 +31,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from shardfs.dataset.wal.reading import LogContents, Segment, read_log
-from shardfs.dataset.wal.records import (
+from shardfs.dataset.journal.reading import JournalContents, Segment, read_journal
+from shardfs.dataset.journal.records import (
     RECORD_NBYTES,
     Checkpoint,
     Live,
@@ -60,11 +61,13 @@ NOTHING: Final = MemoryContent(memoryview(b""))
 R = TypeVar("R", bound=Live | Checkpoint)
 
 
-class WriteAheadLog:
-    """The log in one directory, for writing. *contents* is what `read_log` found there: its records are live here too.
+class Journal:
+    """The journal in one directory, for writing.
+
+    *contents* is what `read_journal` found there: its records are live here too.
 
     A segment of more than *segment_nbytes* bytes is followed by another. *max_nbytes* is the size that callers should
-    keep the log below, by waiting until the log `has_room`.
+    keep the journal below, by waiting until the journal `has_room`.
 
     State, changed by one caller at a time: the segments, oldest first, of which the last may be *active*, that is,
     written to; the sequences released since the last checkpoint. `sync` reads them in other threads: a segment's end
@@ -75,12 +78,12 @@ class WriteAheadLog:
         self,
         directory: Descriptor,
         disk: Syscalls,
-        contents: LogContents | None = None,
+        contents: JournalContents | None = None,
         *,
         segment_nbytes: int = 64 * 2**20,
         max_nbytes: int = 2**30,
     ) -> None:
-        contents = contents or read_log(directory)
+        contents = contents or read_journal(directory)
         try:
             self._directory = Descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd))
         except OSError as error:
@@ -88,7 +91,7 @@ class WriteAheadLog:
         self._disk = disk
         self._room = 0
         self.failure = ""
-        """Why the log accepts nothing any more."""
+        """Why the journal accepts nothing any more."""
         self.has_vanished = False
         """Whether that is because somebody removed its files: then only this process can read what was in them."""
         self._segment_nbytes = segment_nbytes
@@ -161,9 +164,9 @@ class WriteAheadLog:
     def append(self, record: R, content: Content = NOTHING, *, may_rotate: bool = True) -> R:
         """Append *record* with a payload of *content*; return it with its sequence and its payload.
 
-        Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was, and goes on. Raises `ReadOnlyError`
-        if the log accepts nothing any more, `RefusedError` if a name is too long, and whatever reading *content*
-        raises. Unless it *may_rotate*, the active segment may become too long.
+        Raises `NoSpaceError` and `StoreError` if that failed; the journal is as it was, and goes on. Raises
+        `ReadOnlyError` if the journal accepts nothing any more, `RefusedError` if a name is too long, and whatever
+        reading *content* raises. Unless it *may_rotate*, the active segment may become too long.
         """
         meta, nbytes, found = pack_meta(record), content.nbytes, 0
         whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
@@ -199,7 +202,7 @@ class WriteAheadLog:
         return record
 
     def copy(self, record: R) -> R:
-        """Append a record of this log or another one again; returns the new record."""
+        """Append a record of this journal or another one again; returns the new record."""
         return self.append(copy.copy(record), record.payload)
 
     def release(self, records: Iterable[Live]) -> None:
@@ -239,8 +242,8 @@ class WriteAheadLog:
     def sync(self) -> None:
         """Make durable what was appended before this call.
 
-        Raises `StoreError` if that failed, or if the files of the log were removed. It is then unknown what is durable,
-        so the log accepts nothing any more: every later call raises `ReadOnlyError`.
+        Raises `StoreError` if that failed, or if the files of the journal were removed. It is then unknown what is
+        durable, so the journal accepts nothing any more: every later call raises `ReadOnlyError`.
         """
         with self._syncing:
             self.check()
@@ -293,7 +296,7 @@ class WriteAheadLog:
                 await trio.to_thread.run_sync(self.release, [*records])
 
     def close(self) -> None:
-        """Close the log: live records stay, durably; without any, no file stays.
+        """Close the journal: live records stay, durably; without any, no file stays.
 
         Raises the errors of `release`.
         """

@@ -1,0 +1,1 @@
+"""The journal of a source, and what recovers from it."""

@@ -1,1 +1,0 @@
-"""The write-ahead log of a source, and what recovers from it."""
