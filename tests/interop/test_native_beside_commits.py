@@ -1,7 +1,6 @@
 """Programs that read and write shards natively, beside a mount that commits to them."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 import zarr
 
 from shardfs.fuse.control import FLUSH
+from tests.support.disks import loop_disk
 from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_sound, flush, open_tensorstore
@@ -102,24 +102,11 @@ print(reads, torn, flush=True)
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A directory on a file system of the kind that is asked for; "" is what the tests run on."""
-    kind, disk = request.param, tmp_path / "disk"
-    if not kind:
+    if not request.param:
         yield tmp_path
         return
-    if os.geteuid() != 0 or shutil.which(f"mkfs.{kind}") is None:
-        pytest.skip(f"only root can make a file system, by mkfs.{kind}")
-    disk.mkdir()
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(2**30)
-    made = subprocess.run([f"mkfs.{kind}", "-q", image], capture_output=True, check=False)
-    if made.returncode or subprocess.run(["mount", "-o", "loop", image, disk], check=False).returncode:
-        pytest.skip(f"{kind} cannot be mounted here")
-    try:
+    with loop_disk(request.param, tmp_path) as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
-        image.unlink()
 
 
 @pytest.mark.parametrize(
