@@ -2,7 +2,8 @@
 # What demo, test and bench need of a fresh Debian or Ubuntu machine. Source it, then call
 #
 #   setup_system PACKAGE...   FUSE and a compiler, and these packages beside them
-#   setup_program PACKAGE     the program of that name in a package, without its service
+#   setup_program PACKAGE [PROGRAM...]
+#                             the program of that name in a package, and these, without its service
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
 #   setup_client NAME PYTHON REQUIREMENT...
 #                             an environment of its own for a program that cannot share that one
@@ -115,21 +116,26 @@ _check_programs() {
 }
 
 setup_program() {
-    local directory log
-    if ! _has_apt || command -v "$1" >/dev/null || [[ -x $SHARDFS_VENV/bin/$1 ]]; then
+    local package=$1 program missing=() directory log
+    for program in "$@"; do
+        if ! command -v "$program" >/dev/null && [[ ! -x $SHARDFS_VENV/bin/$program ]]; then
+            missing+=("$program")
+        fi
+    done
+    if ! _has_apt || ((${#missing[@]} == 0)); then
         return
     fi
-    _say "unpacking $1 into $SHARDFS_VENV/bin"
+    _say "unpacking ${missing[*]} into $SHARDFS_VENV/bin"
     directory=$(mktemp -d)
     log=$directory/log
     if ! (
         cd "$directory"
-        apt-get -qq download "$1" || { _apt_get update && apt-get -qq download "$1"; }
+        apt-get -qq download "$package" || { _apt_get update && apt-get -qq download "$package"; }
         dpkg-deb -x ./*.deb .
-        install "usr/bin/$1" "$SHARDFS_VENV/bin/$1"
+        install "${missing[@]/#/usr/bin/}" "$SHARDFS_VENV/bin"
     ) >"$log" 2>&1; then
         cat "$log" >&2
-        _say "cannot unpack $1; tests that need it are skipped"
+        _say "cannot unpack ${missing[*]}; tests that need it are skipped"
     fi
     rm -rf "$directory"
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -85,8 +86,89 @@ def test_errors_that_an_alert_waits_for_are_counted_from_zero(mount: Mounter, so
     """The first one is an increase then."""
     mounted = mount(source)
     text = run("stats", "--prometheus", mounted.path).stdout
-    for name in ("EIO", "EACCES", "ENOSPC"):
+    for name in ("EIO", "EACCES", "ENOSPC", "EDQUOT", "EMFILE"):
         assert f'shardfs_errors_total{{errno="{name}"}} 0.0\n' in text
+
+
+# Each case: series, and what fires after how many minutes. Samples come each minute: "a+bxn" is n more than a.
+UP, PENDING, UPTIME = 'up{job="shardfs"}', "shardfs_pending_age_seconds", "shardfs_uptime_seconds"
+Fires = dict[int, set[str]]
+ALERTS: dict[str, tuple[dict[str, str], Fires]] = {
+    "a healthy mount": (
+        {UP: "1x90", PENDING: "30x90", UPTIME: "0+60x90", 'shardfs_errors_total{errno="EIO"}': "0x90"},
+        {0: set(), 5: set(), 60: set(), 90: set()},
+    ),
+    "an old change that is committed at last": (
+        {PENDING: "0+60x20 0x20"},
+        {5: set(), 6: {"ShardfsPending"}, 20: {"ShardfsPending"}, 22: set()},
+    ),
+    "a first error of each kind that needs somebody": (
+        {
+            f'shardfs_errors_total{{errno="{name}"}}': "0x5 1x30"
+            for name in ("EIO", "EACCES", "ENOSPC", "EDQUOT", "EMFILE")
+        },
+        {5: set(), 7: {"ShardfsErrors"}, 30: set()},
+    ),
+    "errors that are old": ({'shardfs_errors_total{errno="EIO"}': "7x30"}, {0: set(), 15: set(), 30: set()}),
+    "errors that programs provoke": (
+        {f'shardfs_errors_total{{errno="{name}"}}': "0+9x30" for name in ("ENOENT", "EINVAL", "EROFS", "ENODATA")},
+        {7: set(), 30: set()},
+    ),
+    "a daemon that is gone, and comes back": (
+        {UP: "1x5 0x10 1x5"},
+        {5: set(), 6: set(), 7: {"ShardfsDown"}, 16: {"ShardfsDown"}, 18: set()},
+    ),
+    "another job that is gone": ({'up{job="others"}': "0x30"}, {7: set(), 30: set()}),
+    "two restarts in an hour": ({UPTIME: "0+60x9 0+60x9 0+60x60"}, {25: set(), 60: set()}),
+    "a third restart in an hour": (
+        {UPTIME: "0+60x9 0+60x9 0+60x9 0+60x90"},
+        {29: set(), 31: {"ShardfsRestarts"}, 100: set()},
+    ),
+}
+
+
+def test_the_alerts_of_the_docs_fire_for_what_they_promise_and_for_nothing_else(
+    mount: Mounter, source: Path, tmp_path: Path
+) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    page = (Path(__file__).parents[2] / "docs/operate.md").read_text()
+    (rules,) = re.findall(r"```yaml\n(groups:\n.*?)```", page, re.DOTALL)
+    (tmp_path / "rules.yml").write_text(rules)
+    summaries = dict(re.findall(r"alert: (\w+)\n.*?summary: (.*?)\n", rules, re.DOTALL))
+    assert {name for _, fires in ALERTS.values() for names in fires.values() for name in names} == {*summaries}
+
+    def expected(series: str, name: str) -> dict[str, object]:
+        labels = dict(re.findall(r'(\w+)="(\w+)"', series))
+        return {"exp_labels": labels, "exp_annotations": {"summary": summaries[name]}}
+
+    tests = [
+        {
+            "name": case,
+            "interval": "1m",
+            "input_series": [{"series": one, "values": values} for one, values in series.items()],
+            "alert_rule_test": [
+                {
+                    "eval_time": f"{minute}m",
+                    "alertname": name,
+                    "exp_alerts": [expected(one, name) for one in series if name in firing],
+                }
+                for minute, firing in fires.items()
+                for name in summaries
+            ],
+        }
+        for case, (series, fires) in ALERTS.items()
+    ]
+    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "tests": tests}))
+    for command in (["check", "rules", "rules.yml"], ["test", "rules", "tests.yml"]):
+        done = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    mounted = mount(source, write=True)
+    (mounted.path / "c/0/0").write_bytes(b"n" * 24)  # else nothing is pending, and nothing has an age
+    exported = run("stats", "--prometheus", mounted.path).stdout
+    for name in re.findall(r"shardfs_\w+", " ".join(re.findall("expr: (.*)", rules))):
+        assert re.search(rf"^{name}[ {{]", exported, re.MULTILINE), name
 
 
 def test_clients_that_stay_silent_hold_no_descriptors_of_the_daemon(mount: Mounter, source: Path) -> None:
