@@ -166,6 +166,14 @@ class ShardIndex:
         """The size of all inner chunks and the index; bytes shared by entries count several times."""
         return int(self.entries[self.sound, 1].sum()) + len(self.encoded)
 
+    def key(self, position: int) -> int:
+        """Return the entry whose row is at *position* of `entries`: here they are the same."""
+        return position
+
+    def select(self, entry: int, count: int, stride: int) -> Entries:
+        """Return the rows of *count* entries, the first of which is *entry*, *stride* apart."""
+        return self.entries[entry : entry + stride * (count - 1) + 1 : stride]
+
     def entry(self, entry: int) -> tuple[int, int] | None:
         """Return offset and length of inner chunk *entry*, unchecked; None if it is missing."""
         offset, nbytes = self.values[2 * entry], self.values[2 * entry + 1]

@@ -100,6 +100,16 @@ class ShardGrid:
         return len(self.chunk_shape)
 
     @property
+    def shard_ndim(self) -> int:
+        """Number of coordinates of a shard."""
+        return len(self.shards.dimensions)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether shards are no boxes of the grid: which chunks are in one is listed by its index."""
+        return False
+
+    @property
     def nchunks(self) -> int:
         """Number of inner chunks that overlap the array."""
         return math.prod(self.grid_shape)
@@ -181,6 +191,14 @@ class ShardGrid:
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
         """Return the shape of the index of the outermost shard at *shard*."""
         return self.levels[0].chunks_per_shard(self._span(shard))
+
+    def inner_shape(self, depth: int) -> tuple[int, ...]:
+        """Return the shape of the index of a shard at the level *depth*, which is not the outermost."""
+        return self.levels[depth].chunks_per_shard(self.levels[depth - 1].span)
+
+    def capacity(self, shard: Coords) -> int:
+        """Return how many inner chunks within the array the shard at *shard* has."""
+        return math.prod(len(self.covered(axis, index)) for axis, index in enumerate(shard))
 
     def nchunks_of(self, shard: Coords) -> int:
         """Return how many inner chunks the shard at *shard* has room for, including those outside the array."""

@@ -1,0 +1,345 @@
+"""Volumes of neuroglancer, in its format precomputed: `info` says what is in them, each scale is an array.
+
+A scale that is sharded is described by the grid of its chunks, of which each has an id: the compressed Morton code of
+its position. It is shown as a scale that is not sharded, whose chunks are files named after the voxels that they cover,
+and by an `info` that says so. A chunk at the edge of a scale is cut off there.
+
+Source: neuroglancer, "Volume" of the precomputed data source.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import MetadataError
+from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
+from shardfs.format.dtype import item_nbytes
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
+from shardfs.format.index import Entries
+from shardfs.format.lens.unsharded import POSITION_BITS, UnshardedArray
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, Segment, ShardGrid
+from shardfs.format.uint64_sharded import UINT64_SHARDED, Ids, ShardNames, Uint64Sharding
+
+INFO: Final = "info"
+_VOLUME: Final = "neuroglancer_multiscale_volume"
+_AXES: Final = 3
+_RANGE: Final = re.compile(r"(-?[0-9]{1,20})-(-?[0-9]{1,20})")
+_LARGEST_ITEM: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkNames(ChunkKeyEncoding):
+    """The names of chunks: the voxels that each covers, `x0-x1_y0-y1_z0-z1`."""
+
+    offset: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def begins(self, name: str, ndim: int) -> bool:
+        """Whether *name* is that of a chunk."""
+        return self.decode(name, ndim) is not None
+
+    def encode(self, coords: tuple[int, ...]) -> str:
+        """Return the name of the chunk at *coords*."""
+        ranges = []
+        for index, offset, length, size in zip(coords, self.offset, self.chunk_shape, self.size, strict=False):
+            start = index * length
+            ranges.append(f"{offset + start}-{offset + min(start + length, size)}")
+        return "_".join(ranges)
+
+    def decode(self, key: str, ndim: int) -> tuple[int, ...] | None:
+        """Return the coordinates of the chunk *key*; None if no chunk of the grid has this name."""
+        coords = []
+        for part, offset, length in zip(key.split("_"), self.offset, self.chunk_shape, strict=False):
+            found = _RANGE.fullmatch(part)
+            if found is None:
+                return None
+            coords.append((int(found[1]) - offset) // length)
+        if len(coords) < _AXES or any(
+            not 0 <= index * length < size
+            for index, length, size in zip(coords, self.chunk_shape, self.size, strict=True)
+        ):
+            return None
+        return (*coords, 0) if self.encode(tuple(coords)) == key else None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeGrid(ShardGrid):
+    """The chunks of a scale, with the axes x, y, z and channel, in shards that are no boxes of the grid.
+
+    A chunk of unencoded elements has *item_nbytes* bytes for each; None if chunks are encoded, and vary in size.
+    """
+
+    sharding: Uint64Sharding
+    size: tuple[int, ...]
+    item_nbytes: int | None
+
+    @classmethod
+    def of(
+        cls, size: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: Uint64Sharding, item: int, *, is_raw: bool
+    ) -> "VolumeGrid":
+        """Describe a scale of *size* elements of up to *item* bytes; raises `MetadataError` if it is too large."""
+        grid_shape = ChunkGrid.regular(size, chunk_shape).shape
+        if math.prod(grid_shape) >= 2**POSITION_BITS:
+            raise MetadataError(f"{math.prod(grid_shape)} chunks are more than shardfs can count")
+        # No encoding makes a chunk much larger than its elements.
+        max_nbytes = min(4 * math.prod(chunk_shape) * item + 2**20, MAX_DECODED_NBYTES)
+        shards = ChunkGrid.regular((sharding.nshards,), (1,))
+        levels = sharding.levels(max_nbytes)
+        row_axis = len(size) - 1
+        return cls(shards, chunk_shape, levels, grid_shape, row_axis, sharding, size, item if is_raw else None)
+
+    @property
+    def is_scattered(self) -> bool:
+        """True."""
+        return True
+
+    def locate(self, coords: Coords) -> Place:
+        """Return the place of the chunk at *coords*, which are within the grid."""
+        chunk_id = morton_code(coords, self.grid_shape)
+        shard, minishard = self.sharding.place(chunk_id)
+        entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
+        if len(self.levels) > len(entries):
+            return Place((shard,), (*entries, 0), (*shapes, ()))
+        return Place((shard,), entries, shapes)
+
+    def coords(self, place: Place) -> Coords:
+        """Return the coordinates of the chunk at *place*; of a minishard, those of the chunk with id 0."""
+        chunk_id = place.entries[1] if len(place.entries) > 1 else 0
+        found = positions_of(np.array([chunk_id], np.uint64), self.grid_shape)[0].tolist()
+        return tuple(found)
+
+    def index_shape(self, shard: Coords) -> tuple[int, ...]:
+        """Return the shape of the index of a shard."""
+        return (self.sharding.nminishards,)
+
+    def inner_shape(self, depth: int) -> tuple[int, ...]:
+        """Return (): the index of a minishard lists its chunks."""
+        return ()
+
+    def nchunks_of(self, shard: Coords) -> int:
+        """Return how many chunks a shard has on average; how many belong to this one would take a walk to find out."""
+        return -(-self.nchunks // self.sharding.nshards)
+
+    def nelements_of(self, shard: Coords) -> int:
+        """Return how many elements are in a shard on average."""
+        return -(-math.prod(self.size) // self.sharding.nshards)
+
+    def capacity(self, shard: Coords) -> int:
+        """Return how many chunks a shard has on average."""
+        return self.nchunks_of(shard)
+
+    def covered(self, axis: int, index: int) -> range:
+        """Return all chunks along *axis*: any shard may have some of them."""
+        return range(self.grid_shape[axis])
+
+    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
+        """Yield each chunk of a row by itself."""
+        for number in chunks:
+            yield Segment(number, 1, 1, self.locate((*prefix, number)))
+
+    def within(self, ids: Ids, shard: int, minishard: int) -> npt.NDArray[np.bool_]:
+        """Return which of *ids*, listed by a minishard of a shard, are those of chunks that belong there."""
+        positions = positions_of(ids, self.grid_shape)
+        is_known = (positions < np.array(self.grid_shape, np.uint64)).all(axis=1)
+        bits = len(_interleaved(self.grid_shape))
+        return np.asarray(is_known & (ids < np.uint64(1 << bits)) & self.sharding.belong(ids, shard, minishard))
+
+    def sizes(self, positions: npt.NDArray[np.int64], entries: Entries) -> npt.NDArray[np.uint64] | None:
+        """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
+        if len(self.levels) < _AXES:
+            return np.asarray(entries[:, 1])
+        if self.item_nbytes is None:
+            return None
+        chunk, size = np.array(self.chunk_shape, np.int64), np.array(self.size, np.int64)
+        lengths = np.minimum(chunk, size - positions * chunk)
+        return np.asarray(np.prod(lengths, axis=1) * self.item_nbytes).astype(np.uint64)
+
+
+@lru_cache(256)
+def _interleaved(grid_shape: Coords) -> tuple[tuple[int, int], ...]:
+    """Return axis and bit of a position for each bit of a compressed Morton code, the lowest first."""
+    bits = max(length.bit_length() for length in grid_shape)
+    return tuple((axis, bit) for bit in range(bits) for axis, length in enumerate(grid_shape) if 1 << bit < length)
+
+
+def morton_code(position: Coords, grid_shape: Coords) -> int:
+    """Return the compressed Morton code of *position* in a grid."""
+    code = 0
+    for place, (axis, bit) in enumerate(_interleaved(grid_shape)):
+        code |= (position[axis] >> bit & 1) << place
+    return code
+
+
+def positions_of(codes: Ids, grid_shape: Coords) -> npt.NDArray[np.uint64]:
+    """Return the positions of which *codes* are the compressed Morton codes, as rows; they may be outside the grid."""
+    positions = np.zeros((len(codes), len(grid_shape)), np.uint64)
+    for place, (axis, bit) in enumerate(_interleaved(grid_shape)):
+        positions[:, axis] |= (codes >> np.uint64(place) & np.uint64(1)) << np.uint64(bit)
+    return positions
+
+
+class ScaleMetadata(ArrayMetadata):
+    """A scale, described as an array of Zarr would be."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A sharded scale: an array that is read only. *reason* says why its shards are shown as stored.
+
+    *unsharded* says where its chunks are, and what a Zarr document would say of them; *names* are those of the files.
+    """
+
+    key: str
+    metadata: ScaleMetadata
+    unsharded: UnshardedArray | None = None
+    names: ChunkNames | None = None
+    fingerprint: bytes = b""
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume with sharded scales, by their keys; *shown* is its `info` without their sharding."""
+
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    shown: bytes = b""
+
+
+def parse_volume(document: Json) -> Volume | None:
+    """Return what an `info` says; None if it is not that of a volume with sharded scales."""
+    if not isinstance(document, dict) or document.get("@type", _VOLUME) != _VOLUME:
+        return None
+    scales = document.get("scales")
+    if not isinstance(scales, list) or not {"data_type", "num_channels"} <= document.keys():
+        return None
+    sharded = [each for each in scales if isinstance(each, dict) and each.get("sharding") is not None]
+    found: dict[str, Scale] = {}
+    for each in sharded:
+        key = each.get("key")
+        if isinstance(key, str) and is_path_below(key):
+            is_one = sum(isinstance(other, dict) and other.get("key") == key for other in scales) == 1
+            found[key] = _parse_scale(document, each, key, is_one=is_one)
+    if not found:
+        return None
+    shown = []
+    for each in scales:
+        scale = found.get(each.get("key", "")) if isinstance(each, dict) else None
+        is_shown = scale is not None and scale.reason is None
+        shown.append({name: value for name, value in each.items() if name != "sharding"} if is_shown else each)
+    return Volume(found, encode_json({**document, "scales": shown}))
+
+
+def is_path_below(key: str) -> bool:
+    """Whether *key* is a relative path that leads to something below a directory, by one way only."""
+    return all(part not in ("", ".", "..") for part in key.split("/")) and "\0" not in key
+
+
+def _parse_scale(document: Document, scale: Document, key: str, *, is_one: bool) -> Scale:
+    try:
+        return _described(document, scale, key, is_one=is_one)
+    except MetadataError as error:
+        stored = _array(document, scale, (), ())
+        return Scale(key, ScaleMetadata(stored, (), _grid(scale), _NO_KEYS, _CODECS), reason=str(error))
+
+
+_NO_KEYS: Final = Extension("default", {})
+_CODECS: Final = (Extension(UINT64_SHARDED, {}),)
+
+
+def _described(document: Document, scale: Document, key: str, *, is_one: bool) -> Scale:
+    if not is_one:
+        raise MetadataError(f"several scales have the key {brief(key)}")
+    sharding = Uint64Sharding.parse(scale["sharding"])
+    nchannels = _lengths([document["num_channels"]], "num_channels", minimum=1, ndim=1)
+    size = _lengths(scale.get("size"), "size", minimum=0)
+    chunk_sizes = scale.get("chunk_sizes")
+    if not isinstance(chunk_sizes, list) or len(chunk_sizes) != 1:
+        raise MetadataError("a sharded scale must have chunk_sizes with one element")
+    chunk_shape = _lengths(chunk_sizes[0], "chunk_sizes", minimum=1)
+    offset = _offset(scale.get("voxel_offset", [0, 0, 0]))
+    encoding = scale.get("encoding")
+    if not isinstance(encoding, str):
+        raise MetadataError(f"encoding must be a name, not {brief(encoding)}")
+    is_raw = encoding.lower() == "raw"
+    data_type = document["data_type"]
+    nbytes = item_nbytes(data_type.lower()) if isinstance(data_type, str) else None
+    shape, inner = size + nchannels, chunk_shape + nchannels
+    grid = VolumeGrid.of(shape, inner, sharding, nbytes or _LARGEST_ITEM, is_raw=is_raw and nbytes is not None)
+    stored = _array(document, scale, shape, inner)
+    codecs: tuple[Extension, ...]
+    if is_raw:
+        order = {"order": list(reversed(range(len(shape))))}
+        codecs = (Extension("transpose", order), Extension("bytes", {"endian": "little"}))
+    else:
+        codecs = (Extension(f"neuroglancer.{encoding.lower()}", {}),)
+    shown: dict[str, Any] = {
+        **stored,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(inner)}},
+        "codecs": [codec.to_json() for codec in codecs],
+    }
+    identity = canonical([shown, sharding.__dict__, offset])
+    return Scale(
+        key,
+        ScaleMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS),
+        UnshardedArray(shown, grid, ShardNames.of(sharding), codecs),
+        ChunkNames("precomputed", "_", offset, chunk_shape, size),
+        blake2b(identity.encode(), digest_size=16).digest(),
+    )
+
+
+def _array(document: Document, scale: Document, shape: Coords, inner: Coords) -> dict[str, Any]:
+    """Return a document for a scale as if it were an array of Zarr."""
+    data_type = document["data_type"]
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": data_type.lower() if isinstance(data_type, str) else brief(data_type),
+        "chunk_grid": _grid(scale).to_json(),
+        "chunk_key_encoding": _NO_KEYS.to_json(),
+        "fill_value": 0,
+        "codecs": [codec.to_json() for codec in _CODECS],
+        "attributes": {name: scale[name] for name in ("resolution", "voxel_offset") if name in scale},
+        "dimension_names": ["x", "y", "z", "channel"][: len(shape)],
+    }
+
+
+def _grid(scale: Document) -> Extension:
+    sharding = scale["sharding"]
+    return Extension(UINT64_SHARDED, sharding if isinstance(sharding, dict) else {})
+
+
+def _lengths(value: Json, where: str, *, minimum: int, ndim: int = _AXES) -> tuple[int, ...]:
+    return parse_lengths(_integers(value), where, minimum=minimum, ndim=ndim)
+
+
+def _offset(value: Json) -> tuple[int, ...]:
+    offset = _integers(value)
+    if not isinstance(offset, list) or len(offset) != _AXES or not all(map(_is_offset, offset)):
+        raise MetadataError(f"voxel_offset must be a list of {_AXES} integers, not {brief(value)}")
+    return tuple(offset)
+
+
+def _is_offset(value: Json) -> bool:
+    return type(value) is int and abs(value) < MAX_LENGTH // 2
+
+
+def _integers(value: Json) -> Json:
+    """Return a list with integers in place of numbers that are integers, as JavaScript writes them."""
+    if not isinstance(value, list):
+        return value
+    return [int(each) if isinstance(each, float) and each.is_integer() else each for each in value]
