@@ -63,13 +63,13 @@ async def compact_source(
     store, report = source.store, Report()
     with hold(store) as state:
         left = [slot.state for slot in slots_of(store) if slot.holder is None]
-        if any(each.has_pending() for each in (state, *left)):
+        if any(slot.has_pending() for slot in (state, *left)):
             raise SourceError(
                 f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
             )
         await store.start_writing(state.root, single_writer=single_writer)
         with opened(source, state) as (_, commits):
-            found = await look_at_shards(
+            shards = await look_at_shards(
                 source,
                 options,
                 walk_all_shards(some_arrays(source), "looking for dead bytes", progress),
@@ -78,20 +78,20 @@ async def compact_source(
                 executor=executor,
                 jobs=jobs,
             )
-            with progress("compacting", len(found), "shard") as advance:
-                for each in found:
+            with progress("compacting", len(shards), "shard") as advance:
+                for shard in shards:
                     advance(1)
-                    waste = each.result
+                    waste = shard.result
                     if waste is None or waste.reason is not None:
-                        why = each.error if waste is None else f"{waste.reason} (--force compacts it)"
-                        report.leave(each.key, why)
+                        why = shard.error if waste is None else f"{waste.reason} (--force compacts it)"
+                        report.leave(shard.key, why)
                         continue
                     try:
-                        array = (await source.hierarchy.node(each.path)).array
+                        array = (await source.hierarchy.node(shard.path)).array
                         if array is not None:
-                            await commits.rewrite(array.layout, each.coords, {}, compact=True)
+                            await commits.rewrite(array.layout, shard.coords, {}, compact=True)
                     except ShardfsError as error:
-                        report.leave(each.key, error)
+                        report.leave(shard.key, error)
                         continue
                     report.compacted += 1
                     report.removed_nbytes += waste.use.dead or 0

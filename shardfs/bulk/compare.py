@@ -45,7 +45,7 @@ class CompareChunks(Task[Coords, Sequence[str]]):
         """Return a function that compares one of the shards."""
 
         async def find() -> _Pair | None:
-            one, other = [await find_node(each, self.path) for each in self.job.both(context)]
+            one, other = [await find_node(source, self.path) for source in self.job.both(context)]
             return _Pair.of(one, other) if one is not None and other is not None else None
 
         pair = await context.last((self.job, self.path), find)
@@ -122,23 +122,23 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Pair:
-    """An array of the source and the array made from it; *coarse* is the grid of the one with the larger shards.
+    """An array of the source and the array packed from it; *coarse* is the grid of the one with the larger shards.
 
-    If it *has_all*, the one that was made must have all chunks, because a missing one would read as another value.
+    If it *has_all*, the one that was packed must have all chunks, because a missing one would read as another value.
     """
 
     source: _Form
-    made: _Form
+    packed: _Form
     coarse: ShardGrid
     has_all: bool
 
     @classmethod
-    def of(cls, source: BulkNode, made: BulkNode) -> "_Pair | None":
+    def of(cls, source: BulkNode, packed: BulkNode) -> "_Pair | None":
         """Return the arrays of two nodes as a pair; None if their chunks cannot be compared one by one."""
-        one, other = _Form.of(source), _Form.of(made)
+        one, other = _Form.of(source), _Form.of(packed)
         if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
             return None
-        has_all = one.fill != other.fill and _is_missing_value(source, made)
+        has_all = one.fill != other.fill and _is_missing_value(source, packed)
         return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid, has_all)
 
     async def shards(self, failed: Callable[[ShardfsError], None]) -> Sequence[Coords]:
@@ -147,7 +147,7 @@ class _Pair:
         *failed* is called with what cannot be listed.
         """
         found = {
-            shard for form in (self.source, self.made) async for shard in walk_shards(form.array, self.coarse, failed)
+            shard for form in (self.source, self.packed) async for shard in walk_shards(form.array, self.coarse, failed)
         }
         nmissing = self.coarse.shards.nchunks - len(found)
         if self.has_all and nmissing:
@@ -158,14 +158,14 @@ class _Pair:
         """Return the differences in the shard at *shard*, a line each."""
         path = self.source.array.layout.path
         problems: dict[str, None] = {}
-        is_alike = self.source.encoding == self.made.encoding
+        is_alike = self.source.encoding == self.packed.encoding
 
         def damaged(error: ShardfsError, coords: Coords | None) -> None:
             problems[str(error)] = None
 
         chunks: dict[Coords, int] = {}
-        for form in (self.source, self.made):
-            nchunks = 0  # at last those that were made
+        for form in (self.source, self.packed):
+            nchunks = 0  # of the packed one, in the end
             async for at, nbytes in chunks_within(form.array, self.coarse, shard, damaged, MadeOf()):
                 chunks[at] = max(nbytes, chunks.get(at, 0))
                 nchunks += 1
@@ -179,29 +179,29 @@ class _Pair:
                 problems[f"{name}: {max(nbytes, self.source.nbytes):,} bytes are too many to be compared"] = None
                 continue
             try:
-                one, other = [await form.array.read_once(coords) for form in (self.source, self.made)]
+                one, other = [await form.array.read_once(coords) for form in (self.source, self.packed)]
                 is_same = one == other and (is_alike or one is None)
-                if not is_same and self.source.values(one) != self.made.values(other):
+                if not is_same and self.source.values(one) != self.packed.values(other):
                     problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
             except ShardfsError as error:
                 problems[f"{name}: {error}"] = None
         return list(problems)
 
 
-def _differences(source: BulkNode, made: BulkNode) -> Iterator[str]:
+def _differences(source: BulkNode, packed: BulkNode) -> Iterator[str]:
     """Yield what differs between the documents of two nodes."""
-    one, other = source.metadata, made.metadata
-    members = ["node_type", "shape"] + ([] if source.is_v2 is not made.is_v2 else ["attributes", "dimension_names"])
+    one, other = source.metadata, packed.metadata
+    members = ["node_type", "shape"] + ([] if source.is_v2 is not packed.is_v2 else ["attributes", "dimension_names"])
     for member in members:
         if canonical(one.document.get(member) or None) != canonical(other.document.get(member) or None):
             yield f"other {member}"
     if isinstance(one, ArrayMetadata) and isinstance(other, ArrayMetadata):
-        types = [canonical(normal_data_type(each.document["data_type"])) for each in (one, other)]
+        types = [canonical(normal_data_type(array.document["data_type"])) for array in (one, other)]
         if types[0] != types[1]:
             yield "other data_type"
-        elif _fill(one) != _fill(other) and not _is_missing_value(source, made):
+        elif _fill(one) != _fill(other) and not _is_missing_value(source, packed):
             yield "other fill_value"
-        elif _Pair.of(source, made) is None and canonical(one.document) != canonical(other.document):
+        elif _Pair.of(source, packed) is None and canonical(one.document) != canonical(other.document):
             yield "its chunks cannot be compared one by one"
 
 
@@ -213,12 +213,12 @@ def _fill(array: ArrayMetadata) -> bytes | str:
         return canonical(array.document["fill_value"])
 
 
-def _is_missing_value(source: BulkNode, made: BulkNode) -> bool:
+def _is_missing_value(source: BulkNode, packed: BulkNode) -> bool:
     """Whether the fill value of *made* is the missing value of *source*, as the v2 view shows it."""
     one = naming_no_axes(source.metadata.document)
-    if source.is_v2 or not made.is_v2 or not has_missing_value(one):
+    if source.is_v2 or not packed.is_v2 or not has_missing_value(one):
         return False
-    shown = shown_fill_value(made.metadata.document, shows_missing=False)
+    shown = shown_fill_value(packed.metadata.document, shows_missing=False)
     return bool(shown_fill_value(one, shows_missing=True) == shown)
 
 
@@ -245,8 +245,8 @@ async def _compare(
 ) -> list[str]:
     problems: list[str] = []
     old, new = job.both(context)
-    for each in (old, new):
-        await each.store.check()
+    for compared in (old, new):
+        await compared.store.check()
 
     async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
         names: set[str] = set()
@@ -281,15 +281,15 @@ async def _look(source: BulkNode, destination: Source, problems: list[str]) -> S
         problems.append(named(source.path, error))
 
     try:
-        made = None
+        packed = None
         with suppress(NotFoundError):
-            made = await find_node(destination, source.path)
+            packed = await find_node(destination, source.path)
         name = source.path or "(root)"
-        if made is None:
+        if packed is None:
             problems.append(f"{name} is missing")
             return ()
-        problems += [f"{name}: {difference}" for difference in _differences(source, made)]
-        pair = _Pair.of(source, made)
+        problems += [f"{name}: {difference}" for difference in _differences(source, packed)]
+        pair = _Pair.of(source, packed)
         return await pair.shards(failed) if pair is not None else ()
     except ShardfsError as error:
         failed(error)

@@ -86,7 +86,7 @@ class StoreTask(Task[Item, Delivered]):
 
     def at_once(self, context: Context) -> int:
         """Return how many items to store at a time."""
-        return _OBJECTS_AT_ONCE if any(each.store.rewrites for each in self.job.both(context)) else 1
+        return _OBJECTS_AT_ONCE if any(source.store.rewrites for source in self.job.both(context)) else 1
 
     def failed(self, item: Item, error: ShardfsError) -> Delivered:
         """Return the error, which may prevent storing anything else."""
@@ -240,6 +240,6 @@ def left_out(path: str, error: object) -> str:
 
 def named(path: str, error: object) -> str:
     """Return the text of *error*, with the *path* that it is about."""
-    said = str(error)
-    is_said = said.startswith((f"{path}:", f"{path}/", f"{path} is ")) or f"/{path} " in said
-    return said if path and is_said else f"{path or '(root)'}: {said}"
+    text = str(error)
+    is_named = text.startswith((f"{path}:", f"{path}/", f"{path} is ")) or f"/{path} " in text
+    return text if path and is_named else f"{path or '(root)'}: {text}"

@@ -45,7 +45,7 @@ VIEW_OPTIONS: Final = (
 def views_of(source: Source) -> dict[ViewOptions, View]:
     """Return all views of *source*."""
     source.hierarchy.looks_above = True
-    return {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
+    return {option: make_view(option.view, source.store, decoded=option.decode) for option in VIEW_OPTIONS}
 
 
 async def describe_source(
@@ -91,7 +91,7 @@ def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
     caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
     return item | {
         "reason": reason,
-        "views": [each.text for each in views if reason is None and each.text not in left_out],
+        "views": [option.text for option in views if reason is None and option.text not in left_out],
         "left_out": left_out,
         "caveat": next((caveat for caveat in caveats if caveat is not None), None),
     }

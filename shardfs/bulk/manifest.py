@@ -75,7 +75,7 @@ class Manifest:
 
     def done(self, delivered: Iterable[Delivered]) -> None:
         """Record what objects are made from, and their states in the store."""
-        rows = [(each.made_of, each.state, os.fsencode(each.key)) for each in delivered]
+        rows = [(item.made_of, item.state, os.fsencode(item.key)) for item in delivered]
         with self._database:
             self._database.executemany("update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", rows)
 

@@ -66,7 +66,7 @@ class Maps(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints."""
-        return {"arrays": [each.as_dict() for each in self.maps], "not_shown": self.reasons}
+        return {"arrays": [array_map.as_dict() for array_map in self.maps], "not_shown": self.reasons}
 
 
 async def map_source(
@@ -97,7 +97,7 @@ async def map_source(
     def failed(path: str, error: ShardfsError) -> None:
         maps[path].error = str(error)
 
-    found = await look_at_shards(
+    shards = await look_at_shards(
         source,
         options,
         walk_all_shards(nodes(), "mapping", progress, failed),
@@ -106,12 +106,12 @@ async def map_source(
         executor=executor,
         jobs=jobs,
     )
-    for each in found:
-        use = each.result or ShardUse(each.key, 0, 0, 0, None, str(each.error))
-        maps[each.path].uses.append((each.coords, use))
+    for shard in shards:
+        use = shard.result or ShardUse(shard.key, 0, 0, 0, None, str(shard.error))
+        maps[shard.path].uses.append((shard.coords, use))
     if draws and maps:
         count = min(_MAX_DRAWN, max(_MAX_DRAWN_IN_ALL // len(maps), 1))
-        drawn = [(each, coords, use) for each in maps.values() for coords, use in each.most_wasteful(count)]
+        drawn = [(drawing, coords, use) for drawing in maps.values() for coords, use in drawing.most_wasteful(count)]
         with progress("drawing", len(drawn), "shard") as advance:
             for drawing, coords, use in drawn:
                 drawing.layouts.append((use, await lay_out(drawing.array, coords)))

@@ -105,8 +105,8 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
     main = next((name for name in (ZARRAY, ZGROUP) if name in texts), None)
     if main is None:
         return None
-    said = parse_json(texts[main])
-    separator = (said.get("dimension_separator") if isinstance(said, dict) else None) or "."
+    written = parse_json(texts[main])
+    separator = (written.get("dimension_separator") if isinstance(written, dict) else None) or "."
     metadata, decoder = metadata_of_v2(main, texts, "/" if separator == "/" else ".")
     array = None
     if isinstance(metadata, ArrayMetadata):
@@ -196,7 +196,7 @@ class Transfer:
         target, source = describe(packed), describe(node.metadata)
         layout = ArrayLayout(node.path, target.grid, target.key_encoding)
         transcoder = Transcoder.of(source, target, node.decoder)
-        was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
+        was, becomes = (", ".join(codec.name for codec in array.codecs) for array in (source, target))
         was = str(node.decoder or was)
         both = fingerprint(packed) + fingerprint(node.metadata) + was.encode()
         return cls(node.array, layout, document, both, transcoder, was, becomes)

@@ -154,15 +154,15 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         how.progress(report)
 
         def take(delivered: Sequence[Delivered]) -> None:
-            manifest.done(each for each in delivered if each.state)
-            for each in delivered:
-                if each.fatal is not None:
-                    raise type(each.fatal)(f"{each.fatal}; what is stored stays, and --sync goes on with it")
-                report.problems.extend(each.problems)
+            manifest.done(item for item in delivered if item.state)
+            for item in delivered:
+                if item.fatal is not None:
+                    raise type(item.fatal)(f"{item.fatal}; what is stored stays, and --sync goes on with it")
+                report.problems.extend(item.problems)
                 report.done += 1
-                report.stored += each.is_stored
-                report.unchanged += each.is_unchanged and not each.problems
-                report.nbytes += each.nbytes
+                report.stored += item.is_stored
+                report.unchanged += item.is_unchanged and not item.problems
+                report.nbytes += item.nbytes
             how.progress(report)
 
         tasks = plan.tasks(job, context, manifest)

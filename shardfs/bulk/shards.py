@@ -96,11 +96,11 @@ async def look_at_shards(
     async def batches() -> AsyncIterator[LookAtShards[R]]:
         numbers = count()
         async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
-            each = [
+            to_look_at = [
                 Found[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
                 for array, coords in batch
             ]
-            yield LookAtShards(tuple(each), nbytes, url, options, look)
+            yield LookAtShards(tuple(to_look_at), nbytes, url, options, look)
 
     async with open_context({url: source}) as context:
         await run_tasks(batches(), found.extend, context=context, executor=executor, jobs=jobs)

@@ -102,7 +102,7 @@ async def verify_source(
             report.shards += 1
             yield shard
 
-    found = await look_at_shards(
+    looked_at = await look_at_shards(
         source,
         options,
         shards(),
@@ -111,8 +111,8 @@ async def verify_source(
         executor=executor,
         jobs=jobs,
     )
-    for each in found:
-        report.found += each.result or [Problem(each.key, None, str(each.error))]
+    for shard in looked_at:
+        report.found += shard.result or [Problem(shard.key, None, str(shard.error))]
     return report
 
 

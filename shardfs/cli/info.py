@@ -97,7 +97,7 @@ async def advise(source: Source, array: str | None, start: str) -> Sequence[Desc
     """
     views = views_of(source)
     missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
-        (each, shown): {} for each in TOOLS for shown in each.views
+        (tool, shown): {} for tool in TOOLS for shown in tool.views
     }
     count = 0
     with progress("reading documents", None, "array") as advance:
@@ -190,7 +190,7 @@ def _ratio(decoded: int | None, stored: int | None) -> str:
 
 def _views(shown: Sequence[str]) -> str:
     """Return the names of views, with a star for those that need --decode."""
-    names = [each.view for each in VIEW_OPTIONS if each.text in shown]
+    names = [option.view for option in VIEW_OPTIONS if option.text in shown]
     return " ".join(name if f"--view {name}" in shown else f"{name}*" for name in dict.fromkeys(names))
 
 

@@ -50,8 +50,8 @@ def table(
     a line of its own.
     """
     columns = {name: [_cut(row[at], at) for row in rows] for at, name in enumerate(header)}
-    said = [name for name in same if len(rows) > 1 and len(set(columns[name])) == 1]
-    all_have = [f"{name} {columns.pop(name)[0]}" for name in said if columns[name][0]]
+    alike = [name for name in same if len(rows) > 1 and len(set(columns[name])) == 1]
+    all_have = [f"{name} {columns.pop(name)[0]}" for name in alike if columns[name][0]]
     widths = {name: max(min(len(cell), _MAX_CELL) for cell in (name, *cells)) for name, cells in columns.items()}
     terminal = terminal_width(sys.stdout)
     left_out = []
@@ -138,14 +138,14 @@ def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
     On a terminal it is one line, which disappears at the end; elsewhere one line every ten seconds, after a while.
     """
     is_terminal = sys.stderr.isatty()
-    said = time.monotonic() - _LINE_SECONDS / 2
+    last_line = time.monotonic() - _LINE_SECONDS / 2
 
     def say(text: str) -> None:
-        nonlocal said
+        nonlocal last_line
         if is_terminal:
             _draw(text)
-        elif time.monotonic() - said >= _LINE_SECONDS:
-            said = time.monotonic()
+        elif time.monotonic() - last_line >= _LINE_SECONDS:
+            last_line = time.monotonic()
             click.echo(printable(f"shardfs: {mountpoint}: {text}"), err=True)
 
     try:

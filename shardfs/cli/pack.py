@@ -138,7 +138,7 @@ def _run(
     dask: str | None,
 ) -> None:
     """Fill DEST, report the result, and exit with its status; with progress on a terminal."""
-    done = told = 0
+    ndone = ncomplained = 0
     advance: Callable[[int], None] | None = None
 
     def say(line: str) -> None:
@@ -146,13 +146,13 @@ def _run(
             click.echo(printable(line), err=not is_dry)
 
     def tell(report: Report) -> None:
-        nonlocal advance, done, told
+        nonlocal advance, ndone, ncomplained
         if advance is None:  # now the total is known
             advance = stack.enter_context(progress("stored", report.total, "object"))
-        advance(report.done - done)
-        for problem in report.problems[told:]:
+        advance(report.done - ndone)
+        for problem in report.problems[ncomplained:]:
             complain(problem)
-        done, told = report.done, len(report.problems)
+        ndone, ncomplained = report.done, len(report.problems)
 
     workers = executor(jobs, None if is_dry else dask, options, source, destination=destination)
     with workers as chosen, ExitStack() as stack:

@@ -210,8 +210,8 @@ class ShardCache:
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
         """Check the shard at *coords* again at the next request, in all layouts of the array."""
-        for each in layout.pending.layouts:
-            self._states.forget((each, coords, ()))
+        for other in layout.pending.layouts:
+            self._states.forget((other, coords, ()))
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:

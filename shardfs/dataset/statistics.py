@@ -1,4 +1,4 @@
-"""The figures of a mount: one table, with name, unit and meaning of each.
+"""The figures of a mount: one table, with name, unit and meaning of item.
 
 `Statistics` holds the running counts, `Snapshot` all figures at one moment: `shardfs stats`, Prometheus, and commands
 that wait for a daemon all show a snapshot.
@@ -68,7 +68,7 @@ class Statistics:
 
     def counts(self) -> Mapping[str, Any]:
         """Return the counts as plain values that do not change any more."""
-        counts = ((each.name, getattr(self, each.name)) for each in fields(self))
+        counts = ((item.name, getattr(self, item.name)) for item in fields(self))
         return {name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in counts}
 
 
@@ -101,7 +101,7 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """Return the figures as JSON for `parse`."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata}
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.metadata}
         return json.dumps(own | dict(self.counts) | {"store": dict(self.store)}).encode()
 
     @classmethod
@@ -113,10 +113,10 @@ class Snapshot:
             raise ValueError("figures are not nested") from None
         if not isinstance(found, dict) or not isinstance(found.setdefault("store", {}), dict):
             raise ValueError("figures are an object")  # noqa: TRY004 - as any other JSON that is none
-        own = {each.name: found.pop(each.name) for each in fields(cls) if each.metadata and each.name in found}
-        for each in fields(cls):
-            if each.name in own and not _is_of(own[each.name], each.type):
-                raise ValueError(f"figures have another {each.name}")
+        own = {item.name: found.pop(item.name) for item in fields(cls) if item.metadata and item.name in found}
+        for item in fields(cls):
+            if item.name in own and not _is_of(own[item.name], item.type):
+                raise ValueError(f"figures have another {item.name}")
         return cls(**own, store=found.pop("store"), counts=found)
 
     def figures(self) -> Iterator[tuple[Figure, Value]]:
@@ -140,8 +140,8 @@ def _is_of(value: object, kinds: Any) -> bool:  # noqa: ANN401 - the type of a f
 _STORE: Final = "store_"
 
 FIGURES: Final = (
-    *(Figure(each.name, **each.metadata) for each in fields(Snapshot) if each.metadata),
-    *(Figure(each.name, **each.metadata) for each in fields(Statistics)),
+    *(Figure(item.name, **item.metadata) for item in fields(Snapshot) if item.metadata),
+    *(Figure(item.name, **item.metadata) for item in fields(Statistics)),
     Figure("store_requests", "counter", "Requests to the store, each attempt.", label="operation"),
     Figure("store_bytes_received", "counter", "Bytes of objects received.", "bytes"),
     Figure("store_bytes_sent", "counter", "Bytes of objects sent.", "bytes"),

@@ -133,9 +133,9 @@ class Writer:
         if queue.error is None or isinstance(queue.error, UnreachableError):
             return
         failing = self.commits.failing
-        held = sum(each.payload_nbytes for each in failing)
+        held = sum(queue.payload_nbytes for queue in failing)
         is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.journal.limit()
-        if is_too_much or sum(len(each.changes) for each in failing) >= _FAILING * MAX_PENDING:
+        if is_too_much or sum(len(queue.changes) for queue in failing) >= _FAILING * MAX_PENDING:
             raise queue.error.with_traceback(None)
 
     async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
@@ -145,7 +145,7 @@ class Writer:
         the room.
         """
         commits = self.commits
-        if commits.is_busy or any(each.error is None for each in commits.pending):
+        if commits.is_busy or any(queue.error is None for queue in commits.pending):
             before = commits.npending
             commits.nwaiting += 1
             commits.wanted.set()
@@ -161,7 +161,7 @@ class Writer:
 
     def _full(self, queue: ShardQueue) -> ShardfsError:
         """Return the error that there is no room for a shard."""
-        errors = [each.error for each in self.commits.failing if each.error is not None]
+        errors = [queue.error for queue in self.commits.failing if queue.error is not None]
         of_store = (error for error in errors if isinstance(error, NoSpaceError | UnreachableError))
         why = f"and cannot be committed: {errors[0]}" if errors else "and no commit finishes; unmount and mount again"
         return queue.error or next(of_store, NoSpaceError(f"the journal is full, {why}"))

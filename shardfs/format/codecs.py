@@ -340,7 +340,7 @@ def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
     options = parameters(codec)
     if len(data) > _MAX_BLOSC_NBYTES:
         raise RefusedError(f"blosc holds no more than {_MAX_BLOSC_NBYTES} bytes, not {len(data)}")
-    cname, clevel, blocksize, typesize = (options[each] for each in ("cname", "clevel", "blocksize", "typesize"))
+    cname, clevel, blocksize, typesize = (options[name] for name in ("cname", "clevel", "blocksize", "typesize"))
     if cname not in blosc.list_compressors():
         raise MetadataError(f"the compressor {cname} of blosc is not known here")
     return bytes(blosc.compress(data, cname.encode(), clevel, SHUFFLES.index(options["shuffle"]), blocksize, typesize))

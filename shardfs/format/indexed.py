@@ -20,7 +20,7 @@ _INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}}
 
 def is_indexed(transformers: Sequence[Json]) -> bool:
     """Whether one of the `storage_transformers` is `indexed`, by its `type`, as in the draft, or its `name`."""
-    return any(isinstance(each, dict) and INDEXED in (each.get("name"), each.get("type")) for each in transformers)
+    return any(isinstance(t, dict) and INDEXED in (t.get("name"), t.get("type")) for t in transformers)
 
 
 def sharding_of(

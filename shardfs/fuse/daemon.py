@@ -86,8 +86,8 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
                 printed = log.read()
                 if unknown := re.search(rb"unknown option\(s\): `(.*)'", printed):
                     raise UsageError(f"{unknown[1].decode(errors='replace')}: libfuse has no such option")
-                said = re.findall(rb"^fuse.*", printed, re.MULTILINE)
-                details = f" ({said[-1].decode(errors='replace').strip()})" if said else ""
+                printed_by_fuse = re.findall(rb"^fuse.*", printed, re.MULTILINE)
+                details = f" ({printed_by_fuse[-1].decode(errors='replace').strip()})" if printed_by_fuse else ""
             raise kind(message["text"] + details)
         return message["text"] or None
 

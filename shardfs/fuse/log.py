@@ -24,16 +24,16 @@ class Once(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether *record* was not said within the last minute."""
+        """Whether *record* was not logged within the last minute."""
         text, now = record.getMessage(), self._clock()
-        if now - self._said.get(text, float("-inf")) < _AGAIN_SECONDS:
+        if now - self._logged_at.get(text, float("-inf")) < _AGAIN_SECONDS:
             return False
-        if len(self._said) >= _MAX_REMEMBERED:
-            self._said.clear()
-        self._said[text] = now
+        if len(self._logged_at) >= _MAX_REMEMBERED:
+            self._logged_at.clear()
+        self._logged_at[text] = now
         return True
 
 
@@ -91,4 +91,6 @@ def is_on_a_terminal() -> bool:
 
 def path() -> str | None:
     """Return the path of the log file; None if this process logs to standard error."""
-    return next((each.baseFilename for each in logging.getLogger().handlers if isinstance(each, _LogFile)), None)
+    return next(
+        (handler.baseFilename for handler in logging.getLogger().handlers if isinstance(handler, _LogFile)), None
+    )

@@ -198,7 +198,7 @@ def _stat(mountpoint: str, path: str) -> os.stat_result:
         os.statvfs(path)  # unlike attributes, this is never answered from the kernel's cache
         return os.stat(path)
     except FileNotFoundError:
-        above = next(each for each in Path(path).parents if each.exists())
+        above = next(parent for parent in Path(path).parents if parent.exists())
         way_out = f"create it with: mkdir -p {shlex.quote(path)}"
         if not os.access(above, os.W_OK):
             way_out = f"{_ELSEWHERE}, as you may not write in {above}"

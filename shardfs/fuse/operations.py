@@ -77,8 +77,8 @@ def request(
             number = error.errno
             if number not in _EXPECTED:
                 path = _path_of(self.fs, dict(zip(parameters, args, strict=False)))
-                said = f"{name}: {error}" if not path or path in str(error) else f"{name}: {error} ({path})"
-                log.error("%s", said)  # noqa: TRY400 - a deliberate error needs no traceback
+                message = f"{name}: {error}" if not path or path in str(error) else f"{name}: {error} ({path})"
+                log.error("%s", message)  # noqa: TRY400 - a deliberate error needs no traceback
         except pyfuse3.FUSEError as error:
             number = error.errno
         except Exception:

@@ -189,8 +189,8 @@ class DiskCache:
                 if self._drop(entry):  # else another reader has found it at the same time
                     with self._lock:
                         self._counts.cache_damaged += 1
-                    told = printable(self._path)
-                    log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, told, error)
+                    where = printable(self._path)
+                    log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, where, error)
             else:
                 with self._lock:
                     self._counts.cache_hits += 1

@@ -215,10 +215,12 @@ Live = Put | Erase | Shrink | UndoRecord
 
 Record = Live | Checkpoint
 
-CLASSES: Final[dict[int, type[Record]]] = {each.KIND: each for each in (Put, Erase, Shrink, UndoRecord, Checkpoint)}
+CLASSES: Final[dict[int, type[Record]]] = {
+    record.KIND: record for record in (Put, Erase, Shrink, UndoRecord, Checkpoint)
+}
 """The classes of records by their numbers in files."""
 
-_NAMES: Final = {cls: [each.name for each in fields(cls)[1:] if not each.kw_only] for cls in CLASSES.values()}
+_NAMES: Final = {cls: [item.name for item in fields(cls)[1:] if not item.kw_only] for cls in CLASSES.values()}
 
 
 def pack_meta(record: Record) -> bytes:

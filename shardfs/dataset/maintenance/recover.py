@@ -349,14 +349,14 @@ def _report_commits(recovery: Recovery, found: Findings, torn: str, *, left: boo
 def _report_damage(state: StateDirectory, found: Findings) -> None:
     for directory in (state.journal, state.conflicts):
         damage = read_left(directory).damage
-        found += [Finding("journal", describe_damage(directory, each), left=True) for each in damage]
+        found += [Finding("journal", describe_damage(directory, piece), left=True) for piece in damage]
 
 
 def list_slots(found: Findings) -> None:
     """List what mounts of remote sources have, or left, on this machine; changes nothing, asks no store."""
     for slot in all_slots():
         state, holder = slot.state, slot.holder
-        held = [each for each in state.left() if not slot.is_in_use or each != PENDING]
+        held = [what for what in state.left() if not slot.is_in_use or what != PENDING]
         if not held and not slot.is_in_use:
             continue
         where, command = str(slot.address or state.root), None

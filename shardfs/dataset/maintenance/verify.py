@@ -220,16 +220,16 @@ async def lay_out(array: Array, coords: Coords) -> Layout | None:
         begun, ended = (np.searchsorted(bounds, edges[:-1], side="right") for bounds in (starts, stops))
         uses[begun > ended] = use
     dead = np.flatnonzero(uses == Use.DEAD)
-    for each in dead[np.argsort(-np.diff(edges)[dead])[:_MAX_LOOKED_AT]].tolist():
-        start, stop = edges[each : each + 2].tolist()
+    for number in dead[np.argsort(-np.diff(edges)[dead])[:_MAX_LOOKED_AT]].tolist():
+        start, stop = edges[number : number + 2].tolist()
         first = bytes(await shard.snapshot.read(start, min(stop - start, _LOOKED_AT_NBYTES)))
         if not any(first):
-            uses[each] = Use.GAP
+            uses[number] = Use.GAP
         elif start == 0 and (
             first.startswith(_FORMATS)
             or (shard.snapshot.size <= _SEARCHED_NBYTES and await has_foreign_prefix(array, coords, shard))
         ):
-            uses[each] = Use.FOREIGN
+            uses[number] = Use.FOREIGN
     return Layout(edges, uses)
 
 

@@ -131,8 +131,8 @@ def make_directory(path: str, mode: int = _LISTED) -> None:
     except FileNotFoundError:
         with suppress(FileExistsError):
             os.mkdir(path, _PRIVATE)
-            made = Descriptor(os.open(path, WALK))
-            os.chmod(made.path, mode)
+            created = Descriptor(os.open(path, WALK))
+            os.chmod(created.path, mode)
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")

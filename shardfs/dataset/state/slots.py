@@ -147,15 +147,15 @@ def _take(slot: Slot, mountpoint: str | None = None) -> Descriptor | None:
 def _new_slot(directory: str, address: Address, mountpoint: str | None) -> tuple[Slot, Descriptor]:
     """Make and lock a slot, which gets the first free number when it is complete."""
     with needed(directory):
-        made = StateDirectory(tempfile.mkdtemp(prefix=".new-", dir=directory))
-        file = try_lock(made, mountpoint)
+        new = StateDirectory(tempfile.mkdtemp(prefix=".new-", dir=directory))
+        file = try_lock(new, mountpoint)
         assert file is not None
-        prepare(made)
-        write_note(os.path.join(made.root, _SOURCE), address._asdict())
+        prepare(new)
+        write_note(os.path.join(new.root, _SOURCE), address._asdict())
         for number in count():
             state = StateDirectory(os.path.join(directory, str(number)))
             try:
-                os.rename(made.root, state.root)
+                os.rename(new.root, state.root)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise

@@ -291,15 +291,15 @@ def stored_attributes(document: Document, written: Document, *, keeps: bool) -> 
     """
     attributes = dict(written)
     stored = attributes_of(document)
-    said = attributes.get(FILL_VALUE)
+    missing = attributes.get(FILL_VALUE)
     before = [canonical(value) for value in (stored.get(FILL_VALUE), _shown(document)) if value is not None]
-    if (said is None and keeps and before) or canonical(said) in before:
+    if (missing is None and keeps and before) or canonical(missing) in before:
         attributes[FILL_VALUE] = stored[FILL_VALUE]
-    elif said is not None:
+    elif missing is not None:
         data_type = document["data_type"]
-        element = _element(data_type, said)
+        element = _element(data_type, missing)
         if element is None:
-            raise MetadataError(f"the {FILL_VALUE} {brief(said)} is not a value of {brief(type_name(data_type))}")
+            raise MetadataError(f"the {FILL_VALUE} {brief(missing)} is not a value of {brief(type_name(data_type))}")
         attributes[FILL_VALUE] = _attribute(data_type, element)
     return attributes
 

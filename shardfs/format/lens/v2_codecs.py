@@ -149,8 +149,8 @@ def v3_codecs(codecs: list[Codec], order: str, chunk_shape: tuple[int, ...], dty
     if chain and dtype.hasobject:
         raise NotUnshardable("elements that vary in size, in order F, have no Zarr v3 form")
     filters = list(takewhile(lambda codec: codec["id"] in ARRAY_FILTERS, codecs))
-    said = {str(codec[member]) for codec in filters for member in DTYPE_MEMBERS if codec.get(member) is not None}
-    is_kept = said <= {dtype.str} and all(codec["id"] != "packbits" for codec in filters)
+    types = {str(codec[member]) for codec in filters for member in DTYPE_MEMBERS if codec.get(member) is not None}
+    is_kept = types <= {dtype.str} and all(codec["id"] != "packbits" for codec in filters)
     if filters and (chain or dtype.str[0] == ">" or not is_kept):
         # zarr-python encodes transposed and big-endian elements otherwise, and does not read all changes of the type.
         raise NotUnshardable(
