@@ -14,6 +14,9 @@ import pytest
 
 import shardfs
 from shardfs import errors
+from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.shard_cache import ShardCache
+from shardfs.format.sharding import Place
 from shardfs.stores.base import Kind
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.paths import Paths
@@ -185,23 +188,39 @@ def test_paths_are_those_of_a_mount(source: Path, tmp_path: Path) -> None:
         assert names == {str(j): (Kind.FILE, len(dataset["image"].read_chunk((0, j)))) for j in range(4)}
 
 
-def test_a_chunk_is_one_look_up_if_its_directory_was_found_within_the_ttl(
-    source: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("write", [False, True])
+def test_a_chunk_is_read_by_one_look_at_its_shard_in_a_directory_that_was_found_within_the_ttl(
+    source: Path, monkeypatch: pytest.MonkeyPatch, write: bool
 ) -> None:
     looked_up: list[bytes] = []
-    lookup = Filesystem.lookup
+    shards: list[str] = []
+    lookup, open_shard = Filesystem.lookup, ShardCache.open
 
-    async def noting(fs: Filesystem, parent: int, name: bytes) -> Any:
+    async def look(fs: Filesystem, parent: int, name: bytes) -> Any:
         looked_up.append(name)
         return await lookup(fs, parent, name)
 
-    monkeypatch.setattr(Filesystem, "lookup", noting)
-    for ttl, names in ((3600.0, [b"1"]), (0.0, [b"image", b"c", b"0", b"1"])):
-        with shardfs.open(source, metadata_ttl=ttl) as dataset:
-            in_tree(dataset, Paths.read, "image/c/0/0")
+    async def open_one(cache: ShardCache, layout: ArrayLayout, place: Place, *, fresh: bool = False) -> Any:
+        shards.append(layout.shard_key(place.shard))
+        return await open_shard(cache, layout, place, fresh=fresh)
+
+    monkeypatch.setattr(Filesystem, "lookup", look)
+    monkeypatch.setattr(ShardCache, "open", open_one)
+    flat = document() | {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}
+    store(source / "flat", flat)
+    for directory, separator, ttl, above in (
+        ("image/c/0", "/", 3600, []),
+        ("image/c/0", "/", 0, [b"image", b"c", b"0"]),
+        ("flat", "/0.", 3600, []),
+        ("flat", "/0.", 0, [b"flat"]),
+    ):
+        with shardfs.open(source, write=write, metadata_ttl=ttl) as dataset:
+            in_tree(dataset, Paths.read, f"{directory}{separator}0")
             looked_up.clear()
-            in_tree(dataset, Paths.read, "image/c/0/1")
-            assert looked_up == names
+            shards.clear()
+            data = in_tree(dataset, Paths.read, f"{directory}{separator}1")
+            assert (looked_up, len(shards)) == (above, 1)
+            assert data == dataset["image"].read_chunk((0, 1))
 
 
 def test_a_directory_that_was_found_is_found_anew_after_a_change(source: Path) -> None:

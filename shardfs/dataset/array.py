@@ -30,7 +30,7 @@ from shardfs.errors import (
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
-from shardfs.format.sharding import Coords, Segment
+from shardfs.format.sharding import Coords, Place, Segment
 from shardfs.stores.base import Buffer, Entry, Kind, Stat, Store, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -206,37 +206,39 @@ class Array:
         of the version which `own` returns right afterwards. Raises the error that prevents reading the shard, and
         `CorruptionError` if only this chunk is damaged.
         """
-        if self.change(coords) is not None:
-            state = await self.shard(self.layout.locate(coords).shard)
-            change = self.change(coords)  # it may have been committed meanwhile
+        place = self.layout.locate(coords)
+        if self._change(coords, place) is not None:
+            state = await self.shard(place.shard)
+            change = self._change(coords, place)  # it may have been committed meanwhile
             if change is not None:
                 return state, _pending_extent(change)
         while True:
-            own = self.own(coords)
-            state, extent = await self.find_stored(coords, fresh=fresh)
-            change = self.change(coords)
+            own = self._version(place).own.get(coords)
+            state, extent = await self._find_stored(place, fresh=fresh)
+            change = self._change(coords, place)
             if change is not None:  # published meanwhile
                 return state, _pending_extent(change)
-            if self.own(coords) is own:  # else also committed meanwhile
+            if self._version(place).own.get(coords) is own:  # else also committed meanwhile
                 return state, extent
 
     def change(self, coords: Coords) -> Change | None:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
+        return self._change(coords, self.layout.locate(coords)) if self.layout.pending else None
+
+    def _change(self, coords: Coords, place: Place) -> Change | None:
         if not self.layout.pending:
             return None
-        change = self.layout.pending.changes(self.layout.locate(coords).shard).get(coords)
+        change = self.layout.pending.changes(place.shard).get(coords)
         return change if change is not None and change.fingerprint == self.fingerprint else None
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` would if nothing were pending."""
-        state, shard, entry = await self._look_up(coords, fresh=fresh)
-        found = shard.index.range(entry) if shard is not None else None
-        return state, Extent(shard, *found) if shard is not None and found is not None else None
+        return await self._find_stored(self.layout.locate(coords), fresh=fresh)
 
-    async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
-        """Return the outermost and the innermost shard of a chunk, and its index entry."""
-        place = self.layout.locate(coords)
-        return *await self._shards.open(self.layout, place, fresh=fresh), place.entries[-1]
+    async def _find_stored(self, place: Place, *, fresh: bool) -> tuple[ShardState, Extent | None]:
+        state, shard = await self._shards.open(self.layout, place, fresh=fresh)
+        found = shard.index.range(place.entries[-1]) if shard is not None else None
+        return state, Extent(shard, *found) if shard is not None and found is not None else None
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""
@@ -265,7 +267,9 @@ class Array:
         the same place; where bytes cost a request, are damaged, or are more than `_MAX_SUMMED_NBYTES`, it is the
         offset, and for a chunk file a number of its version. Raises the error that prevents reading the index.
         """
-        _, shard, entry = await self._look_up(coords, fresh=True)
+        place = self.layout.locate(coords)
+        _, shard = await self._shards.open(self.layout, place, fresh=True)
+        entry = place.entries[-1]
         if shard is None:
             return None
         if self.grid.is_unsharded:
@@ -291,7 +295,10 @@ class Array:
 
     def version(self, coords: Coords) -> ShardVersion:
         """Return what is remembered of the shard that has the chunk at *coords*."""
-        return self._shards.generations.known(self.layout, self.layout.locate(coords).shard)
+        return self._version(self.layout.locate(coords))
+
+    def _version(self, place: Place) -> ShardVersion:
+        return self._shards.generations.known(self.layout, place.shard)
 
     def own(self, coords: Coords) -> OwnVersion | None:
         """Return the version of the chunk at *coords* that was published through this mount; None if there is none."""

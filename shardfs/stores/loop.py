@@ -16,6 +16,7 @@ import trio
 
 from shardfs.errors import ClosedError
 from shardfs.stores.parallel import open_nursery
+from shardfs.stores.ttl import end_request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +25,8 @@ R = TypeVar("R")
 _Answer = Callable[[R | None, BaseException | None], None]
 
 _MOMENT_SECONDS: Final = 0.5
+_MAX_IDLE: Final = 16
+"""How many tasks stay that have no call to run."""
 
 
 class LoopThread(Generic[T]):
@@ -54,13 +57,12 @@ class LoopThread(Generic[T]):
             with suppress(InvalidStateError):  # whoever waited was interrupted
                 _settle(future, result, error)
 
-        scope = trio.CancelScope()
+        call = self._start(lambda opened: work(opened, *args, **kwargs), answer)
         try:
-            self._start(lambda opened: work(opened, *args, **kwargs), answer, scope)
             return _result(future)
         finally:
             if future.cancel():  # it is done, unless we were interrupted
-                self._loop.soon(scope.cancel)
+                self._loop.soon(call.cancel)
 
     async def ask(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do what `call` does for a task of asyncio; to cancel that ends the call.
@@ -75,12 +77,11 @@ class LoopThread(Generic[T]):
         def answer(result: R | None, error: BaseException | None) -> None:
             answers.add(lambda: None if future.done() else _settle(future, result, error))
 
-        scope = trio.CancelScope()
-        self._start(lambda opened: work(opened, *args, **kwargs), answer, scope)
+        call = self._start(lambda opened: work(opened, *args, **kwargs), answer)
         try:
             return await future
         except asyncio.CancelledError:
-            self._loop.soon(scope.cancel)
+            self._loop.soon(call.cancel)
             raise
 
     def hold(
@@ -98,19 +99,19 @@ class LoopThread(Generic[T]):
             if error is not None and not future.done():
                 future.set_exception(error)
 
-        scope = trio.CancelScope()
-        leave = partial(self._loop.soon, scope.cancel)
-        self._start(keep, answer, scope)
+        leave = partial(self._loop.soon, self._start(keep, answer).cancel)
         try:
             return _result(future), leave
         except BaseException:
             leave()
             raise
 
-    def _start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]", scope: trio.CancelScope) -> None:
+    def _start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]") -> "_Call[T, R]":
         if os.getpid() != self._pid:
             raise ClosedError(f"{self._name} was opened by the process {self._pid} before it was forked; open it again")
-        self._loop.start(work, answer, scope)
+        call = _Call(work, answer)
+        self._loop.start(call)
+        return call
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +158,27 @@ class _Mailbox:
                 self._functions.popleft()()
 
 
+class _Call(Generic[T, R]):
+    """A call of *work*, whose result or error goes to *answer*; to be used in the thread of the loop.
+
+    *scope* is that of the task that runs it, None while none does.
+    """
+
+    __slots__ = ("answer", "is_cancelled", "scope", "work")
+
+    def __init__(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]") -> None:
+        self.work = work
+        self.answer = answer
+        self.scope: trio.CancelScope | None = None
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """End the call, if it has not ended."""
+        self.is_cancelled = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+
 class _Loop(Generic[T]):
     """What runs in the thread; *closed* is raised by calls that come too late."""
 
@@ -166,7 +188,10 @@ class _Loop(Generic[T]):
         self._opening = opening
         self._closed = closed
         self.is_closed = False
-        self._ncalls = 0
+        self._waiting: deque[_Call[T, Any]] = deque()  # calls that no task has begun
+        self._idle = trio.lowlevel.ParkingLot()  # tasks without a call
+        self._is_summoned = False  # a task is about to look at the calls that wait
+        self._nunder_way = 0
         self._answered = trio.lowlevel.ParkingLot()
         self._answers: WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakValueDictionary()
 
@@ -191,6 +216,9 @@ class _Loop(Generic[T]):
                         self._wake_callers()
             finally:
                 self.is_closed = True
+                while self._waiting:
+                    self._waiting.popleft().answer(None, self._closed)
+                self._wake_callers()
 
     def end(self) -> None:
         """Let everything end; does not wait for that."""
@@ -201,34 +229,69 @@ class _Loop(Generic[T]):
 
         self.soon(end)
 
-    def start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]", scope: trio.CancelScope) -> None:
-        """Begin *work* in *scope*; its result or error goes to *answer*."""
-
-        async def run() -> None:
-            try:
-                with scope:
-                    answer(await work(self._opened), None)
-            except trio.Cancelled:
-                answer(None, self._closed)
-                raise
-            except BaseException as error:
-                answer(None, error)
-            finally:
-                self._ncalls -= 1
-                if self._ncalls:
-                    self._answered.unpark_all()
-                else:
-                    self._wake_callers()
+    def start(self, call: _Call[T, Any]) -> None:
+        """Let a task run *call*."""
 
         def start() -> None:
             if self.is_closed:
-                answer(None, self._closed)
+                call.answer(None, self._closed)
                 self._wake_callers()
             else:
-                self._ncalls += 1
-                self._calls.start_soon(run)
+                self._waiting.append(call)
+                self._summon()
 
         self.soon(start)
+
+    def _summon(self) -> None:
+        """Let a task take the calls that wait, unless one is about to."""
+        if not self._is_summoned:
+            self._is_summoned = True
+            if self._idle:
+                self._idle.unpark()
+            else:
+                self._calls.start_soon(self._run_calls)
+
+    async def _run_calls(self) -> None:
+        """Run calls one after another; most wait for nothing, and a task for each would take longer than they do.
+
+        While there are more, another task is summoned before each, so none waits for one that does.
+        """
+        while True:
+            self._is_summoned = False
+            with trio.CancelScope() as scope:
+                while self._waiting and not self.is_closed and not scope.cancel_called:
+                    call = self._waiting.popleft()
+                    if self._waiting:
+                        self._summon()
+                    await self._run(call, scope)
+            if self.is_closed:
+                return
+            if not self._waiting:  # else a call was cancelled, and it was not the last
+                if len(self._idle) >= _MAX_IDLE:
+                    return
+                await self._idle.park()
+
+    async def _run(self, call: _Call[T, Any], scope: trio.CancelScope) -> None:
+        end_request()  # that of the call before
+        self._nunder_way += 1
+        call.scope = scope
+        try:
+            if call.is_cancelled:
+                call.answer(None, self._closed)
+            else:
+                call.answer(await call.work(self._opened), None)
+        except trio.Cancelled:
+            call.answer(None, self._closed)
+            raise
+        except BaseException as error:
+            call.answer(None, error)
+        finally:
+            call.scope = None
+            self._nunder_way -= 1
+            if self._nunder_way or self._waiting:
+                self._answered.unpark_all()
+            else:
+                self._wake_callers()
 
     def answers_to(self, asking: asyncio.AbstractEventLoop) -> _Mailbox:
         """Return where answers to a loop of asyncio go, which has it while it waits for one."""

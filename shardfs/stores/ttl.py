@@ -16,6 +16,11 @@ def begin_request() -> None:
     _BEGAN.set(time.monotonic())
 
 
+def end_request() -> None:
+    """Let this task trust nothing beyond its TTL, until it begins another request."""
+    _BEGAN.set(math.inf)
+
+
 def within_ttl(cached: float, now: float, ttl: float) -> bool:
     """Whether an answer *cached* at a time may be used *now*."""
     return now - cached < ttl or cached >= _BEGAN.get()

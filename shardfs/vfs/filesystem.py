@@ -33,7 +33,16 @@ from shardfs.vfs.entries.base import Entry, WritableTree
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
 from shardfs.vfs.entries.document import StoredDocument
 from shardfs.vfs.entries.passthrough import Directory, Passthrough, Special
-from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
+from shardfs.vfs.handles import (
+    OTHERS,
+    Attributes,
+    Batch,
+    ChunkHandle,
+    DirectoryHandle,
+    FileHandle,
+    OpenedFile,
+    absent,
+)
 from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.views import View
@@ -344,10 +353,32 @@ class Filesystem:
 
     # Open files and directories.
 
-    async def open(self, ino: int) -> tuple[int, FileHandle]:
-        """Open a file to read; returns the number of the handle, and the handle."""
+    async def open(self, ino: int) -> OpenedFile:
+        """Open a file to read."""
         handle = await (await self.entry(ino)).open()
-        return self.add_file(handle), handle
+        return OpenedFile(self.add_file(handle), handle)
+
+    async def open_chunk(self, parent: int, name: bytes) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name* in the directory *parent*; see `open_chunk` of entries."""
+        return await (await self.entry(parent)).open_chunk(os.fsdecode(name))
+
+    async def open_name(self, parent: int, name: bytes) -> OpenedFile | Attributes:
+        """Open the file *name* in the directory *parent* to read; a chunk by one look at its shard.
+
+        If it is no file, or there is no such name, the result is that of `lookup`.
+        """
+        found = await self.open_chunk(parent, name)
+        if isinstance(found, ChunkHandle):
+            return OpenedFile(self.add_file(found), found)
+        if found is not None:
+            return found
+        attributes = await self.lookup(parent, name)
+        if attributes.status.kind is not Kind.FILE:
+            return attributes
+        try:
+            return await self.open(attributes.ino)
+        finally:
+            self.forget(attributes.ino, 1)
 
     async def open_path(self, path: str) -> FileHandle:
         """Open what has the *path* on the mount; raises `NotFoundError`."""

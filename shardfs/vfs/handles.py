@@ -118,6 +118,13 @@ class FileHandle:
         """Release the file: all its descriptors are closed."""
 
 
+class OpenedFile(NamedTuple):
+    """A file that was opened: the *number* of its handle, by which it is closed, and the *handle*."""
+
+    number: int
+    handle: FileHandle
+
+
 class ChunkHandle(FileHandle):
     """An open inner chunk.
 

@@ -32,7 +32,7 @@ from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import Attributes, FileHandle, Owner
+from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
@@ -93,23 +93,38 @@ class Paths:
     @asynccontextmanager
     async def open(self, path: str) -> AsyncIterator[FileHandle]:
         """Open a file to read for the length of a block; its attributes and bytes are those of one version."""
-        async with self._at(path) as attributes:
-            if attributes.status.kind is Kind.DIRECTORY:
-                raise IsADirectoryHereError(f"{path or 'the source'} is a directory")
-            number, handle = await self.fs.open(attributes.ino)
-            try:
-                yield handle
-            finally:
-                await self.fs.close(number)
+        number, handle = await self._open(path)
+        try:
+            yield handle
+        finally:
+            await self.fs.close(number)
+
+    async def _open(self, path: str) -> OpenedFile:
+        looked_up: list[int] = []
+        try:
+            found = await self._find(path, looked_up, opens=True)
+        finally:
+            self._release(looked_up)
+        if isinstance(found, OpenedFile):
+            return found
+        what = "a directory" if found.status.kind is Kind.DIRECTORY else "not a regular file"
+        raise IsADirectoryHereError(f"{path or 'the source'} is {what}")
 
     async def read(self, path: str, start: int = 0, stop: int | None = None) -> Buffer:
         """Return the bytes of a file from *start* to before *stop*, None being the end; from its end if negative."""
         return await while_it_changes(partial(self._read, path, start, stop))
 
     async def _read(self, path: str, start: int, stop: int | None) -> Buffer:
-        async with self.open(path) as handle:
-            pieces = [piece async for piece in pieces_of(handle, path, start, stop)]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        number, handle = await self._open(path)
+        try:
+            begin, end, _ = slice(start, stop).indices(handle.attributes.size)
+            if end - begin <= _READ_NBYTES:  # most files are small, and this is much faster
+                data = await handle.read(begin, end - begin) if begin < end else b""
+                if len(data) == max(0, end - begin):
+                    return data
+            return b"".join([piece async for piece in pieces_of(handle, path, start, stop)])
+        finally:
+            await self.fs.close(number)
 
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""
@@ -196,28 +211,49 @@ class Paths:
     @asynccontextmanager
     async def _at(self, path: str, *, makes: bool = False) -> AsyncIterator[Attributes]:
         """Find what is at *path*, and keep its number for the length of the block; *makes*: make directories."""
-        begin_request()
         looked_up: list[int] = []
         try:
-            try:
-                attributes = await self._walk(path, makes, looked_up)
-            except StaleError:  # as numbers may be that were kept
-                self._forget_directories()
-                attributes = await self._walk(path, makes, looked_up)
-            yield attributes
+            found = await self._find(path, looked_up, makes=makes)
+            assert isinstance(found, Attributes)
+            yield found
         finally:
-            for ino in looked_up:
-                self.fs.forget(ino, 1)
+            self._release(looked_up)
 
-    async def _walk(self, path: str, makes: bool, looked_up: list[int]) -> Attributes:
+    def _release(self, looked_up: Sequence[int]) -> None:
+        for ino in looked_up:
+            self.fs.forget(ino, 1)
+
+    async def _find(
+        self, path: str, looked_up: list[int], *, makes: bool = False, opens: bool = False
+    ) -> Attributes | OpenedFile:
+        """Return what is at *path*, opened if it is a file and *opens*; *makes*: make directories.
+
+        *looked_up* gets the numbers to forget.
+        """
+        begin_request()
+        try:
+            return await self._walk(path, looked_up, makes=makes, opens=opens)
+        except StaleError:  # as numbers may be that were kept
+            self._forget_directories()
+            return await self._walk(path, looked_up, makes=makes, opens=opens)
+
+    async def _walk(self, path: str, looked_up: list[int], *, makes: bool, opens: bool) -> Attributes | OpenedFile:
         names = _names(path)
         depth, directory = self._deepest_known(names)
         walked, names = "/".join(names[:depth]), names[depth:][::-1]
         attributes, nlinks, nforgotten = None, 0, self._nforgotten
         while names:
             name, begun = names.pop(), self._clock()
-            attributes = await self._lookup(directory.ino, name, makes, looked_up)
-            if not attributes.ino:
+            if opens and not names:
+                found = await self.fs.open_name(directory.ino, _encoded(name))
+                if isinstance(found, OpenedFile):
+                    return found
+                attributes = found
+            else:
+                attributes = await self._lookup(directory.ino, name, makes)
+            if attributes.ino:
+                looked_up.append(attributes.ino)
+            else:
                 raise NotFoundError(f"{path} does not exist")
             match attributes.status.kind:
                 case Kind.DIRECTORY:
@@ -266,7 +302,7 @@ class Paths:
         for path in self._directories.known():
             self._directories.forget(path)
 
-    async def _lookup(self, parent: int, name: str, makes: bool, looked_up: list[int]) -> Attributes:
+    async def _lookup(self, parent: int, name: str, makes: bool) -> Attributes:
         attributes = await self.fs.lookup(parent, _encoded(name))
         if not attributes.ino and makes:
             fs = self._writable().fs
@@ -276,8 +312,6 @@ class Paths:
                 attributes = await self.fs.lookup(parent, _encoded(name))
                 if not attributes.ino:
                     raise
-        if attributes.ino:
-            looked_up.append(attributes.ino)
         return attributes
 
 

@@ -27,7 +27,7 @@ from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
+from shardfs.vfs.handles import ABSENT, Attributes, ChunkHandle, FileHandle, OpenedFile, Owner, PassthroughHandle
 from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.views import View
@@ -145,7 +145,13 @@ class WritableFilesystem(Filesystem):
         """Return the answer of the entry *ino* to *question*."""
         return await self._locks.settled(partial(super().ask, ino, question))
 
-    async def open(self, ino: int) -> tuple[int, FileHandle]:
+    async def open_chunk(self, parent: int, name: bytes) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name* in the directory *parent*; one that was never published is not there."""
+        return await self._locks.settled(
+            partial(super().open_chunk, parent, name), lambda found: isinstance(found, Attributes)
+        )
+
+    async def open(self, ino: int) -> OpenedFile:
         """Open a file to read; if it was replaced, the handle is of the file that took its place, and *is_late*."""
         nchanges = self.store.nchanges
 
@@ -165,7 +171,7 @@ class WritableFilesystem(Filesystem):
             entry, handle = await self.entry(ino), late
             handle.stand_for(ino)
         self.note_shown(entry, handle, nchanges)
-        return self.add_file(handle), handle
+        return OpenedFile(self.add_file(handle), handle)
 
     async def _successor(self, ino: int) -> FileHandle | None:
         """Open what has the name of *ino* by now; None if there is nothing.

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ import trio
 
 from shardfs.errors import ClosedError, SourceError
 from shardfs.stores.loop import LoopThread
+from shardfs.stores.ttl import begin_request, within_ttl
+from tests.support.mounting import PATIENCE
 
 
 class Opened:
@@ -152,6 +155,100 @@ def test_answers_that_are_there_together_wake_the_loop_of_asyncio_once() -> None
 
     asyncio.run(main())
     assert nwoken == 1
+    loop.close()
+
+
+class Busy:
+    """Keeps the thread of a loop busy during a block, so that all that is asked meanwhile comes together."""
+
+    def __init__(self, loop: LoopThread[Opened]) -> None:
+        self._begun, self._done = threading.Event(), threading.Event()
+        self._calling = threading.Thread(target=loop.call, args=(self._stay,))
+
+    async def _stay(self, _: Opened) -> None:
+        self._begun.set()
+        self._done.wait(PATIENCE)
+
+    def __enter__(self) -> None:
+        self._calling.start()
+        assert self._begun.wait(PATIENCE)
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+
+class Waits(trio.abc.Instrument):
+    """Counts how often a loop waited for something to happen."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+def test_calls_that_come_together_and_wait_for_nothing_are_run_by_one_task_without_a_wait() -> None:
+    loop, waits = LoopThread(opening(Opened()), "it"), Waits()
+    tasks: set[trio.lowlevel.Task] = set()
+    seen: set[int] = set()
+
+    async def begin(_: Opened) -> None:
+        trio.lowlevel.add_instrument(waits)
+
+    async def note(_: Opened) -> None:
+        tasks.add(trio.lowlevel.current_task())
+        seen.add(waits.count)
+
+    async def main() -> None:
+        with Busy(loop):
+            calls = [asyncio.ensure_future(loop.ask(note)) for _ in range(200)]
+            await asyncio.sleep(0)  # until all have asked
+        await asyncio.gather(*calls)
+
+    loop.call(begin)
+    asyncio.run(main())
+    assert (len(tasks), len(seen)) == (1, 1)
+    loop.close()
+
+
+def test_a_call_that_waits_delays_no_other_and_what_it_began_with_is_not_that_of_the_call_before() -> None:
+    loop = LoopThread(opening(Opened()), "it")
+    done = threading.Event()
+
+    async def trusting(_: Opened) -> bool:
+        begin_request()
+        return within_ttl(time.monotonic(), time.monotonic() + 1, 0.5)
+
+    async def distrusting(_: Opened) -> bool:
+        return within_ttl(time.monotonic(), time.monotonic() + 1, 0.5)
+
+    async def main() -> list[bool]:
+        waiting = asyncio.ensure_future(loop.ask(Opened.stay, threading.Event(), done))
+        answers = await asyncio.gather(*(loop.ask(work) for work in (trusting, distrusting) * 10))
+        assert not waiting.done()
+        waiting.cancel()
+        return answers
+
+    assert asyncio.run(main()) == [True, False] * 10
+    assert done.wait(PATIENCE)
+    loop.close()
+
+
+def test_calls_that_no_task_has_begun_are_told_that_all_is_closed() -> None:
+    loop = LoopThread(opening(Opened()), "it")
+    begun: list[Opened] = []
+
+    async def begin(opened: Opened) -> None:
+        begun.append(opened)
+
+    async def main() -> list[BaseException | None]:
+        with Busy(loop):
+            calls = [asyncio.ensure_future(loop.ask(begin)) for _ in range(5)]
+            await asyncio.sleep(0)  # until all have asked
+            loop._loop.end()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(main())] == [ClosedError] * 5
+    assert not begun
     loop.close()
 
 

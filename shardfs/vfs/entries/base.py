@@ -74,6 +74,9 @@ class Chunks(Protocol):
     async def lookup(self, position: int | None, name: str) -> Attributes:
         """Return the attributes of *name* in the directory at *position*; None is the directory of the array."""
 
+    async def open(self, position: int | None, name: str) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name* in the directory at *position*; None is the directory of the array."""
+
     async def entry(self, position: int | None, name: str) -> "Entry":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array."""
 
@@ -258,6 +261,13 @@ class Entry(ABC):
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of *name* in this directory; inode number 0 if there is no such name."""
         raise NotADirectoryHereError(f"{self.path} is not a directory")
+
+    async def open_chunk(self, name: str) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name* in this directory, by one look at its shard; None if no chunk can have the name.
+
+        If there is no such chunk, the result is that of `lookup`.
+        """
+        return None
 
     async def child(self, name: str) -> "Entry":
         """Return the entry of *name* in this directory, for a change."""

@@ -148,6 +148,20 @@ class ChunkTree:
             return absent(0.0)
         return attributes
 
+    async def open(self, position: int | None, name: str) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name*, which has the form of a chunk or directory of chunks; see `entry`.
+
+        None if it is not the name of a chunk within the grid; attributes of nothing if there is no such chunk.
+        """
+        coords = self._coords_of(position, name)
+        if len(coords) < self._ndim or not self._contains(coords):
+            return None
+        handle = await Chunk(self, coords).current()
+        if handle is None or coords in self.removed_again:
+            self.removed_again.discard(coords)
+            return absent(0.0)
+        return handle
+
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array.
 
@@ -499,6 +513,11 @@ class ChunkDirectory(Entry):
         if self.chunks.owns(name):
             return await self.chunks.lookup(self.position, name)
         return await self.fs.lookup_beside_chunks(self.path, name)
+
+    async def open_chunk(self, name: str) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name*; None if no chunk has such a name."""
+        await self.chunks.check()
+        return await self.chunks.open(self.position, name) if self.chunks.owns(name) else None
 
     async def child(self, name: str) -> Entry:
         """Return the entry of *name* in the directory."""

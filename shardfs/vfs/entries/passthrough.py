@@ -24,7 +24,7 @@ from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reser
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.entries.base import Chunks, Entry, Tree
 from shardfs.vfs.entries.document import Document
-from shardfs.vfs.handles import Attributes, Batch, FileHandle, Owner, PassthroughHandle
+from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
 
 _REASON: Final = b"user.shardfs.reason"
@@ -320,6 +320,13 @@ class Directory(Special):
         if attributes.status.kind is Kind.DIRECTORY and await fs.left_out(self.path, [name]):
             return fs.nothing()
         return attributes
+
+    async def open_chunk(self, name: str) -> ChunkHandle | Attributes | None:
+        """Open the chunk *name*, of an array whose keys have no directories; None if no chunk has such a name."""
+        if name in self.fs.view.document_names:
+            return None
+        chunks = self.fs.chunk_tree(await self._readable())
+        return await chunks.open(None, name) if chunks is not None and chunks.owns_in_array(name) else None
 
     async def child(self, name: str) -> Entry:
         """Return the entry of *name*; raises `NotPermittedError` for a name that the view hides."""
