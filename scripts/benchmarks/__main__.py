@@ -21,6 +21,7 @@ from . import (
     s3_copy,
     s3_read,
     spec_example,
+    store,
     update,
     views,
     waits,
@@ -164,6 +165,18 @@ def _s3_commit(plan: Plan) -> None:
             s3_commit.run(service, dataset, plan.peers, plan.placed(FREE), plan.times(3))
 
 
+def _store(plan: Plan) -> None:
+    if "shardfs" not in plan.peers:
+        return
+    placement = plan.placed(FREE)
+    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+        store.run_read(dataset, placement, plan.times(7))
+    store.run_write(plan.work, plan.one_large_shard(), placement, plan.times(5))
+    with serving(LATENCY) as service:
+        for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+            store.run_read(dataset, placement, plan.times(5), service)
+
+
 def _views(plan: Plan) -> None:
     name, shape = ("views-quick", (256, 256, 128)) if plan.quick else ("views", (512, 512, 256))
     views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
@@ -183,6 +196,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "pack": _pack,
     "bulk": _bulk,
     "zarr-write": _zarr_write,
+    "store": _store,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,
