@@ -110,6 +110,15 @@ class NewRights(NewOwner, total=False):
     mode: int | None
 
 
+class NewDocument(NewRights, total=False):
+    """Mode, owner and modification time of a file that is stored as a whole; what is missing is up to the system.
+
+    A file that it replaces passes on mode and owner. A store may keep no times but its own.
+    """
+
+    mtime_ns: int | None
+
+
 class NewAttributes(NewRights, total=False):
     """Attributes to set; whatever is missing or None does not change."""
 
@@ -196,7 +205,7 @@ class OpenFile(Protocol):
     async def flush(self) -> None:
         """Store what was written and is not stored yet; called whenever a descriptor of the file is closed.
 
-        Raises `StaleError` if another host has replaced the file since this one showed it, and `StoreError`.
+        Raises `StaleError` if another host has replaced the version that was opened, and `StoreError`.
         """
 
     async def sync(self) -> None:
@@ -326,11 +335,21 @@ async def write_all(file: OpenFile, content: Content) -> None:
         await file.write(offset, await trio.to_thread.run_sync(content.read, offset, nbytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a key must stand for when it is replaced: a file with this *state*, or nothing if it is None."""
+class Presence(enum.Enum):
+    """What a key may stand for when it is replaced, other than a certain version."""
 
-    state: Stat | None
+    ABSENT = enum.auto()
+    ANY = enum.auto()
+
+
+ABSENT: Final = Presence.ABSENT
+"""Nothing."""
+
+ANY: Final = Presence.ANY
+"""Whatever it stands for by then."""
+
+Expected = Stat | Presence
+"""What a key must stand for when it is replaced: the version of a file, `ABSENT` or `ANY`."""
 
 
 def join_key(directory: str, name: str) -> str:
@@ -451,35 +470,15 @@ class Store(Protocol):
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a regular file without pinning a version; raises the errors of `open`."""
 
-    @property
-    def nchanges(self) -> int:
-        """How many changes of files this mount has made, for `note_shown`."""
+    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
+        """Store *content* under *key*, durably and at once, replacing what is *expected* there.
 
-    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Note that programs were shown the content of the file *key* in this *state*; None: that there is none.
-
-        *since* is the value of `nchanges` before the store was asked: this mount's own changes since then take
-        precedence. With None, everything that is known does.
+        Raises `ExistsError` if the key is expected to be absent and is not, and, if several hosts can change the store,
+        `StaleError` if it does not stand for the expected version.
         """
 
-    async def replace(
-        self,
-        key: str,
-        content: bytes,
-        *,
-        exclusive: bool = False,
-        expected: Expected | None = None,
-        mtime_ns: int | None = None,
-        **rights: Unpack[NewRights],
-    ) -> Stat:
-        """Store *content* under *key*, durably and at once, replacing what is there.
-
-        A replaced file passes on its mode and owner; *rights* are for a new one. *mtime_ns* is its modification time,
-        if the store keeps any but its own. If *exclusive*, raises `ExistsError`
-        if the key stands for anything. If several hosts can change the store, raises `StaleError` unless what is there
-        is *expected*. If that is None, it must be what was shown last, and refused content is kept on this machine, as
-        the log says.
-        """
+    async def keep(self, key: str, content: bytes, reason: str) -> None:
+        """Keep what a program wrote to *key* and was refused for this *reason*, if nobody else has it; logs where."""
 
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""
@@ -491,7 +490,7 @@ class Store(Protocol):
         """Remove an empty directory; raises `NotEmptyError`."""
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move what *key* stands for to *to*, replacing what is there; if *exclusive* only if nothing is."""
+        """Move what *key* stands for to *to*, replacing what is there by then; if *exclusive* only if nothing is."""
 
     async def link(self, key: str, to: str) -> None:
         """Give a file the second name *to*, which does not exist."""

@@ -31,11 +31,13 @@ from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
 from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
-from shardfs.stores.base import Expected, NewRights, join_key
-from shardfs.vfs.entries.base import Chunks, PublishedEntry
+from shardfs.stores.base import ABSENT, ANY, Expected, NewRights, Stat, join_key
+from shardfs.vfs.entries.base import Chunks, Entry, PublishedEntry
 from shardfs.vfs.entries.document import NO_ATTRIBUTES
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.orphans import OrphanChunks
+from shardfs.vfs.seen import SeenVersions
 from shardfs.vfs.texts import DocumentText
 from shardfs.vfs.views import Edit, EditableView
 
@@ -75,6 +77,13 @@ class Documents:
         self._writer = writer
         self._orphans = orphans
         self._chunks_per_shard = chunks_per_shard
+        self._seen = SeenVersions()
+
+    def was_read(self, entry: Entry, handle: FileHandle) -> None:
+        """Note that a program has opened a file to read it: if it is a document, it may replace this version."""
+        key = entry.stored_key() if isinstance(entry, PublishedEntry) and entry.is_document else None
+        if key is not None:
+            self._seen.read(key, handle.attributes.status)
 
     async def publish(
         self, entry: PublishedEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
@@ -85,6 +94,8 @@ class Documents:
         raises `ExistsError` if there is a document.
         """
         shown = self._fs.hierarchy.last_seen(entry.node_path)
+        if shown is not None and isinstance(shown.kind, Plain):
+            self._seen.read(join_key(entry.node_path, DOCUMENT), ABSENT)
         node = await self._fs.hierarchy.look_again(entry.node_path)
         if exclusive and await entry.current() is not None:
             raise ExistsError(f"{entry.path} exists")
@@ -126,6 +137,7 @@ class Documents:
             raise NotFoundError(f"{entry.path} does not exist")
         if entry.name not in documents:
             await fs.store.unlink(entry.path)
+            self._seen.removed(entry.path, ABSENT)
             if entry.name == DOCUMENT:
                 fs.hierarchy.show_unsharded(node.path)
             fs.hierarchy.forget(node.path)
@@ -133,10 +145,11 @@ class Documents:
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
                 if other in documents and other != entry.name:  # it is removed by a request of its own
-                    await fs.store.replace(key, documents[other].text)
+                    await fs.store.replace(key, documents[other].text, ANY)
                 else:  # documents that the v3 document hid must not appear again
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await fs.store.unlink(key)
+            self._seen.removed(join_key(node.path, DOCUMENT), node.document_stat or ABSENT)
             if not fs.hierarchy.keep_removed(node):
                 await fs.store.unlink(join_key(node.path, DOCUMENT))
                 fs.hierarchy.forget(node.path)
@@ -314,25 +327,52 @@ class Documents:
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         _require_readable(content)
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
-        replaced, mtime_ns = node.document_stat, publication.mtime_ns
-        removed = await fs.hierarchy.removed(node.path) if node.document is None else None
-        if removed is not None:
-            replaced = await removed.stored()  # unless it was dropped
-        exclusive = publication.exclusive and replaced is None
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
-        fs.store.note_shown(key, replaced)
         try:
-            stored = await fs.store.replace(key, content, exclusive=exclusive, mtime_ns=mtime_ns, **publication.rights)
+            stored = await self._replace(node, key, content, publication)
             for name, text in beside.items():
                 path = join_key(node.path, name)
                 texts[name] = DocumentText(text, (await fs.store.stat(path)).mtime_ns)
                 await fs.store.unlink(path)
         finally:
             await fs.refresh(node.path)
-        texts[entry.name] = DocumentText(publication.written, mtime_ns or stored.mtime_ns)
+        texts[entry.name] = DocumentText(publication.written, publication.mtime_ns or stored.mtime_ns)
         await self._keep_texts(node.path, texts)
+
+    async def _replace(self, node: Node, key: str, content: bytes, publication: _Publication) -> Stat:
+        """Store *content* under *key* in the directory of *node*, over a version that programs can know.
+
+        If another host was first, raises `StaleError`, and what was written is kept on this machine.
+        """
+        store, now = self._fs.store, await self._stored_now(node, key)
+        is_exclusive = publication.exclusive and now is None
+        if is_exclusive:
+            expected: Expected = ABSENT
+        elif store.root is not None:
+            expected = ANY
+        else:
+            expected = self._seen.expected(key, now)
+        try:
+            stored = await store.replace(key, content, expected, mtime_ns=publication.mtime_ns, **publication.rights)
+        except (ExistsError, StaleError) as error:
+            if is_exclusive:
+                raise
+            await store.keep(key, content, str(error))
+            raise StaleError(str(error)) from None
+        self._seen.stored(key, expected, stored)
+        return stored
+
+    async def _stored_now(self, node: Node, key: str) -> Stat | None:
+        """Return what is stored under *key* in the directory of *node*, perhaps hidden; None if nothing is."""
+        if key != join_key(node.path, DOCUMENT):
+            try:
+                return await self._fs.store.fresh(key)
+            except (NotFoundError, NotADirectoryHereError):
+                return None
+        removed = await self._fs.hierarchy.removed(node.path) if node.document is None else None
+        return await removed.stored() if removed is not None else node.document_stat
 
     async def _keep_texts(self, path: str, written: Mapping[str, DocumentText]) -> None:
         """Show the documents of a node in the words in which they were *written*, if these say the same."""
@@ -350,9 +390,7 @@ class Documents:
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         entry, written, mtime_ns = publication.entry, publication.written, publication.mtime_ns
         try:
-            stored = await self._fs.store.replace(
-                entry.path, written, exclusive=publication.exclusive, mtime_ns=mtime_ns, **publication.rights
-            )
+            stored = await self._replace(node, entry.path, written, publication)
         finally:
             await self._fs.refresh(node.path)
         await self._keep_texts(node.path, {entry.name: DocumentText(written, mtime_ns or stored.mtime_ns)})
@@ -419,7 +457,8 @@ class Documents:
                 return
             _require_readable(content)
             try:
-                await self._fs.store.replace(join_key(path, DOCUMENT), content, expected=Expected(node.document_stat))
+                key, old = join_key(path, DOCUMENT), node.document_stat or ABSENT
+                self._seen.stored(key, old, await self._fs.store.replace(key, content, old))
             except StaleError:
                 if attempt == _ATTEMPTS - 1:
                     raise

@@ -437,12 +437,6 @@ class Filesystem:
         """Close the open directory with the handle *number*."""
         await self.open_directories.pop(number).close()
 
-    def note_shown(self, entry: Entry, handle: FileHandle, nchanges: int) -> None:
-        """Tell the store which version a program reads: what it writes may replace no other version."""
-        key = entry.stored_key()
-        if key is not None:
-            self.store.note_shown(key, handle.attributes.status, since=nchanges)
-
     # Arrays and documents.
 
     def chunk_tree(self, node: Node) -> ChunkTree | None:

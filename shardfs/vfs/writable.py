@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.node import DOCUMENT, RemovedArray, groups_above
+from shardfs.dataset.node import RemovedArray, groups_above
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,
@@ -103,7 +103,6 @@ class WritableFilesystem(Filesystem):
 
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
-        nchanges = self.store.nchanges
         path = join_key(self.path_of(parent), os.fsdecode(name))
         while True:
             with self.buffers.watching(path) as watch:
@@ -119,10 +118,7 @@ class WritableFilesystem(Filesystem):
                 self.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
             if not watch.has_moved:
-                break
-        if self.store.root is None:
-            await self._note_absent(parent, os.fsdecode(name), nchanges)
-        return attributes
+                return attributes
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of *ino*.
@@ -153,7 +149,6 @@ class WritableFilesystem(Filesystem):
 
     async def open(self, ino: int) -> OpenedFile:
         """Open a file to read; if it was replaced, the handle is of the file that took its place, and *is_late*."""
-        nchanges = self.store.nchanges
 
         async def look() -> tuple[Entry, FileHandle]:
             found = await self.entry(ino)
@@ -170,7 +165,7 @@ class WritableFilesystem(Filesystem):
                 raise
             entry, handle = await self.entry(ino), late
             handle.stand_for(ino)
-        self.note_shown(entry, handle, nchanges)
+        self.publisher.was_read(entry, handle)
         return OpenedFile(self.add_file(handle), handle)
 
     async def _successor(self, ino: int) -> FileHandle | None:
@@ -184,20 +179,6 @@ class WritableFilesystem(Filesystem):
             return await while_it_changes(partial(self.open_path, path))
         except ShardfsError:
             return None
-
-    async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
-        """Note in the store that a program saw no *name*: a file that it creates replaces nobody else's."""
-        directory = await self.entry(parent)
-        if not isinstance(directory, Directory):
-            return
-        names = {name}
-        if name in self.view.document_names:
-            known = self.hierarchy.last_seen(directory.path)
-            if known is not None and (known.document is not None or known.any_array is not None):
-                return  # the document exists; it has no such part in this view, or was removed on the mount
-            names.add(DOCUMENT)
-        for absent in names:
-            self.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
 
     # Files.
 

@@ -17,6 +17,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.errors import NotFoundError, StaleError
+from shardfs.stores.base import ANY
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot
 from tests.crash.harness import Process
 from tests.crash.histories import ARRAYS, INNER, NCHUNKS, PER_SHARD, SHAPE, make_source, payload_of
@@ -208,7 +209,7 @@ async def test_two_hosts_that_write_chunks_of_the_same_shards_lose_nothing(
             inner = INNER if kind == "unsharded" else INNER * PER_SHARD
             document = array([SHAPE], [inner], *ARRAYS[kind], data_type="uint8", attributes={})
             await store.make_directories("a")
-            await store.replace("a/zarr.json", json.dumps(document).encode())
+            await store.replace("a/zarr.json", json.dumps(document).encode(), ANY)
         host = await Life.begin(store, tmp_path / f"{name} journal")
         host.source.shards.ttl = TTL
         hosts.append(host)

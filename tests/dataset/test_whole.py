@@ -23,7 +23,7 @@ from shardfs.dataset.journal.records import Shrink
 from shardfs.dataset.journal.recovery import Recovery, replay
 from shardfs.dataset.shard import NewShard
 from shardfs.dataset.writer import Writer
-from shardfs.stores.base import Store
+from shardfs.stores.base import ANY, Store
 from shardfs.stores.local.syscalls import open_directory
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
@@ -99,7 +99,7 @@ async def store_array(store: Store, shape: tuple[int, ...], chunk_shape: tuple[i
     """Store an unsharded array of opaque chunks."""
     document = array(shape, chunk_shape, extension("bytes"), extension("opaque"), data_type="uint8")
     await store.make_directories("a")
-    await store.replace("a/zarr.json", json.dumps(document).encode())
+    await store.replace("a/zarr.json", json.dumps(document).encode(), ANY)
 
 
 # Whatever is done to it
@@ -171,7 +171,7 @@ async def take(store: Store, directory: Path, steps: list[Step]) -> None:
                 key = layout.shard_key(step.coords)
                 if step.what == "behind":
                     await store.make_directories(key.rpartition("/")[0])
-                    await store.replace(key, step.data)
+                    await store.replace(key, step.data, ANY)
                     model[step.coords] = step.data
                 else:
                     if not await store.is_absent(key):
@@ -207,7 +207,7 @@ async def two_hosts(tmp_path: Path, *codecs: Any) -> list[Life]:
     for name in ("one", "other"):
         store = await writing(bucket, tmp_path / name)
         await store.make_directories("a")
-        await store.replace("a/zarr.json", json.dumps(document).encode())
+        await store.replace("a/zarr.json", json.dumps(document).encode(), ANY)
         lives.append(await Life.begin(store, tmp_path / name))
     return lives
 

@@ -19,7 +19,18 @@ from shardfs.errors import (
     UnsupportedError,
     UsageError,
 )
-from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewOwner, NewRights, Stat
+from shardfs.stores.base import (
+    ABSENT,
+    Buffer,
+    Descriptor,
+    Expected,
+    Kind,
+    NewAttributes,
+    NewDocument,
+    NewOwner,
+    NewRights,
+    Stat,
+)
 from shardfs.stores.local.atomic_write import (
     SYSTEM_RIGHTS,
     THREAD_NBYTES,
@@ -152,30 +163,15 @@ class LocalStore(LocalReader):
             file, _ = await self.open_to_read(key)
         return LocalFile(self, key, file)
 
-    @property
-    def nchanges(self) -> int:
-        """Always 0: a lock keeps other mounts away."""
-        return 0
-
-    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Do nothing: a lock keeps other mounts away."""
-
-    async def replace(
-        self,
-        key: str,
-        content: bytes,
-        *,
-        exclusive: bool = False,
-        expected: Expected | None = None,
-        mtime_ns: int | None = None,
-        **new: Unpack[NewRights],
-    ) -> Stat:
-        """Store *content* under *key*, durably and at once, replacing what is there."""
+    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
+        """Store *content* under *key*, durably and at once; as a lock keeps others away, versions do not count."""
+        exclusive, mtime_ns = expected is ABSENT, new.pop("mtime_ns", None)
+        given: NewRights = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
             directory = open_beneath(self.directory, parent, DIRECTORY)
-            rights = Rights(**new).within(directory)
+            rights = Rights(**given).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if stat.S_ISLNK(old.st_mode) and not exclusive:
@@ -191,6 +187,9 @@ class LocalStore(LocalReader):
         _require_name(key)
         with changing(key):
             return await self.threads.on_content(replace)
+
+    async def keep(self, key: str, content: bytes, reason: str) -> None:
+        """Do nothing: only where several hosts write is a program refused what it could not know."""
 
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""

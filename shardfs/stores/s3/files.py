@@ -1,14 +1,14 @@
 """Passthrough files while they are open: objects that are read, and spools, to which files are written.
 
-A spool is shared by all who write one file: a local file, created at the first change, and stored whenever one of them
-closes it. The object that it replaces must be the one that this mount last showed or stored; if it is not, the writer
-gets an error, and what was written is kept on this machine.
+A spool is shared by all who write one file: a local file, created at the first change, and stored as a whole whenever
+one of them closes it. It replaces the version that was opened, or nothing if the file was created. If another host was
+first, the writer gets an error, and what was written is kept on this machine.
 """
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, Unpack, cast, overload
+from typing import Final, NamedTuple, Unpack, cast
 
 import trio
 
@@ -21,7 +21,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Buffer, NewAttributes, Snapshot, Splice, Stat, join_key
+from shardfs.stores.base import ABSENT, ANY, Buffer, NewAttributes, Presence, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.s3.heads import split
@@ -33,6 +33,8 @@ SPOOLS: Final = ".shardfs/spools"
 """The directory, within that of the mount, for spools and for kept files."""
 
 _PIECE_NBYTES: Final = 8 * 2**20
+_ATTEMPTS: Final = 10
+"""How often an object is replaced by another version while `ANY` is being replaced, until that is an error."""
 
 
 class Clean(NamedTuple):
@@ -53,8 +55,8 @@ class Spool:
     """What is written to the file *key* by all who have it open for writing; *users* is their number.
 
     Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*.
-    *state* says how much of it is stored, and *expected* what the store must contain when it is sent. Whoever changes
-    or sends it holds *lock*.
+    *state* says how much of it is stored. It replaces what is *expected*: the version that was opened, later the one
+    that was stored last. Whoever changes or sends it holds *lock*.
     """
 
     __slots__ = (
@@ -79,7 +81,7 @@ class Spool:
         self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
         self.mtime_ns = time.time_ns()
         self.file: LocalFile | None = None
-        self.expected: ObjectStat | None = None
+        self.expected: ObjectStat | Presence = snapshot.object if snapshot is not None else ABSENT
         self.nchanges = 0
         self.users = 0
         self.lock = trio.Lock()
@@ -159,7 +161,7 @@ class Files:
         return spool
 
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
-        """Store what is not stored; raises `StaleError` if another host was first.
+        """Store what is not stored; raises `StaleError` if another host was first, also if it has created the file.
 
         An empty file waits for more, unless *also_empty* or an attempt to store it has failed.
         """
@@ -169,14 +171,17 @@ class Files:
 
     async def _flush(self, spool: Spool) -> None:
         if not isinstance(spool.state, Clean) and self.spools.names(spool):
-            await self.store(spool, spool.key, spool.expected)
+            try:
+                await self.store(spool, spool.key, spool.expected)
+            except ExistsError as error:  # which programs expect of `open` alone
+                raise StaleError(str(error)) from None
 
-    async def store(self, spool: Spool, key: str, expected: ObjectStat | None, *, exclusive: bool = False) -> None:
+    async def store(self, spool: Spool, key: str, expected: ObjectStat | Presence) -> None:
         """Store a spool, whose lock the caller holds, under *key*, replacing *expected*; raises the errors of `put`."""
         try:
             file = await self.local_file(spool)
             written = Splice(((await self._written(spool)).content(0, file.stat().size),))
-            spool.expected = await self.put(key, written, expected, exclusive=exclusive, name=spool.name)
+            spool.expected = await self.put(key, written, expected, name=spool.name)
         except BaseException as error:
             ended = StoreError("its mount ended before it was stored")
             await self.failed(spool, error if isinstance(error, ShardfsError) else ended)
@@ -229,67 +234,61 @@ class Files:
         self,
         key: str,
         splice: Splice,
-        expected: ObjectStat | None,
+        expected: ObjectStat | Presence,
         *,
-        exclusive: bool = False,
         source: S3Snapshot | None = None,
         name: str | None = None,
     ) -> ObjectStat:
-        """Store an object, replacing the version *expected*, or nothing; what is to be kept is of *source*.
+        """Store an object, replacing what is *expected*; what is to be kept is of *source*.
 
         *name* is that of the spool, if it is one. An earlier change of ours whose outcome is unknown is replaced too.
-        Raises `StaleError` if another program has changed the object, or *source*, and `ExistsError` if *exclusive* and
-        it has made the object.
+        Raises `ExistsError` if it is expected to be absent and is not, and `StaleError` if another program has changed
+        it, or *source*.
         """
-        while True:
-            edit = self.change(key, expected, source)
+        old = await self._present(key) if expected is ANY else object_or_none(expected)
+        for _ in range(_ATTEMPTS):
+            edit = self.change(key, old, source)
             try:
                 new = object_of(await edit.splice(splice))
-                break
             except ConflictError:
-                own = await self._find_doubtful(key)
-                if own is None or own == expected:
-                    if exclusive and (source is None or (await self.heads.stored(key)).stat is not None):
-                        raise ExistsError(f"{key} exists: another program has made it") from None
-                    what = key if source is None else f"{source.key} or {key}"
-                    reason = f"{what} was changed by another program since this mount showed it; read it again"
-                    raise StaleError(reason) from None
-                self.heads.note_replaced(key, expected, own)
-                expected = own
+                old = await self._after_conflict(key, old, expected, source)
             except BaseException:
                 self._doubtful.setdefault(key, set()).add(edit.commit_id)
                 raise
-        self._doubtful.pop(key, None)  # no earlier change can take effect any more
-        self.heads.note_replaced(key, expected, new)
-        self.heads.directories.settle(split(key)[0])
-        self.kept.stored(key, name)
-        return new
+            else:
+                self._doubtful.pop(key, None)  # no earlier change can take effect any more
+                self.heads.directories.settle(split(key)[0])
+                self.kept.stored(key, name)
+                return new
+        raise StaleError(f"{key} was changed by other programs {_ATTEMPTS} times while it was being stored")
+
+    async def _present(self, key: str) -> ObjectStat | None:
+        """Return what an object is now, as far as is known; None if there is none."""
+        spool = self.spools.local(key)
+        return object_or_none(spool.expected) if spool is not None else (await self.heads.stored(key)).stat
+
+    async def _after_conflict(
+        self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: S3Snapshot | None
+    ) -> ObjectStat | None:
+        """Return what an object is, which is not *old* any more, if it may be replaced all the same."""
+        try:
+            found = await self.heads.fetched(key)
+        except NotFoundError:
+            found = None
+        now = found.stat if found is not None else None
+        is_other = (now.etag if now is not None else None) != (old.etag if old is not None else None)
+        is_ours = found is not None and self._doubtful.get(key, set()).intersection(commit_ids(found.properties)[-1:])
+        if is_other and (is_ours or expected is ANY):
+            return now
+        if is_other and expected is ABSENT:
+            raise ExistsError(f"{key} exists: another program has made it")
+        what = key if is_other or source is None else source.key
+        raise StaleError(f"{what} was changed by another program since it was opened; read it again")
 
     def change(self, key: str, expected: ObjectStat | None, source: S3Snapshot | None = None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
         snapshot = S3Snapshot(self._objects, key, expected) if expected is not None else None
         return S3Edit(self.writing, key, snapshot, source)
-
-    def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
-        """Return what must be there when *key* is replaced: what was shown or, if that is unknown, what was *found*.
-
-        A file that is being written is found as it is in the bucket, or will be.
-        """
-        shown, spool = self.heads.shown(key), self.spools.local(key)
-        if shown is not None:
-            return shown.state
-        return object_of(found) if spool is None else spool.expected
-
-    async def _find_doubtful(self, key: str) -> ObjectStat | None:
-        """Return the state of an object if a change of ours with a lost reply made it; None for any other."""
-        doubtful = self._doubtful.get(key)
-        if doubtful is None:
-            return None
-        try:
-            found = await self._objects.client.head(key)
-        except NotFoundError:
-            return None
-        return found.stat if doubtful.intersection(commit_ids(found.properties)[-1:]) else None
 
     def _forget(self, spool: Spool) -> None:
         """Forget a spool that nobody uses any more, with its file, unless that is kept."""
@@ -321,11 +320,6 @@ class Files:
             if snapshot is not None:
                 raise StaleError(f"{spool.key} was replaced while it was open")
         spool.file, spool.snapshot = file, None
-        if snapshot is not None:
-            if nbytes:  # this version is changed, whatever was shown before
-                self.heads.note_shown(spool.key, snapshot.object)
-            shown = self.heads.shown(spool.key)
-            spool.expected = shown.state if shown is not None else snapshot.object
         return spool.file
 
 
@@ -353,8 +347,6 @@ class SpoolFile:
             return await spool.file.read(offset, nbytes)
         if spool.snapshot is None:
             return b""
-        if self._files is not None and self._files.spools.names(spool):
-            self._files.heads.note_shown(spool.key, spool.snapshot.object)
         nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
         return await spool.snapshot.read(offset, nbytes, (offset, nbytes))
 
@@ -407,16 +399,15 @@ def _must_be_kept(spool: Spool) -> bool:
     """Whether a spool holds what could not be stored; not if it is empty and another program has stored the name."""
     if not isinstance(spool.state, Failed) or spool.file is None:
         return False
-    return not isinstance(spool.state.error, StaleError) or spool.stat().size > 0
+    return not isinstance(spool.state.error, ExistsError | StaleError) or spool.stat().size > 0
 
 
-@overload
-def object_of(state: Stat) -> ObjectStat: ...
-@overload
-def object_of(state: Stat | None) -> ObjectStat | None: ...
-def object_of(state: Stat | None) -> ObjectStat | None:
+def object_of(state: Stat) -> ObjectStat:
     """Return the version of an object with this *state*."""
-    if state is None:
-        return None
     etag, size = cast(tuple[str, int], state.version)
     return ObjectStat(size, etag, state.mtime_ns)
+
+
+def object_or_none(expected: ObjectStat | Presence) -> ObjectStat | None:
+    """Return the version that is *expected*; None if it is no certain one."""
+    return expected if isinstance(expected, ObjectStat) else None

@@ -1,11 +1,10 @@
 """What the keys of a source are: one cache, with one TTL, corrected by our own changes.
 
 `Heads` owns it. A key has a record (results of requests for this key alone), and a directory has a listing (results of
-LIST for all names in it); the later of the two counts. `forget` invalidates them. What programs were shown is kept
-separately, because writes are compared with it: looking at other keys must not drop it.
+LIST for all names in it); the later of the two counts. `forget` invalidates them.
 
-Bounds: `_MAX_KEYS` records, as many shown files, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings; the
-least recently used are dropped.
+Bounds: `_MAX_KEYS` records, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings; the least recently used
+are dropped.
 """
 
 import logging
@@ -56,12 +55,6 @@ class Head(NamedTuple):
 _UNKNOWN: Final = Head(None, None)
 GONE: Final = Head(None, False)
 _DIRECTORY: Final = Head(None, True)
-
-
-class Shown(NamedTuple):
-    """The version of a file that programs were last shown; None: that there is no file."""
-
-    state: ObjectStat | None
 
 
 @dataclass(slots=True)
@@ -178,7 +171,6 @@ class Heads:
         self._clock = clock
         self._max_names = max_names
         self._records: OrderedDict[str, _Record] = OrderedDict()
-        self._shown: OrderedDict[str, Shown] = OrderedDict()
         self._properties: OrderedDict[str, tuple[str, Properties]] = OrderedDict()
         self._listings: OrderedDict[str, Listing] = OrderedDict()
         self._walks: dict[str, Listing] = {}
@@ -218,7 +210,11 @@ class Heads:
 
     async def head(self, key: str) -> ObjectStat:
         """Return the state of the object *key*, by one request; raises `NotFoundError`."""
-        return (await self._ask(key, lambda: self._client.head(key))).stat
+        return (await self.fetched(key)).stat
+
+    async def fetched(self, key: str) -> Fetched:
+        """Return the state of the object *key* with its properties, by one request; raises `NotFoundError`."""
+        return await self._ask(key, lambda: self._client.head(key))
 
     async def get(self, key: str, part: Range) -> Fetched:
         """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
@@ -233,7 +229,7 @@ class Heads:
         known = self._properties.get(key)
         if known is not None and known[0] == etag:
             return known[1]
-        found = await self._ask(key, lambda: self._client.head(key))
+        found = await self.fetched(key)
         if found.stat.etag != etag or found.properties is None:
             raise ConflictError(f"{key} was replaced")
         return found.properties
@@ -272,27 +268,6 @@ class Heads:
                 self._put(above, GONE)
             else:
                 break
-
-    def shown(self, key: str) -> Shown | None:
-        """Return what programs were shown of the file *key*, which is what they may replace next; None if unknown.
-
-        A lookup or a listing shows no content, and does not count: a writer that has read an earlier version would
-        otherwise replace one that it has not seen. A mount cannot tell its programs apart: what one was shown, all
-        were.
-        """
-        return self._shown.get(key)
-
-    def note_shown(self, key: str, state: ObjectStat | None, *, since: int | None = None) -> None:
-        """Note that *state* was shown, unless this mount changed *key* after `serial` was *since*."""
-        record = self._records.get(key)
-        if since is None or record is None or record.changed <= since:
-            _use(self._shown, key, Shown(state), _MAX_KEYS)
-
-    def note_replaced(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
-        """Note that this mount replaced *old* by *new*: whoever was shown *old* knows about the change, or made it."""
-        shown = self.shown(key)
-        if shown is None or _etag(shown.state) == _etag(old):
-            self.note_shown(key, new)
 
     def _find(self, key: str) -> Head | None:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
@@ -512,7 +487,3 @@ def _ancestors(key: str) -> Iterator[str]:
     while "/" in key:
         key = key.rpartition("/")[0]
         yield key
-
-
-def _etag(state: ObjectStat | None) -> str | None:
-    return state.etag if state is not None else None

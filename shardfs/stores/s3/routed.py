@@ -14,6 +14,7 @@ from shardfs.stores.base import (
     Expected,
     Kind,
     NewAttributes,
+    NewDocument,
     NewObject,
     NewOwner,
     NewRights,
@@ -129,28 +130,13 @@ class RoutedStore:
         """Open a regular file without pinning a version."""
         return await self._store_of(key).open_passthrough(key, writable=writable)
 
-    @property
-    def nchanges(self) -> int:
-        """How many changes of objects this mount made."""
-        return self.remote.nchanges
+    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
+        """Store *content* under *key* at once, replacing what is *expected* there."""
+        return await self._store_of(key).replace(key, content, expected, **new)
 
-    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Note that programs were shown the content of a file, or that there is none."""
-        self._store_of(key).note_shown(key, state, since=since)
-
-    async def replace(
-        self,
-        key: str,
-        content: bytes,
-        *,
-        exclusive: bool = False,
-        expected: Expected | None = None,
-        mtime_ns: int | None = None,
-        **rights: Unpack[NewRights],
-    ) -> Stat:
-        """Store *content* under *key* at once, replacing what is there."""
-        store = self._store_of(key)
-        return await store.replace(key, content, exclusive=exclusive, expected=expected, mtime_ns=mtime_ns, **rights)
+    async def keep(self, key: str, content: bytes, reason: str) -> None:
+        """Keep what a program wrote to *key* and was refused."""
+        await self._store_of(key).keep(key, content, reason)
 
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""

@@ -1,8 +1,8 @@
 """What is in a bucket, and what is being written to it.
 
 Files that are open for writing are in a local store, the *side*, as spools (`files`). Everything else is objects, each
-of which is only replaced if it is the one that was found, or shown to programs. The side also has the names that
-shardfs reserves, of which nothing here knows: see `routed`.
+of which is only replaced if it is the one that is expected. The side also has the names that shardfs reserves, of which
+nothing here knows: see `routed`.
 """
 
 import logging
@@ -29,21 +29,24 @@ from shardfs.errors import (
     RefusedError,
     ShardfsError,
     SourceError,
-    StaleError,
     StoreError,
     UnreachableError,
     UnsupportedError,
 )
 from shardfs.stores.base import (
+    ABSENT,
+    ANY,
     Content,
     Entry,
     Expected,
     Kept,
     Kind,
     NewAttributes,
+    NewDocument,
     NewOwner,
     NewRights,
     OpenFile,
+    Presence,
     ShardWriter,
     Snapshot,
     Splice,
@@ -56,7 +59,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of
+from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of, object_or_none
 from shardfs.stores.s3.heads import Heads, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.parts import part_nbytes
@@ -107,11 +110,6 @@ class S3Store:
         self._client = client
         self._spools = Spools()
 
-    @property
-    def nchanges(self) -> int:
-        """How many changes of objects this mount made."""
-        return self.heads.serial
-
     def statistics(self) -> Mapping[str, object]:
         """Return the counts as plain values."""
         return self._client.counts.as_dict()
@@ -132,13 +130,6 @@ class S3Store:
     def forget(self, key: str) -> None:
         """Ask again for *key* at the next request; may be called in any thread."""
         self.heads.forget(key)
-
-    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
-        """Note that programs were shown the content of an object, or that there is none."""
-        if self.files is None or self._spools.local(key) is not None:
-            return
-        if since is not None or self.heads.shown(key) is None:
-            self.heads.note_shown(key, object_of(state), since=since)
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
@@ -295,35 +286,20 @@ class S3Store:
     async def settle(self) -> None:
         """Do nothing: what S3 accepted is durable."""
 
-    async def replace(
-        self,
-        key: str,
-        content: bytes,
-        *,
-        exclusive: bool = False,
-        expected: Expected | None = None,
-        mtime_ns: int | None = None,
-        **rights: Unpack[NewRights],
-    ) -> Stat:
-        """Store an object at once, with the properties of the one it replaces; refused content is kept."""
+    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
+        """Store an object at once, with the properties of the one it replaces."""
         files = self._writable()
         files.kept.require_room()
-        found = await self._find_target(key, exclusive=exclusive)
+        await self._find_target(key, exclusive=expected is ABSENT)
+        old = expected if isinstance(expected, Presence) else object_of(expected)
         async with files.holding(key):
-            if exclusive:
-                state = None
-            elif expected is not None:
-                state = object_of(expected.state)
-            else:
-                state = files.expected(key, found)
-            try:
-                await files.put(key, Splice((MemoryContent(memoryview(content)),)), state, exclusive=exclusive)
-            except StaleError as error:
-                if expected is None:
-                    await files.kept.keep(new_name(), key, str(error), content)
-                raise
+            await files.put(key, Splice((MemoryContent(memoryview(content)),)), old)
             files.detach(key)
         return await self.stat(key)
+
+    async def keep(self, key: str, content: bytes, reason: str) -> None:
+        """Keep on the side what was refused, for `shardfs recover`."""
+        await self._writable().kept.keep(new_name(), key, reason, content)
 
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
@@ -431,15 +407,15 @@ class S3Store:
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move what *key* stands for to *to*; raises `CrossDeviceError` for a directory, which S3 does not have.
 
-        S3 cannot move. The content of a file is stored under its new name, replacing what programs were shown there,
-        and then the old name is deleted. Programs move the files of a directory one by one. The caller moves nothing
-        else from or to these names meanwhile.
+        S3 cannot move. The content of a file is stored under its new name, replacing what is there by then, and then
+        the old name is deleted. Programs move the files of a directory one by one. The caller moves nothing else from
+        or to these names meanwhile.
         """
         files = self._writable()
         await self._require_movable(key)
-        target = await self._find_target(to, exclusive=exclusive)
+        await self._find_target(to, exclusive=exclusive)
         if key != to:
-            await self._move(files, key, to, target, exclusive=exclusive)
+            await self._move(files, key, to, ABSENT if exclusive else ANY)
 
     async def move_to_side(self, key: str, to: str, *, exclusive: bool) -> None:
         """Move the file *key* to *to* on the side; raises the errors of `rename`."""
@@ -449,7 +425,7 @@ class S3Store:
         try:
             async with files.holding(key):
                 await files.take(file.spool, to, exclusive=exclusive)
-                await self._delete_version(files, key, file.spool.expected)
+                await self._delete_version(files, key, object_or_none(file.spool.expected))
         finally:
             await file.close()
         self._moved_away(key)
@@ -457,10 +433,9 @@ class S3Store:
     async def store_as(self, to: str, content: Content, *, exclusive: bool) -> None:
         """Store *content* as the file *to*, as `rename` does with what another name stands for."""
         files = self._writable()
-        target = await self._find_target(to, exclusive=exclusive)
+        await self._find_target(to, exclusive=exclusive)
         async with files.holding(to):
-            expected = None if exclusive else files.expected(to, target)
-            await files.put(to, Splice((content,)), expected, exclusive=exclusive)
+            await files.put(to, Splice((content,)), ABSENT if exclusive else ANY)
             files.detach(to)
 
     async def _require_movable(self, key: str) -> None:
@@ -479,19 +454,18 @@ class S3Store:
         _require_file(key, target)
         return target
 
-    async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
-        """Move a passthrough file to *to*, which was *found*."""
+    async def _move(self, files: Files, key: str, to: str, expected: Presence) -> None:
+        """Move a passthrough file to *to*, replacing what is *expected* there."""
         async with files.holding(key), files.holding(to):
-            expected = None if exclusive else files.expected(to, found)
             spool = self._spools.get(key)
             if spool is not None and spool.is_local:
-                source = spool.expected
-                await files.store(spool, to, expected, exclusive=exclusive)
+                source = object_or_none(spool.expected)
+                await files.store(spool, to, expected)
             else:
                 snapshot = await self.objects.open(key)
                 source = snapshot.object
                 whole = Splice((Kept(0, snapshot.size),))
-                await files.put(to, whole, expected, exclusive=exclusive, source=snapshot)
+                await files.put(to, whole, expected, source=snapshot)
                 if spool is not None:
                     spool.snapshot = await self.objects.open(to)
             files.detach(to)
@@ -511,7 +485,6 @@ class S3Store:
 
     def _moved_away(self, key: str) -> None:
         """Note that this mount removed *key*; its directory stays."""
-        self.heads.note_shown(key, None)
         self.heads.directories.add_with_parents(split(key)[0])
 
     async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:

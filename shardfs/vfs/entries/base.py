@@ -110,6 +110,9 @@ class Publisher(Protocol):
     async def end(self, chunks: Chunks) -> None:
         """End a removed array without chunks: remove what is stored of it."""
 
+    def was_read(self, entry: "Entry", handle: FileHandle) -> None:
+        """Note that a program has opened a file to read it: if it is a document, it may replace this version."""
+
 
 class Tree(Protocol):
     """The tree, as its entries know it; `Filesystem` says what each of these is."""
@@ -198,9 +201,6 @@ class Tree(Protocol):
 
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
-
-    def note_shown(self, entry: "Entry", handle: FileHandle, nchanges: int) -> None:
-        """Tell the store which version a program reads: what it writes may replace no other version."""
 
     def chunk_tree(self, node: Node) -> Chunks | None:
         """Return the chunks of an array."""
@@ -441,7 +441,7 @@ class PublishedEntry(Entry):
     async def _begin(self, flags: int, new: Stat | None) -> WriteHandle:
         """Return a handle to write on top of the current version, or to a new file with the status *new*."""
         fs, is_cut, is_exclusive = self.fs, bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-        buffers, nchanges = fs.writable.buffers, fs.store.nchanges
+        buffers = fs.writable.buffers
         found = None if is_exclusive else await self.resolve(fresh=not is_cut)
         base = None if isinstance(found, WriteBuffer) else found
         buffer = None if is_cut else buffers.shared(self, base)
@@ -453,7 +453,7 @@ class PublishedEntry(Entry):
                 raise StaleError(f"{self.path} was removed")
             buffer = buffers.begin(self, base, status, is_cut=is_cut, is_exclusive=is_exclusive)
         if base is not None and not is_cut:
-            fs.note_shown(self, base, nchanges)
+            fs.writable.publisher.was_read(self, base)
         return buffers.use(buffer, self.ino or buffer.ino, flags)
 
     async def replace(

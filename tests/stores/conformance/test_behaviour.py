@@ -17,7 +17,7 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.stores.base import Kept, Kind, Splice, Stat, Store
+from shardfs.stores.base import ANY, Kept, Kind, Splice, Stat, Store
 from tests.stores.conformance.conftest import Subject
 from tests.stores.local.splices import content
 from tests.support.opened import in_session
@@ -30,9 +30,9 @@ def with_store(test: Callable[..., Any]) -> Callable[..., None]:
     def run(subject: Subject) -> None:
         async def main() -> None:
             store = await subject.begin()
-            await store.replace("zarr.json", b"{}")
+            await store.replace("zarr.json", b"{}", ANY)
             await store.make_directories("d")
-            await store.replace("d/f", b"0123456789")
+            await store.replace("d/f", b"0123456789", ANY)
             await store.mkdir("e", 0o755)
             await test(store, subject)
 
@@ -134,7 +134,7 @@ async def test_an_open_version_is_kept_or_stale_and_never_mixed(store: Store, su
     snapshot = await store.open("d/f")
     before = await store.stat("d/f")
     assert await snapshot.is_current()
-    after = await store.replace("d/f", b"ABCDEFGHIJ")
+    after = await store.replace("d/f", b"ABCDEFGHIJ", ANY)
     assert after.version != before.version
     assert not await snapshot.is_current()
     with suppress(StaleError):
@@ -284,7 +284,7 @@ async def test_fresh_is_what_others_have_stored_meanwhile_whatever_is_cached(sto
     reader = await subject.again(store)
     assert await reader.list("d")
     assert state(await reader.fresh("d/f")) == state(await store.fresh("d/f")) == state(await reader.stat("d/f"))
-    await store.replace("d/f", b"other")
+    await store.replace("d/f", b"other", ANY)
     assert state(await reader.fresh("d/f")) == state(await store.stat("d/f"))
     await store.unlink("d/f")
     with pytest.raises(NotFoundError):

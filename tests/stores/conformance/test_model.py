@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.stores.base import Kept, Kind, Splice, Store, join_key
+from shardfs.stores.base import ABSENT, ANY, Kept, Kind, Splice, Store, join_key
 from tests.stores.conformance.conftest import Subject, local, s3
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3
@@ -32,7 +32,7 @@ class Step:
     async def take(self, store: Store) -> None:
         match self.name:
             case "replace":
-                await store.replace(self.key, self.data, exclusive=self.exclusive)
+                await store.replace(self.key, self.data, ABSENT if self.exclusive else ANY)
             case "write":
                 file = await store.create(self.key, 0o644, exclusive=self.exclusive)
                 await file.write(2, self.data)

@@ -23,7 +23,7 @@ from shardfs.errors import (
     ShardfsError,
     UnsupportedError,
 )
-from shardfs.stores.base import Splice
+from shardfs.stores.base import ABSENT, ANY, Splice
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import content, content_of, files
@@ -63,7 +63,7 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
             (root / key).unlink(missing_ok=True)
         else:
             (root / key).write_bytes(b"content")
-        await LocalStore(str(root), disk).replace(key, b"new", exclusive=exclusive, mode=0o644)
+        await LocalStore(str(root), disk).replace(key, b"new", ABSENT if exclusive else ANY, mode=0o644)
 
     for number in range(len(calls)):
         for written in (0, 2):
@@ -85,7 +85,7 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
 @in_trio
 async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_removed(root: Path) -> None:
     with pytest.raises(Killed):
-        await LocalStore(str(root), LossyDisk(root, {1: Fault(Killed())})).replace("d/f", b"new")
+        await LocalStore(str(root), LossyDisk(root, {1: Fault(Killed())})).replace("d/f", b"new", ANY)
     store = LocalStore(str(root))
     left = files(root) - {"d/f", "link", "pipe"}
     assert len(left) == 1
@@ -142,7 +142,7 @@ async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, roo
         (root / key).write_bytes(b"x")
         os.chown(root / key, 1234, 5678)
         os.chmod(root / key, 0o604)
-    await store.replace("d/f", b"new", mode=0o777)
+    await store.replace("d/f", b"new", ANY, mode=0o777)
     async with store.edit("shard", mode=0o777, uid=1, gid=1) as edit:
         await edit.splice(Splice((content(b"new"),)))
     for key in ("d/f", "shard"):
@@ -167,11 +167,8 @@ async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, roo
         (lambda s: s.rename("d/f", "", exclusive=False), RefusedError),
         (lambda s: s.link("d/f", "link"), ExistsError),
         (lambda s: s.create("pipe", 0o644, exclusive=False), RefusedError),
-        *(
-            (lambda s, key=key: s.replace(key, b"x", exclusive=True), ExistsError)
-            for key in ("d/f", "d", "link", "pipe")
-        ),
-        (lambda s: s.replace("", b"x"), RefusedError),
+        *((lambda s, key=key: s.replace(key, b"x", ABSENT), ExistsError) for key in ("d/f", "d", "link", "pipe")),
+        (lambda s: s.replace("", b"x", ANY), RefusedError),
         (lambda s: s.set_attribute("link", b"user.x", b""), NotPermittedError),
         (lambda s: s.set_attribute("d/f", b"security.selinux", b""), UnsupportedError),
         (lambda s: s.remove_attribute("d/f", b"security.selinux"), NoAttributeError),
@@ -193,7 +190,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
 CHANGES = {
     "create": lambda s, key: s.create(key, 0o644, exclusive=False),
     "open_passthrough": lambda s, key: s.open_passthrough(key, writable=True),
-    "replace": lambda s, key: s.replace(key, b"x"),
+    "replace": lambda s, key: s.replace(key, b"x", ANY),
     "unlink": lambda s, key: s.unlink(key),
     "mkdir": lambda s, key: s.mkdir(key, 0o755),
     "rmdir": lambda s, key: s.rmdir(key),

@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.errors import NoSpaceError, NotFoundError, StaleError, StoreError, UnknownOutcomeError, UnreachableError
+from shardfs.errors import (
+    ExistsError,
+    NoSpaceError,
+    NotFoundError,
+    StaleError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from shardfs.stores import kept_files
+from shardfs.stores.base import ABSENT, ANY, OpenFile
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import heads
 from shardfs.stores.s3.files import SPOOLS
@@ -40,30 +49,15 @@ def kept(directory: Path) -> dict[str, bytes]:
     return {file.key: Path(file.path).read_bytes() for file in KeptFiles(str(directory / SPOOLS)).find()}
 
 
-async def show(store: RoutedStore, key: str) -> None:
-    """Let a program read a file."""
-    nchanges = store.nchanges
-    store.note_shown(key, (await store.open_passthrough(key, writable=False)).stat(), since=nchanges)
-
-
 @on_mock_clock
-async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_known_of_keys_is_bounded(fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(30):
         fake.store(f"{PREFIX}/c/{i}", b"shard")
-    fake.store(f"{PREFIX}/f", b"old")
-    monkeypatch.setattr(heads, "_MAX_PROPERTIES", 5)
     store = await writing(fake, tmp_path)
+    monkeypatch.setattr(heads, "_MAX_PROPERTIES", 5)
     monkeypatch.setattr(heads, "_MAX_KEYS", 10)
-    await show(store, "f")
     for i in range(30):
         await store.open(f"c/{i}", tail_nbytes=2)
-    theirs = fake.store(f"{PREFIX}/f", b"of another host")
-    await store.remote.objects.heads.head("f")
-    with pytest.raises(StaleError):
-        await store.replace("f", b"made of the old version")
-    assert fake.objects[f"{PREFIX}/f"].stat == theirs
     assert len(store.remote.heads._records) <= 10
     assert len(store.remote.heads._properties) <= 5
 
@@ -131,37 +125,118 @@ async def by_rename_of_an_open_file(store: RoutedStore, data: bytes) -> None:
 
 
 async def as_a_document(store: RoutedStore, data: bytes) -> None:
-    await store.replace("f", data)
+    await store.replace("f", data, ANY)
 
 
-WAYS: dict[str, Callable[[RoutedStore, bytes], Awaitable[None]]] = {
-    "in place": in_place,
-    "by rename": by_rename,
-    "by rename of an open file": by_rename_of_an_open_file,
-    "as a document": as_a_document,
-}
+async def open_to_cut(store: RoutedStore, key: str) -> OpenFile:
+    file = await store.create(key, 0o644, exclusive=False)
+    await file.truncate(0)
+    return file
 
 
-@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+async def open_in_place(store: RoutedStore, key: str) -> OpenFile:
+    return await store.open_passthrough(key, writable=True)
+
+
+async def write_and_flush(file: OpenFile, data: bytes) -> None:
+    await file.write(0, data)
+    await file.flush()
+
+
+@pytest.mark.parametrize("is_written_first", [False, True])
+@pytest.mark.parametrize("begin", [open_to_cut, open_in_place])
 @on_mock_clock
-async def test_what_another_host_stored_since_it_was_shown_is_not_replaced(
-    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]]
+async def test_what_another_host_stored_since_a_file_was_opened_is_not_replaced(
+    fake: FakeS3, tmp_path: Path, begin: Callable[[RoutedStore, str], Awaitable[OpenFile]], is_written_first: bool
 ) -> None:
     fake.store(f"{PREFIX}/f", b"first")
     store = await writing(fake, tmp_path)
-    await show(store, "f")
+    file = await begin(store, "f")
+    if is_written_first:
+        await file.write(0, b"begun")
+    fake.store(f"{PREFIX}/f", b"of another host")
+    store.forget("f")
+    for _ in range(2):
+        with pytest.raises(StaleError, match=r"f was (changed|replaced)"):
+            await write_and_flush(file, b"ours!")
+        assert objects(fake)["f"] == b"of another host"
+    await file.close()
+    assert kept(tmp_path) == ({"f": b"ours!"} if is_written_first or begin is open_to_cut else {})
+    await put_file(store, "f", b"ours, opened again")
+    assert objects(fake)["f"] == b"ours, opened again"
+    assert kept(tmp_path) == {}
+
+
+@on_mock_clock
+async def test_a_file_that_was_created_replaces_none_of_another_host(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=False)
+    await file.write(0, b"ours")
     fake.store(f"{PREFIX}/f", b"of another host")
     for _ in range(2):
-        with pytest.raises(StaleError, match="f was changed by another program"):
-            await write(store, b"ours")
-        assert objects(fake)["f"] == b"of another host"
-        store.forget("f")  # to look is not to read
-        assert (await store.stat("f")).size == len(b"of another host")
-    await show(store, "f")
+        with pytest.raises(StaleError, match="f exists"):
+            await file.flush()
+    await file.close()
+    assert objects(fake)["f"] == b"of another host"
+    assert kept(tmp_path) == {"f": b"ours"}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("write", [by_rename, by_rename_of_an_open_file, as_a_document], ids=lambda way: way.__name__)
+@on_mock_clock
+async def test_a_rename_replaces_what_is_there_by_then(
+    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]], is_known: bool
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    if is_known:
+        await text(store, "f")
+    fake.store(f"{PREFIX}/f", b"of another host")
     await write(store, b"ours")
     assert objects(fake)["f"] == b"ours"
+    fake.remove(f"{PREFIX}/f")
     await write(store, b"ours again")
     assert objects(fake)["f"] == b"ours again"
+
+
+@on_mock_clock
+async def test_a_name_that_is_replaced_without_end_is_an_error(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    await put_file(store, "g", b"ours")
+    nchanges = 0
+
+    async def change(request: Request) -> None:
+        nonlocal nchanges
+        if request.operation == "PutObject" and request.key == f"{PREFIX}/f":
+            nchanges += 1
+            fake.store(f"{PREFIX}/f", b"of another host %d" % nchanges)
+
+    fake.before = change
+    with pytest.raises(StaleError, match="10 times"):
+        await store.rename("g", "f", exclusive=False)
+    assert objects(fake)["f"] == b"of another host 10"
+    assert objects(fake)["g"] == b"ours"
+
+
+@on_mock_clock
+async def test_a_document_replaces_what_is_expected_and_nothing_else(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    first = await store.replace("f", b"first", ABSENT)
+    with pytest.raises(ExistsError):
+        await store.replace("f", b"ours", ABSENT)
+    second = await store.replace("f", b"second", first)
+    with pytest.raises(StaleError, match="f was changed by another program"):
+        await store.replace("f", b"ours", first)
+    fake.remove(f"{PREFIX}/f")
+    with pytest.raises(StaleError):
+        await store.replace("f", b"ours", second)
+    fake.store(f"{PREFIX}/f", b"of another host")
+    with pytest.raises(ExistsError):
+        await store.replace("f", b"ours", ABSENT)
+    await store.replace("f", b"third", ANY)
+    assert objects(fake)["f"] == b"third"
+    assert kept(tmp_path) == {}
 
 
 class _Cut:
@@ -179,31 +254,35 @@ class _Cut:
         return result
 
 
-@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("way", ["in place", "by rename", "as a document", "as an edit"])
 @on_mock_clock
 async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_again(
-    fake: FakeS3,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    write: Callable[[RoutedStore, bytes], Awaitable[None]],
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     fake.store(f"{PREFIX}/f", b"first")
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
-    await show(store, "f")
     await put_file(store, "other", b"ours")
+    first = (await store.open("f", head_nbytes=5)).stat  # with its properties, which take no request then
+    file = await store.open_passthrough("f", writable=True)
+    if way == "in place":
+        await file.truncate(0)
+        await file.write(0, b"ours")
+    write: dict[str, Callable[[], Awaitable[Any]]] = {
+        "in place": file.flush,
+        "by rename": lambda: store.rename("other", "f", exclusive=False),
+        "as a document": lambda: store.replace("f", b"ours", ANY),
+        "as an edit": lambda: store.replace("f", b"ours", first),
+    }
     cut.is_cut = True
     for _ in range(2):  # the second time it is refused, and that too is not known
-        # Of a file that is renamed only its old name is stored.
-        unknown = write(store, b"ours") if write in (in_place, as_a_document) else _rename(store, "other", "f")
         with pytest.raises(StoreError):
-            await unknown
+            await write[way]()
         assert objects(fake)["f"] == b"ours"
     cut.is_cut = False
-    await write(store, b"ours again")
-    assert objects(fake)["f"] == b"ours again"
-    fake.store(f"{PREFIX}/f", b"of another host")
-    with pytest.raises(StaleError):
-        await write(store, b"ours")
+    await write[way]()
+    await file.close()
+    assert objects(fake)["f"] == b"ours"
+    assert kept(tmp_path) == {}
 
 
 async def _rename(store: RoutedStore, key: str, to: str) -> None:
@@ -217,31 +296,19 @@ async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_
 ) -> None:
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
     other = await writing(fake, tmp_path / "other")
-    await put_file(store, "g", bytes(nbytes))
     await put_file(store, "f", b"first")
+    file = await store.open_passthrough("f", writable=True)
+    await file.write(0, bytes(nbytes))
     cut.is_cut = True
     with pytest.raises(StoreError):
-        await _rename(store, "g", "f")
+        await file.flush()
     cut.is_cut = False
     await put_file(other, "f", b"of another host")
     with pytest.raises(StaleError):
-        await _rename(store, "g", "f")
+        await file.flush()
+    await file.close()
     assert objects(fake)["f"] == b"of another host"
-
-
-@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
-@on_mock_clock
-async def test_what_is_shown_late_is_not_what_this_mount_has_replaced_meanwhile(
-    fake: FakeS3, tmp_path: Path, write: Callable[[RoutedStore, bytes], Awaitable[None]]
-) -> None:
-    fake.store(f"{PREFIX}/f", b"old")
-    store = await writing(fake, tmp_path)
-    for late in (None, await store.stat("f")):
-        nchanges = store.nchanges
-        await write(store, b"ours")
-        store.note_shown("f", late, since=nchanges)
-        await write(store, b"ours again")
-        assert objects(fake)["f"] == b"ours again"
+    assert {key: len(data) for key, data in kept(tmp_path).items()} == {"f": max(nbytes, len(b"first"))}
 
 
 @pytest.mark.parametrize("write", [by_rename, by_rename_of_an_open_file, as_a_document], ids=lambda way: way.__name__)
@@ -271,7 +338,6 @@ async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_no
 async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"one")
     store = await writing(fake, tmp_path)
-    await show(store, "f")
     fake.store(f"{PREFIX}/f", b"one two")
     store.forget("f")
     file = await store.open_passthrough("f", writable=True)
@@ -330,7 +396,7 @@ async def test_a_file_that_another_host_changed_is_moved_at_the_second_attempt(
     store = await writing(fake, tmp_path)
     await put_file(store, "f", bytes(nbytes))
     fake.store(f"{PREFIX}/f", b"of another host")
-    with pytest.raises(StaleError, match="f or g was changed"):
+    with pytest.raises(StaleError, match="f was changed"):
         await store.rename("f", "g", exclusive=exclusive)
     await store.rename("f", "g", exclusive=exclusive)  # as the kernel does by itself
     assert objects(fake) == {"zarr.json": b"{}", "g": b"of another host"}
@@ -386,11 +452,8 @@ async def test_with_too_much_kept_nothing_more_is_written(
     monkeypatch.setattr(kept_files, "_MAX_NBYTES", 8)
     store = await writing(fake, tmp_path)
     for number in range(2):
-        store.note_shown(f"f{number}", None, since=store.nchanges)
-        fake.store(f"{PREFIX}/f{number}", b"of another host")
-        with pytest.raises(StaleError):
-            await store.replace(f"f{number}", b"ours")
-    for write in (put_file(store, "g", b"x"), store.replace("g", b"x")):
+        await store.keep(f"f{number}", b"ours", "it was refused")
+    for write in (put_file(store, "g", b"x"), store.replace("g", b"x", ANY)):
         with pytest.raises(NoSpaceError, match="recover"):
             await write
     for path in (tmp_path / SPOOLS).iterdir():
@@ -402,11 +465,8 @@ async def test_with_too_much_kept_nothing_more_is_written(
 @on_mock_clock
 async def test_what_is_refused_again_is_kept_once_and_is_the_latest(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
-    store.note_shown("f", None, since=store.nchanges)
-    fake.store(f"{PREFIX}/f", b"of another host")
     for mtime_ns, content in enumerate((b"first", b"other", b"first")):
-        with pytest.raises(StaleError):
-            await store.replace("f", content)
+        await store.keep("f", content, "it was refused")
         for path in (tmp_path / SPOOLS).glob("????????????????"):
             if path.stat().st_mtime_ns > 2 and path.read_bytes() == content:
                 os.utime(path, ns=(mtime_ns, mtime_ns))
