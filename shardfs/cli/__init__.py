@@ -22,6 +22,7 @@ _MODULES: Final = {
     "flush": "mounts",
     "stats": "mounts",
     "mounts": "mounts",
+    "serve": "serve",
     "doctor": "doctor",
     "info": "info",
     "map": "map",

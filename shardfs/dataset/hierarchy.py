@@ -97,6 +97,12 @@ class Hierarchy:
         self._as_stored: set[str] = set()
         self.copies = ConsolidatedCopies(self, store)
 
+    def beside(self) -> "Hierarchy":
+        """Return another hierarchy of the same source, for another view; what is pending here is seen there at once."""
+        other = Hierarchy(self._store, self._shards, ttl=self.ttl, clock=self.clock)
+        other._pending = self._pending
+        return other
+
     def show(self, lens: Lens, worker: Worker | None = None) -> None:
         """Let *lens* generate what nodes show; *worker* processes large documents."""
         self._lens, self._worker = lens, worker
@@ -405,6 +411,10 @@ class Source:
         statistics = Statistics()
         shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
         return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl), names)
+
+    def beside(self) -> "Source":
+        """Return the same source for another view: it shares everything but the nodes, which views show differently."""
+        return replace(self, hierarchy=self.hierarchy.beside())
 
 
 @asynccontextmanager

@@ -14,10 +14,11 @@ from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
 from shardfs.fuse.log import path as log_path
-from shardfs.fuse.options import MountOptions, parse_address
+from shardfs.fuse.options import MountOptions
 from shardfs.fuse.progress import Progress
 from shardfs.version import __version__
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.options import parse_address
 from shardfs.vfs.session import Session
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Figures:
         # Imported only here, because it loads a web server.
         from shardfs.fuse.metrics import serve_metrics
 
-        host, port = parse_address(self._options.metrics)
+        host, port = parse_address("--metrics", self._options.metrics)
         try:
             log.info("figures are at %s", await trio.to_thread.run_sync(serve_metrics, host, port, lambda: self.latest))
         except OSError as error:

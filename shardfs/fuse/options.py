@@ -5,21 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from shardfs.errors import UsageError
-from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.options import TreeOptions, parse_address
 
 NO_REMOUNT: Final = "-o remount: a mount cannot be changed; unmount it, and mount it again"
 
 
 def _argument(field: str) -> str:
     return field.replace("_", "-")
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of ADDRESS:PORT; the default address is this machine. Raises `UsageError`."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) >= 2**16:
-        raise UsageError(f"--metrics takes ADDRESS:PORT, or a port of 127.0.0.1, and not {text!r}")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class MountOptions(TreeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.metrics is not None:
-            parse_address(self.metrics)
+            parse_address("--metrics", self.metrics)
 
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`."""

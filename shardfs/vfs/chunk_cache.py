@@ -145,16 +145,16 @@ class DecodedChunk:
         self._array = array
         self._coords = coords
         self.extent = extent
-        self._codec = codec
+        self.codec = codec
 
     @property
     def nbytes(self) -> int:
         """Size of the decoded chunk."""
-        return self._codec.nbytes
+        return self.codec.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset* of the decoded chunk; fewer only at its end."""
-        if self._codec.is_identity:
+        if self.codec.is_identity:
             self._check()
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
@@ -162,13 +162,13 @@ class DecodedChunk:
     async def get(self) -> memoryview:
         """Return all decoded bytes."""
         self._check()
-        return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
+        return await self._chunks.get(self._array, self._coords, self.extent, self.codec)
 
     def _check(self) -> None:
         """Raise `CorruptionError` for a chunk that is stored without a codec and has the wrong size."""
-        if self._codec.is_identity and self.extent.nbytes != self._codec.nbytes:
+        if self.codec.is_identity and self.extent.nbytes != self.codec.nbytes:
             name = _name(self._array, self._coords)
-            raise CorruptionError(f"{name} has {self.extent.nbytes} bytes, not {self._codec.nbytes}")
+            raise CorruptionError(f"{name} has {self.extent.nbytes} bytes, not {self.codec.nbytes}")
 
 
 class _Room:

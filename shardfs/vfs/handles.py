@@ -144,6 +144,10 @@ class ChunkHandle(FileHandle):
         self.extent = extent
         self._reopen = reopen  # until bytes are known to be of the version *extent*
 
+    def pin(self) -> None:
+        """Read the version *extent* or nothing from now on: somebody was told which one it is."""
+        self._reopen = None
+
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
         extent = self.extent

@@ -1,7 +1,7 @@
 """What a tree shows, and whether it may be changed: options that a mount and all other doors have."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from shardfs.errors import UsageError
 
@@ -10,6 +10,17 @@ VIEWS: Final = ("v3", "v2", "npy")
 
 DIMENSION_SEPARATORS: Final = (".", "/")
 """The separators of chunk coordinates in Zarr v2."""
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Return host and port of ADDRESS:PORT, given as *option*; the default address is this machine.
+
+    Raises `UsageError`.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) >= 2**16:
+        raise UsageError(f"{option} takes ADDRESS:PORT, or a port of 127.0.0.1, and not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @dataclass(frozen=True)
@@ -27,8 +38,11 @@ class TreeOptions:
 
     Names, sizes and listings are cached for *metadata_ttl* seconds; None is 1 for a directory and 60 for S3.
 
-    Raises `UsageError` for options that contradict each other.
+    Raises `UsageError` for options that contradict each other. With *shows_every_view*, the others are shown beside
+    *view*, with the options that they have.
     """
+
+    shows_every_view: ClassVar[bool] = False
 
     metadata_ttl: float | None = None
     write: bool = False
@@ -43,6 +57,8 @@ class TreeOptions:
 
     def __post_init__(self) -> None:
         is_npy, is_v2, separator = self.view == "npy", self.view == "v2", self.dimension_separator
+        has_v2 = is_v2 or self.shows_every_view
+        decodes = self.decode or is_npy or self.shows_every_view
         has_cache_size = self.decode_cache != TreeOptions.decode_cache
         mistakes = {
             "--shards needs a writing mount: add --write": self.shards is not None and not self.write,
@@ -52,12 +68,11 @@ class TreeOptions:
             f"there is no view {self.view!r}: choose v3, v2 or npy": self.view not in VIEWS,
             "--view npy is read-only: leave out --write, or write through --view v3 or v2": is_npy and self.write,
             "--view npy is always decoded: leave out --decode": is_npy and self.decode,
-            "--dimension-separator needs Zarr v2: add --view v2": separator is not None and not is_v2,
+            "--dimension-separator needs Zarr v2: add --view v2": separator is not None and not has_v2,
             f"--dimension-separator cannot be {separator!r}: choose . or /": separator not in (None, ".", "/"),
-            "--fill-missing needs Zarr v2: add --view v2": not self.fill_missing and not is_v2,
+            "--fill-missing needs Zarr v2: add --view v2": not self.fill_missing and not has_v2,
             "--decode-cache must be at least 1 byte": self.decode_cache < 1,
-            "--decode-cache needs a mount that decodes: add --decode or --view npy": has_cache_size
-            and not (self.decode or is_npy),
+            "--decode-cache needs a mount that decodes: add --decode or --view npy": has_cache_size and not decodes,
         }
         for mistake, is_made in mistakes.items():
             if is_made:

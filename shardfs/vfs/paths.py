@@ -6,8 +6,8 @@ A door translates a protocol into these calls, and knows nothing of inodes, shar
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -24,6 +24,7 @@ from shardfs.errors import (
     ReadOnlyError,
     RefusedError,
     ShardfsError,
+    SourceError,
     StaleError,
     StoreError,
 )
@@ -36,6 +37,7 @@ from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
+from shardfs.vfs.versions import Version, Versions
 from shardfs.vfs.views import make_view
 from shardfs.vfs.write_buffer import WriteHandle
 
@@ -84,6 +86,12 @@ class Paths:
             lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.forget(directory.ino, 1)
         )
         self._nforgotten = 0
+        self._versions = Versions(fs.store)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether files may be changed."""
+        return self._session is not None
 
     async def attributes(self, path: str) -> Attributes:
         """Return the attributes of a file or a directory."""
@@ -126,22 +134,37 @@ class Paths:
         finally:
             await self.fs.close(number)
 
+    @asynccontextmanager
+    async def open_version(self, path: str) -> AsyncIterator[Version]:
+        """Open a file as `open` does, with a text that identifies its version in every process."""
+        async with self.open(path) as handle:
+            yield await self._versions.of(path, handle)
+
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""
-        found: list[Listed] = []
+        async with self.listing(path) as batches:
+            return [listed async for batch in batches for listed in batch]
+
+    @asynccontextmanager
+    async def listing(self, path: str) -> AsyncIterator[AsyncIterator[list[Listed]]]:
+        """List a directory for the length of a block: yields its names in batches, however many there are."""
         async with self._at(path) as attributes:
             if attributes.status.kind is not Kind.DIRECTORY:
                 raise NotADirectoryHereError(f"{path} is not a directory")
             number = self.fs.open_directory(attributes.ino)
             try:
-                directory = self.fs.open_directories[number]
-                await directory.seek(0)
-                while (batch := await directory.next_batch()) is not None:
-                    kind = batch.attributes.status.kind
-                    found += [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
+                yield self._batches(number)
             finally:
                 await self.fs.close_directory(number)
-        return found
+
+    async def _batches(self, number: int) -> AsyncIterator[list[Listed]]:
+        directory = self.fs.open_directories[number]
+        await directory.seek(0)
+        while (batch := await directory.next_batch()) is not None:
+            if not batch.is_counted:
+                await trio.lowlevel.checkpoint()  # a row of chunks that are known takes none
+            kind = batch.attributes.status.kind
+            yield [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
 
     async def publish(self, path: str, data: Buffer, *, exclusive: bool = False) -> None:
         """Make *data* the content of a file, at once and as a whole; missing directories are created.
@@ -296,6 +319,11 @@ class Paths:
         if in_table(directory.ino):
             self._forget_directories()
 
+    def forget(self) -> None:
+        """Look at everything again, as another view of the source changed what nodes are."""
+        self.fs.hierarchy.forget("")
+        self._forget_directories()
+
     def _forget_directories(self) -> None:
         """Look all names up again."""
         self._nforgotten += 1
@@ -315,11 +343,13 @@ class Paths:
         return attributes
 
 
-async def pieces_of(handle: FileHandle, path: str, start: int = 0, stop: int | None = None) -> AsyncIterator[Buffer]:
-    """Yield the bytes of the file opened at *path*, in pieces that memory has room for; the range is that of `read`."""
+async def pieces_of(
+    handle: FileHandle, path: str, start: int = 0, stop: int | None = None, nbytes: int = _READ_NBYTES
+) -> AsyncGenerator[Buffer, None]:
+    """Yield the bytes of the file opened at *path*, up to *nbytes* at a time; the range is that of `read`."""
     begin, end, _ = slice(start, stop).indices(handle.attributes.size)
     while begin < end:
-        piece = await handle.read(begin, min(end - begin, _READ_NBYTES))
+        piece = await handle.read(begin, min(end - begin, nbytes))
         if not len(piece):
             raise StaleError(f"{path} ended early")
         begin += len(piece)
@@ -333,6 +363,12 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
     Raises `SourceError` if there is nothing to show, or if it is to be changed and another process does so; at the end
     `StoreError`, if something could not be committed and stays in the journal.
     """
+    async with _open_tree(source, options, ChunkCache(options.decode_cache, source.statistics)) as paths:
+        yield paths
+
+
+@asynccontextmanager
+async def _open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> AsyncIterator[Paths]:
     store = source.store
     with hold(store) if options.write else nullcontext() as state:
         view = make_view(
@@ -342,7 +378,6 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
-        cache = ChunkCache(options.decode_cache, source.statistics)
         session = None
         if state is not None:
             session = Session(
@@ -371,6 +406,81 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
                 )
         finally:
             await fs.worker.end()
+
+
+class Form(NamedTuple):
+    """How a view shows chunks: the *view* of `TreeOptions`, and whether it decodes."""
+
+    view: str
+    decode: bool
+
+
+FORMS: Final = {
+    "v3": Form("v3", decode=False),
+    "v2": Form("v2", decode=False),
+    "decoded/v3": Form("v3", decode=True),
+    "npy": Form("npy", decode=False),
+}
+"""The views that a door can show beside each other, by name."""
+
+
+class Views:
+    """One source in all its views: *main* is that of the options, which alone may be changed.
+
+    *others* are the views of `FORMS` by name, *main* possibly among them, or the reason why there is nothing to show.
+    """
+
+    def __init__(self, main: Paths, others: Mapping[str, Paths | SourceError]) -> None:
+        self.main = main
+        self.others = others
+
+    async def publish(self, path: str, data: Buffer, *, exclusive: bool = False) -> None:
+        """Do what `Paths.publish` does, and let all views see it."""
+        try:
+            await self.main.publish(path, data, exclusive=exclusive)
+        finally:
+            self._changed(path)
+
+    async def remove(self, path: str) -> None:
+        """Do what `Paths.remove` does, and let all views see it."""
+        try:
+            await self.main.remove(path)
+        finally:
+            self._changed(path)
+
+    def _changed(self, path: str) -> None:
+        """Let other views look again at what a file at *path* may say of its node, and of those around it."""
+        if self.main.fs.is_document(path):
+            for paths in self.others.values():
+                if isinstance(paths, Paths) and paths is not self.main:
+                    paths.forget()
+
+
+@asynccontextmanager
+async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[Views]:
+    """Open all views of *source* as `open_paths` opens one; they share one cache of decoded chunks.
+
+    What is published in the one of *options* is pending in all of them.
+    """
+    cache = ChunkCache(options.decode_cache, source.statistics)
+    async with AsyncExitStack() as stack:
+        main = await stack.enter_async_context(_open_tree(source, options, cache))
+        others: dict[str, Paths | SourceError] = {}
+        for name, form in FORMS.items():
+            if form == (options.view, options.decode):
+                others[name] = main
+                continue
+            shown = TreeOptions(
+                view=form.view,
+                decode=form.decode,
+                dimension_separator=options.dimension_separator if form.view == "v2" else None,
+                fill_missing=options.fill_missing or form.view != "v2",
+            )
+            try:
+                others[name] = await stack.enter_async_context(_open_tree(source.beside(), shown, cache))
+            except SourceError as reason:
+                others[name] = reason
+        yield Views(main, others)
 
 
 async def _write(handle: FileHandle, data: Buffer, path: str) -> None:

@@ -1,0 +1,126 @@
+"""`shardfs serve`."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardfs.cli.options import Number, RemoteOption, command, size, view_options
+from shardfs.cli.sources import single_writer_option, source_options
+from shardfs.errors import UsageError, printable
+from shardfs.format.lens.unsharded import parse_chunks_per_shard
+from shardfs.fuse.log import FORMATS, log_to
+from shardfs.stores.url import StoreOptions, resolve
+from shardfs.vfs.options import DIMENSION_SEPARATORS
+
+
+@command(
+    examples="""
+    shardfs serve data.zarr
+    shardfs serve --listen 0.0.0.0:8080 --token-file token --view v2 /data/archive
+    shardfs serve --write --shards 4 data.zarr
+    shardfs serve --anonymous --region us-west-2 s3://bucket/data.zarr
+    """
+)
+@source_options
+@click.option(
+    "--listen",
+    default="127.0.0.1:8000",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Listen at this address; a port alone means 127.0.0.1, and port 0 any port.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    default=("*",),
+    metavar="ORIGIN",
+    help="Let pages of this origin read, and with --write write; may be given several times. [default: *, to read]",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Answer only requests with the token in this file: Authorization: Bearer TOKEN.",
+)
+@view_options
+@click.option(
+    "--dimension-separator", type=click.Choice(DIMENSION_SEPARATORS), help="Name chunk files of v2 0.0 or 0/0."
+)
+@click.option("--fill-missing", type=bool, default=True, metavar="yes|no", help="As for `shardfs mount`, for v2.")
+@click.option(
+    "--decode-cache",
+    callback=size,
+    default="256M",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory for decoded chunks.",
+)
+@click.option(
+    "--metadata-ttl",
+    type=Number(min=0),
+    metavar="SECONDS",
+    help="Cache names, sizes and listings for this long, here and in browsers.  [default: 1, for s3:// 60]",
+)
+@click.option("--write", is_flag=True, help="Let clients write and remove files, by PUT and DELETE.")
+@click.option("--shards", metavar="N,N,…", help="Store new arrays sharded, as for `shardfs mount`.")
+@click.option(
+    "--auto-compact", type=Number(min=0, max=1, min_open=True), metavar="RATIO", help="As for `shardfs mount`."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="How much to log; debug has a line for each request.",
+)
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
+)
+@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the log to this file.")
+@click.option("--cache", cls=RemoteOption, metavar="DIR", help="Cache fetched data in this directory.")
+@click.option(
+    "--cache-size",
+    cls=RemoteOption,
+    callback=size,
+    default="10G",
+    show_default=True,
+    metavar="SIZE",
+    help="Size of --cache, such as 500M.",
+)
+@single_writer_option
+def serve(
+    source: str,
+    store_options: StoreOptions,
+    token_file: str | None,
+    shards: str | None,
+    log_level: str,
+    log_format: str,
+    log_file: Path | None,
+    **chosen: Any,  # noqa: ANN401 - the other fields of `ServeOptions`
+) -> None:
+    """Serve SOURCE over HTTP, for browsers and everything that reads URLs, read-only unless you give --write.
+
+    The files are those of a mount, in every view: below /v3/, /v2/, /decoded/v3/ and /npy/; / itself has those of
+    --view. The command serves in the foreground, and logs to standard error, until Ctrl-C or SIGTERM ends it: then
+    requests under way are answered, and what was written is committed.
+    """
+    if find_spec("h11") is None:
+        raise UsageError("shardfs serve needs h11: pip install 'shardfs[serve]', or pipx inject shardfs h11")
+    from shardfs.serve.options import ServeOptions, read_token
+    from shardfs.serve.run import serve as run
+
+    token = read_token(token_file) if token_file is not None else None
+    parsed = parse_chunks_per_shard(shards) if shards is not None else None
+    options = ServeOptions(token=token, shards=parsed, **chosen)
+    url, _ = resolve(source)
+    log_to(log_file, log_level, log_format)
+
+    def ready(address: str, note: str | None) -> None:
+        if note is not None:
+            click.echo(printable(f"shardfs: note on {url}: {note}"), err=True)
+        access = "read-write" if options.write else "read-only"
+        click.echo(printable(f"{url} is served at {address}, {access} (end it with Ctrl-C)"))
+
+    run(source, store_options, options, ready)

@@ -1,0 +1,324 @@
+"""One request and its reply on a connection: all that is known of h11 and of sockets.
+
+A client may take its time, but not more than `Limits` say without any progress. A reply that cannot be completed breaks
+the connection, so that nobody takes a part for the whole.
+"""
+
+import http
+import logging
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from email.utils import formatdate
+from typing import Final
+from urllib.parse import quote
+
+import h11
+import trio
+
+from shardfs.errors import ShardfsError
+from shardfs.serve.options import Limits
+from shardfs.stores.base import Buffer
+
+log = logging.getLogger(__name__)
+
+Header = tuple[str, str]
+
+_RECEIVE_NBYTES: Final = 64 * 2**10
+_JOINED_NBYTES: Final = 64 * 2**10
+"""A body up to this size is sent in one call with its head."""
+_DISCARDED_NBYTES: Final = 64 * 2**10
+"""How much of a body that nobody wants is read so that the connection can be used again."""
+_LINGER_SECONDS: Final = 2.0
+_HEADER_NBYTES: Final = 4
+"""What a header takes beside its name and value."""
+_ABORT: Final = struct.pack("ii", 1, 0)
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection, or was too slow."""
+
+
+class ClientError(ShardfsError):
+    """The request cannot be answered as it is: the reply has the *status*, and the connection is closed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Connection:
+    """A client that is connected; *is_ending* lets it have the reply to its present request, and no other."""
+
+    def __init__(self, stream: trio.SocketStream, limits: Limits) -> None:
+        self.limits = limits
+        self.is_ending = False
+        self._stream = stream
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_nbytes)
+        self._waiting: trio.CancelScope | None = None
+        self._sends = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the client reached an address of this machine that nobody else reaches."""
+        address: str = self._stream.socket.getsockname()[0]
+        return address == "::1" or address.startswith(("127.", "::ffff:127."))
+
+    def end(self) -> None:
+        """Close the connection as soon as the present request, if there is one, is answered."""
+        self.is_ending = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def next_exchange(self) -> "Exchange | None":
+        """Wait for the next request; None at the end.
+
+        Raises `ClientError` for one that is malformed or too large, and `ClientGoneError`.
+        """
+        if self._h11.our_state is not h11.IDLE:
+            if self._h11.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+                return None
+            self._h11.start_next_cycle()
+        begun, is_begun = trio.current_time(), False
+        while True:
+            event = self._next_event()
+            if isinstance(event, h11.Request):
+                return Exchange(self, event)
+            if event is not h11.NEED_DATA:
+                return None
+            if self.is_ending:
+                return None
+            if not is_begun and self._h11.trailing_data[0]:
+                begun, is_begun = trio.current_time(), True
+            seconds = self.limits.head_seconds if is_begun else self.limits.idle_seconds
+            with trio.move_on_at(begun + seconds) as self._waiting:
+                await self._receive()
+            is_over, self._waiting = self._waiting.cancelled_caught, None
+            if is_over and is_begun and not self.is_ending:
+                raise ClientError(408, f"the head of a request took more than {self.limits.head_seconds:g} seconds")
+            if is_over:
+                return None
+
+    async def read_body(self) -> bytes | None:
+        """Return the next piece of the body of the present request; None at its end."""
+        while True:
+            if self._h11.they_are_waiting_for_100_continue:
+                continues = h11.InformationalResponse(status_code=100, headers=[])
+                await self._send(self._h11.send(continues) or b"")
+            event = self._next_event()
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage):
+                return None
+            if event is not h11.NEED_DATA:
+                raise ClientGoneError
+            with trio.move_on_after(self.limits.body_seconds) as scope:
+                await self._receive()
+            if scope.cancelled_caught:
+                raise ClientError(408, f"no byte of the body came for {self.limits.body_seconds:g} seconds")
+
+    async def finish_body(self) -> None:
+        """Read what is left of a body, if it is little and comes by itself."""
+        rest = 0
+        with suppress(ClientError):
+            while self._h11.their_state is h11.SEND_BODY and not self._h11.they_are_waiting_for_100_continue:
+                piece = await self.read_body()
+                rest += len(piece or b"")
+                if piece is None or rest > _DISCARDED_NBYTES:
+                    return
+
+    @property
+    def has_unread_body(self) -> bool:
+        """Whether something of the body of the request has not been read."""
+        return self._h11.their_state is h11.SEND_BODY
+
+    async def send_head(self, status: int, headers: Sequence[Header], first: Buffer = b"") -> None:
+        """Send the head of a reply, and the *first* bytes of its body."""
+        head = self._h11.send(h11.Response(status_code=status, headers=list(headers), reason=_reason(status))) or b""
+        self._sends = True
+        await self._send_all([head, *self._packed(first)])
+
+    async def refuse(self, error: "ClientError") -> None:
+        """Reply to what is no request."""
+        if self._h11.our_state is h11.IDLE or self._h11.our_state is h11.SEND_RESPONSE:
+            text = f"{error}\n".encode(errors="backslashreplace")
+            headers = [*_date(), ("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
+            await self.send_head(error.status, [*headers, ("Connection", "close")], text)
+            await self.send_end()
+
+    async def send_piece(self, piece: Buffer) -> None:
+        """Send more of the body."""
+        await self._send_all(self._packed(piece))
+
+    def _packed(self, piece: Buffer) -> list[Buffer]:
+        if not len(piece):
+            return []
+        return [*(self._h11.send_with_data_passthrough(h11.Data(data=piece)) or [])]  # type: ignore[arg-type]
+
+    async def send_end(self) -> None:
+        """End the reply."""
+        await self._send(self._h11.send(h11.EndOfMessage()) or b"")
+        self._sends = False
+
+    @property
+    def has_begun_to_reply(self) -> bool:
+        """Whether the head of a reply was sent, so that it cannot become an error any more."""
+        return self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+
+    def abort(self) -> None:
+        """Break the connection: the client sees that the reply has no end."""
+        with suppress(OSError):
+            self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+        self._stream.socket.close()
+
+    async def close(self) -> None:
+        """Close the connection; first let the client read the reply to a request that was not read to its end."""
+        if self._sends:
+            self.abort()
+            return
+        with trio.move_on_after(_LINGER_SECONDS) as scope, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            scope.shield = True
+            if self._h11.their_state in (h11.SEND_BODY, h11.ERROR):
+                await self._stream.send_eof()
+                while await self._stream.receive_some(_RECEIVE_NBYTES):
+                    pass
+        await trio.aclose_forcefully(self._stream)
+
+    def _next_event(self) -> object:
+        try:
+            return self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            raise ClientError(error.error_status_hint or 400, f"this is not HTTP/1.1: {error}") from None
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.receive_some(_RECEIVE_NBYTES)
+            self._h11.receive_data(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
+            raise ClientGoneError from None
+
+    async def _send_all(self, parts: Sequence[Buffer]) -> None:
+        nbytes = sum(map(len, parts))
+        if nbytes <= _JOINED_NBYTES:
+            await self._send(b"".join(parts))
+            return
+        for part in parts:
+            await self._send(part)
+
+    async def _send(self, data: Buffer) -> None:
+        """Send all of *data*; the time limit begins again with each byte that the client takes."""
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            with trio.move_on_after(self.limits.reply_seconds) as scope:
+                try:
+                    rest = rest[await self._stream.socket.send(rest) :]
+                except OSError:
+                    raise ClientGoneError from None
+            if scope.cancelled_caught:
+                raise ClientGoneError
+
+
+class Exchange:
+    """A request, and the reply to it; *head* are headers that any reply to it has."""
+
+    def __init__(self, connection: Connection, request: h11.Request) -> None:
+        self.connection = connection
+        self.method = request.method.decode("ascii")
+        self.target = request.target
+        self.version = request.http_version
+        self.head: list[Header] = []
+        self._headers = request.headers
+        self.status = 0
+        self.nsent = 0
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header, several joined by commas; None if it is not there."""
+        wanted = name.lower().encode("ascii")
+        found = [value.decode("latin-1") for key, value in self._headers if key == wanted]
+        return ", ".join(found) if found else None
+
+    def check(self) -> None:
+        """Raise `ClientError` for what two servers might understand differently, and what is too much."""
+        if self.version not in (b"1.0", b"1.1"):
+            raise ClientError(505, "this server speaks HTTP/1.1")
+        has_length, coding = self.header("content-length") is not None, self.header("transfer-encoding")
+        if coding is not None and (has_length or self.version == b"1.0"):
+            raise ClientError(400, "Transfer-Encoding contradicts Content-Length, or HTTP/1.0")
+        if (
+            sum(len(name) + len(value) + _HEADER_NBYTES for name, value in self._headers)
+            > self.connection.limits.head_nbytes
+        ):
+            raise ClientError(431, "the head is too large")
+        if len(self.target) > self.connection.limits.target_nbytes:
+            raise ClientError(414, "the target is too long")
+        expected = self.header("expect")
+        if expected is not None and expected.lower() != "100-continue":
+            raise ClientError(417, "only 100-continue can be expected")
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the body of the request; raises `ClientError` if it is too large or too slow."""
+        limit, nbytes = self.connection.limits.body_nbytes, 0
+        length = self.header("content-length")
+        if length is not None and (len(length) > 18 or int(length) > limit):
+            raise ClientError(413, f"a body has at most {limit:,} bytes here")
+        while (piece := await self.connection.read_body()) is not None:
+            nbytes += len(piece)
+            if nbytes > limit:
+                raise ClientError(413, f"a body has at most {limit:,} bytes here")
+            yield piece
+
+    async def reply(
+        self,
+        status: int,
+        headers: Sequence[Header] = (),
+        pieces: AsyncIterator[Buffer] | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        """Send a reply whose body are *pieces*, together *nbytes* bytes; None if their number is not known.
+
+        The head is not sent before the first piece is there, so an error that prevents it can still be answered.
+        """
+        first: Buffer = b""
+        has_body = self.method != "HEAD" and pieces is not None and status not in (204, 304)
+        if has_body:
+            assert pieces is not None
+            first = await anext(pieces, b"")
+        await self.connection.finish_body()
+        length = [("Content-Length", str(nbytes))] if nbytes is not None and status not in (204, 304) else []
+        must_close = self.connection.is_ending or self.connection.has_unread_body
+        ending = [("Connection", "close")] if must_close else []
+        self.status = status
+        await self.connection.send_head(status, [*_date(), *self.head, *headers, *length, *ending], first)
+        self.nsent += len(first)
+        if has_body:
+            assert pieces is not None
+            async for piece in pieces:
+                await self.connection.send_piece(piece)
+                self.nsent += len(piece)
+        await self.connection.send_end()
+
+    async def say(self, status: int, text: str, headers: Sequence[Header] = ()) -> None:
+        """Reply with one line of plain text, which no cache keeps."""
+        data = f"{text}\n".encode(errors="backslashreplace")
+        plain = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
+        await self.reply(status, [*plain, *headers], _only(data), len(data))
+
+    @property
+    def line(self) -> str:
+        """The request and its reply, for the log: without the query, in which programs put secrets."""
+        path = quote(self.target.partition(b"?")[0][:500], safe="/%:@!$&'()*+,;=")
+        return f"{self.method} {path} {self.status or 'broken off'} {self.nsent}"
+
+
+def _date() -> list[Header]:
+    return [("Date", formatdate(time.time(), usegmt=True))]
+
+
+def _reason(status: int) -> str:
+    return http.HTTPStatus(status).phrase
+
+
+async def _only(data: bytes) -> AsyncIterator[Buffer]:
+    yield data

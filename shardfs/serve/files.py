@@ -1,0 +1,117 @@
+"""GET and HEAD: the bytes of a file, or the names in a directory."""
+
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from email.utils import formatdate
+from typing import Final
+from urllib.parse import quote
+
+from shardfs.errors import IsADirectoryHereError
+from shardfs.serve.conditions import Conditions
+from shardfs.serve.exchange import Exchange, Header
+from shardfs.stores.base import Buffer, Kind
+from shardfs.vfs.handles import Attributes
+from shardfs.vfs.paths import Listed, Paths, pieces_of
+
+_PIECE_NBYTES: Final = 2**20
+"""How much of a file one client has in memory."""
+
+_JSON: Final = "application/json"
+_TYPES: Final = {
+    "json": _JSON, "zarray": _JSON, "zgroup": _JSON, "zattrs": _JSON, "zmetadata": _JSON,
+    "md": "text/plain; charset=utf-8", "txt": "text/plain; charset=utf-8",
+}  # fmt: skip
+"""The media type of a file by the end of its name. None makes a browser run what a dataset contains."""
+
+_KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
+
+
+def conditions_of(exchange: Exchange) -> Conditions:
+    """Return the conditions of a request; ranges are for GET alone."""
+    names = ("If-Match", "If-None-Match", "If-Unmodified-Since", "If-Range", "Range")
+    found = Conditions(*map(exchange.header, names))
+    return found if exchange.method == "GET" else found._replace(range=None)
+
+
+async def show(exchange: Exchange, paths: Paths, path: str, *, must_be_directory: bool, may_be_cached: bool) -> None:
+    """Send the file or the listing at *path*; raises the error that prevents it.
+
+    *may_be_cached*: the client need not ask again for as long as the tree would not look again.
+    """
+    if must_be_directory:
+        await _list(exchange, paths, path)
+        return
+    try:
+        await _send(exchange, paths, path, may_be_cached=may_be_cached)
+    except IsADirectoryHereError:
+        if exchange.connection.has_begun_to_reply:
+            raise
+        await _list(exchange, paths, path)
+
+
+async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: bool) -> None:
+    conditions = conditions_of(exchange)
+    async with paths.open_version(path) as (handle, version):
+        attributes = handle.attributes if may_be_cached else handle.attributes._replace(ttl=0.0)
+        conditions.check(version, exists=True)
+        head = headers_of(attributes, version)
+        if conditions.is_known(version, exists=True):
+            await exchange.reply(304, head)
+            return
+        head += [
+            ("Accept-Ranges", "bytes"),
+            ("Content-Type", _TYPES.get(path.rpartition("/")[2].rpartition(".")[2], "application/octet-stream")),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        start, stop, is_part = conditions.selected(version, attributes.size)
+        if is_part and start == stop:
+            await exchange.say(416, f"the file has {attributes.size} bytes", [
+                ("Content-Range", f"bytes */{attributes.size}"), *headers_of(attributes, version)[:1],
+            ])  # fmt: skip
+            return
+        if is_part:
+            head.append(("Content-Range", f"bytes {start}-{stop - 1}/{attributes.size}"))
+        async with aclosing(pieces_of(handle, path, start, stop, _PIECE_NBYTES)) as pieces:
+            await exchange.reply(206 if is_part else 200, head, pieces, stop - start)
+
+
+def headers_of(attributes: Attributes, version: str | None) -> list[Header]:
+    """Return the headers that tell a client which version it has, and for how long it may take it for the present."""
+    found = [("ETag", f'"{version}"')] if version is not None else []
+    seconds = int(min(attributes.ttl, 2**31))
+    return [
+        *found,
+        ("Last-Modified", formatdate(min(max(0, attributes.own_mtime_ns) // 10**9, int(time.time())), usegmt=True)),
+        ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache"),
+    ]
+
+
+async def _list(exchange: Exchange, paths: Paths, path: str) -> None:
+    """Send the names in a directory as JSON, while they are being found."""
+    async with paths.listing(path) as batches, aclosing(_listing(path, batches)) as pieces:
+        await exchange.reply(200, [("Content-Type", _JSON), ("Cache-Control", "no-cache"), ("Vary", "Accept")], pieces)
+
+
+async def _listing(path: str, batches: AsyncIterator[list[Listed]]) -> AsyncGenerator[Buffer, None]:
+    lines = [f'{{"path": {json.dumps(path)}, "entries": [']
+    separator, nbytes = "\n", 0
+    async for batch in batches:
+        for listed in batch:
+            lines.append(separator + json.dumps(_entry(listed)))
+            separator = ",\n"
+            nbytes += len(lines[-1])
+        if nbytes > _PIECE_NBYTES // 16:
+            yield "".join(lines).encode()
+            lines, nbytes = [], 0
+    lines.append("\n]}\n")
+    yield "".join(lines).encode()
+
+
+def _entry(listed: Listed) -> dict[str, object]:
+    is_directory = listed.kind is Kind.DIRECTORY
+    size = {"size": listed.size} if listed.kind is Kind.FILE else {}
+    href = quote(os.fsencode(listed.name), safe="") + ("/" if is_directory else "")
+    return {"name": listed.name, "kind": _KINDS[listed.kind], **size, "href": href}

@@ -1,0 +1,83 @@
+"""Who may ask: the host that a request names, the origin of the page that sends it, and the token."""
+
+import re
+from secrets import compare_digest
+from typing import Final
+
+from shardfs.serve.exchange import ClientError, Exchange, Header
+from shardfs.serve.options import ServeOptions, is_loopback
+
+READING: Final = ("GET", "HEAD", "OPTIONS")
+
+_EXPOSED: Final = "Content-Range, Content-Length, ETag, Accept-Ranges, Last-Modified"
+_MAX_AGE: Final = "86400"
+_AUTHORITY: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
+
+
+class Guard:
+    """Lets requests in, and tells browsers which pages may see the replies.
+
+    - A server on loopback answers only to the names of this machine: another name means that a page of a stranger
+      lets its own host name resolve to 127.0.0.1, and so passes for one of ours.
+    - Pages of other origins may read as *options* say. They may write only if their origin is named: "*" is for
+      reading.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._cors = frozenset(options.cors)
+        self._token = options.token.encode() if options.token is not None else None
+        self._writes = options.write
+
+    def check(self, exchange: Exchange) -> None:
+        """Raise `ClientError` for a request that is refused; else let its reply have the headers for browsers."""
+        host = self._host(exchange)
+        if exchange.connection.is_loopback and host is not None and not is_loopback(_name(host)):
+            raise ClientError(421, f"this server is at a loopback address, and {_name(host)} is none of its names")
+        origin = exchange.header("origin")
+        exchange.head += self._for_origin(origin)
+        is_own = origin is not None and origin.partition("://")[2].lower() == (host or "").lower()
+        if exchange.method not in READING and origin is not None and not is_own and origin not in self._cors:
+            raise ClientError(403, f"pages of {origin} may not write: name them with --cors")
+
+    def admits(self, exchange: Exchange) -> bool:
+        """Whether the request has the token, if it needs one."""
+        if self._token is None:
+            return True
+        scheme, _, given = (exchange.header("authorization") or "").partition(" ")
+        return scheme.lower() == "bearer" and compare_digest(given.strip().encode("latin-1"), self._token)
+
+    def for_preflight(self, exchange: Exchange) -> list[Header]:
+        """Return the headers that tell a browser what a page may ask for; none for one that may not."""
+        origin, method = exchange.header("origin"), exchange.header("access-control-request-method")
+        if method is None or not ({"*", origin} & self._cors):
+            return []
+        methods = [*READING, "PUT", "DELETE", "POST"] if self._writes and origin in self._cors else READING
+        found = [("Access-Control-Allow-Methods", ", ".join(methods)), ("Access-Control-Max-Age", _MAX_AGE)]
+        wanted = exchange.header("access-control-request-headers")
+        if wanted is not None:
+            found.append(("Access-Control-Allow-Headers", wanted))
+        if (exchange.header("access-control-request-private-network") or "").lower() == "true":
+            found.append(("Access-Control-Allow-Private-Network", "true"))
+        return found
+
+    def _for_origin(self, origin: str | None) -> list[Header]:
+        exposed = ("Access-Control-Expose-Headers", _EXPOSED)
+        if "*" in self._cors:
+            return [("Access-Control-Allow-Origin", "*"), exposed]
+        varies = ("Vary", "Origin")
+        if origin is None or origin not in self._cors:
+            return [varies]
+        return [("Access-Control-Allow-Origin", origin), exposed, varies]
+
+    @staticmethod
+    def _host(exchange: Exchange) -> str | None:
+        """Return the host that the request names; one in the target counts instead of the header."""
+        found = _AUTHORITY.match(exchange.target)
+        return found[1].decode("latin-1") if found is not None else exchange.header("host")
+
+
+def _name(host: str) -> str:
+    """Return *host* without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host

@@ -1,0 +1,181 @@
+"""What a target stands for, and who answers: the site of one source.
+
+| target | what |
+|---|---|
+| `/v3/…`, `/v2/…`, `/decoded/v3/…`, `/npy/…` | a file or a directory of that view |
+| `/-/…` | what is no file: `OWN` says what |
+| `/…` | a file or a directory of the view of `--view` |
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from shardfs.errors import (
+    AccessDeniedError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StaleError,
+    TooManyOpenFilesError,
+    UnreachableError,
+    printable,
+)
+from shardfs.serve import files
+from shardfs.serve.conditions import PreconditionFailedError
+from shardfs.serve.exchange import ClientError, Exchange
+from shardfs.serve.guard import READING, Guard
+from shardfs.serve.options import ServeOptions
+from shardfs.vfs.paths import Paths, Views
+
+_ATTEMPTS: Final = 5
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_ORIGIN: Final = re.compile(rb"[a-z][a-z0-9+.-]*://[^/?#]*", re.IGNORECASE)
+_STATUS: Final[Mapping[type[ShardfsError], int]] = {
+    NotFoundError: 404,
+    NotADirectoryHereError: 404,
+    SourceError: 404,  # the source has no such view
+    PreconditionFailedError: 412,
+    StaleError: 503,
+    UnreachableError: 503,
+    TooManyOpenFilesError: 503,
+    # The store refuses; browsers and some stores take 403 for a chunk that is not there.
+    AccessDeniedError: 500,
+}
+"""The status of each error, the first class that it is counts; all others are 500, and never 404."""
+
+
+class Place(NamedTuple):
+    """A file or a directory: its *path* in the view *paths*, whose targets begin with *prefix*.
+
+    *is_directory*: the target ends with a slash, so it can be nothing else.
+    """
+
+    paths: Paths
+    path: str
+    prefix: str
+    is_directory: bool
+
+
+class Site:
+    """Answers the requests for one source, which *views* shows."""
+
+    def __init__(self, views: Views, options: ServeOptions) -> None:
+        self.views = views
+        self.options = options
+        self._guard = Guard(options)
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Reply to a request, whatever comes; raises the error that comes after the reply has begun."""
+        try:
+            exchange.check()
+            self._guard.check(exchange)
+            await self._answer(exchange)
+        except ClientError as error:
+            if exchange.connection.has_begun_to_reply:
+                raise
+            exchange.connection.end()
+            await exchange.say(error.status, str(error))
+        except ShardfsError as error:
+            if exchange.connection.has_begun_to_reply:
+                raise
+            status, path = status_of(error), "/".join(names_in(exchange.target))
+            is_named = status < 500 or path in str(error)
+            await exchange.say(status, str(error) if is_named else printable(f"{path}: {error}"))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        names = names_in(exchange.target) if exchange.target != b"*" or exchange.method != "OPTIONS" else [""]
+        if exchange.method == "OPTIONS":
+            allowed = ("Allow", ", ".join(self._methods))
+            await exchange.reply(204, [allowed, *self._guard.for_preflight(exchange)])
+            return
+        own = OWN.get("/".join(names[1:]), nothing) if names[0] == "-" else None
+        if own is not healthy and not self._guard.admits(exchange):
+            challenge = ("WWW-Authenticate", 'Bearer realm="shardfs"')
+            await exchange.say(401, "the header Authorization: Bearer must have the token of this server", [challenge])
+            return
+        if own is not None:
+            await own(self, exchange)
+        elif exchange.method in ("GET", "HEAD"):
+            await self._show(exchange, self.place(names))
+        else:
+            await self.refuse(exchange, self._methods, "this server only reads")
+
+    async def _show(self, exchange: Exchange, place: Place) -> None:
+        """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                await files.show(
+                    exchange,
+                    place.paths,
+                    place.path,
+                    must_be_directory=place.is_directory,
+                    may_be_cached=not self.options.write,
+                )
+            except StaleError:
+                if exchange.connection.has_begun_to_reply or attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+    @property
+    def _methods(self) -> tuple[str, ...]:
+        return READING
+
+    def place(self, names: list[str]) -> Place:
+        """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
+        paths: Paths | SourceError = self.views.main
+        prefix = ""
+        for name, view in self.views.others.items():
+            parts = name.split("/")
+            if names[: len(parts)] == parts:
+                paths, prefix = view, f"{name}/"
+                names = names[len(parts) :] or [""]
+                break
+        if isinstance(paths, SourceError):
+            raise SourceError(str(paths))
+        is_directory = names[-1] == ""
+        if is_directory:
+            names = names[:-1]
+        if any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
+            raise NotFoundError("no file has such a name")
+        return Place(paths, "/".join(names), prefix, is_directory)
+
+    async def refuse(self, exchange: Exchange, allowed: tuple[str, ...], why: str) -> None:
+        """Reply that the method is not for this target."""
+        await exchange.say(405, why, [("Allow", ", ".join(allowed))])
+
+
+def names_in(target: bytes) -> list[str]:
+    """Return the names in a target, decoded, "" being the directory behind a last slash.
+
+    Raises `ClientError` for what is no target.
+    """
+    path = _ORIGIN.sub(b"", target, count=1).partition(b"?")[0] or b"/"
+    if not path.startswith(b"/") or b"#" in path or _BAD_ESCAPE.search(path):
+        raise ClientError(400, "the target is no path")
+    return [unquote_to_bytes(name).decode("utf-8", "surrogateescape") for name in path[1:].split(b"/")]
+
+
+def status_of(error: ShardfsError) -> int:
+    """Return the status that tells of an error."""
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+
+
+async def healthy(site: Site, exchange: Exchange) -> None:
+    """Reply that the server answers."""
+    if exchange.method in READING:
+        await exchange.say(200, "ok")
+    else:
+        await site.refuse(exchange, READING, "that can only be read")
+
+
+async def nothing(site: Site, exchange: Exchange) -> None:
+    """Reply that there is no such thing."""
+    await exchange.say(404, "there is nothing of that name below /-/")
+
+
+OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {"healthy": healthy}
+"""What is below `/-/`, by name."""

@@ -1,0 +1,144 @@
+"""Versions of files as doors show them: bytes that are all of one version, and a text that identifies it.
+
+A text is the same for the same content in every process, so it outlives a restart, and a commit, which moves bytes and
+changes none. Nobody else knows one that does: inode numbers end with the process, and an append to a shard changes its
+size and time, and so everything that a store can say of chunks that stay as they are.
+"""
+
+import time
+from collections.abc import Hashable
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+import trio
+
+from shardfs.dataset.array import Extent
+from shardfs.dataset.cache import Cache
+from shardfs.dataset.journal.records import Put
+from shardfs.errors import StaleError
+from shardfs.format.codecs import ChunkCodec
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Store, in_pieces
+from shardfs.vfs.chunk_cache import DecodedChunk
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
+
+MAX_SUMMED_NBYTES: Final = 64 * 2**20
+"""The largest chunk that is identified by its content."""
+
+_MAX_KNOWN: Final = 65_536
+_AT_ONCE_NBYTES: Final = 64 * 2**10  # summing less is faster than handing it to a thread
+_SETTLED_NS: Final = 2 * 10**9
+
+
+class Version(NamedTuple):
+    """An open file whose bytes are all of one version; *text* identifies it, None if nothing does."""
+
+    handle: FileHandle
+    text: str | None
+
+
+class _Known(NamedTuple):
+    codec: ChunkCodec | None
+    text: str
+
+
+class Versions:
+    """Identifies versions of the files of a tree over *store*; the texts of the chunks used last are kept.
+
+    - A chunk and a document are identified by their content. Of a chunk with more than `MAX_SUMMED_NBYTES`, the place
+      in its shard and the version of that count.
+    - A stored file that is shown as it is has the version that the store gives it. On a local disk, that is size and
+      time, which tell nothing of a file that has just been written, so a small one is identified by its content.
+    - An .npy file is put together from chunks that change apart, and has none.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: Cache[Hashable, _Known] = Cache(lambda _: 0, 0, _MAX_KNOWN)
+
+    async def of(self, path: str, handle: FileHandle) -> Version:
+        """Return the version of the file at *path* that *handle* reads; raises `StaleError` if it has just changed."""
+        match handle:
+            case ChunkHandle():
+                return Version(handle, await self._of_chunk(path, handle))
+            case DocumentHandle():
+                return Version(handle, await _sum(handle))
+            case PassthroughHandle():
+                return await self._of_file(handle)
+        return Version(handle, None)
+
+    async def _of_chunk(self, path: str, handle: ChunkHandle) -> str:
+        shown = handle.extent
+        extent, codec = (shown.extent, shown.codec) if isinstance(shown, DecodedChunk) else (shown, None)
+        if not isinstance(extent, Extent):
+            return await _sum(handle)
+        shard = extent.shard
+        if isinstance(shard, Put):
+            key: tuple[Hashable, ...] = path, "pending", shard.sequence
+        else:
+            key = path, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes
+        known = self._known.peek(key)
+        if known is not None and (known.codec is codec or known.codec == codec):
+            self._known.touch(key)
+            handle.pin()
+            return known.text
+        if shown.nbytes > MAX_SUMMED_NBYTES:
+            handle.pin()
+            return _text_of(key)
+        text = await _sum(handle)
+        if handle.extent is shown:  # else it was replaced before its first byte was read
+            self._known.put(key, _Known(codec, text))
+        return text
+
+    async def _of_file(self, handle: PassthroughHandle) -> Version:
+        pinned = PinnedFile(handle)
+        size = handle.attributes.size
+        if self._store.root is not None and size <= PIECE_NBYTES:
+            content = bytes(await pinned.read(0, size + 1))
+            if len(content) != size:
+                raise StaleError("a file changed while it was read")
+            document = DocumentHandle(handle.attributes, content)
+            return Version(document, await _sum(document))
+        is_settled = self._store.root is None or pinned.mtime_ns + _SETTLED_NS < time.time_ns()
+        return Version(pinned, _text_of(pinned.version) if is_settled else None)
+
+
+class PinnedFile(FileHandle):
+    """An open stored file, of which no byte is returned once another program has changed it."""
+
+    def __init__(self, handle: PassthroughHandle) -> None:
+        self._file = handle
+        status = handle.file.stat()
+        self.mtime_ns = status.mtime_ns
+        self.version = self._present()
+        super().__init__(handle.attributes)
+
+    def _present(self) -> Hashable:
+        """Return what tells versions of the file apart, which its name and its rights do not."""
+        status = self._file.file.stat()
+        file = status.file
+        return (file[1], status.size, status.mtime_ns) if file is not None else status.version
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes of the version that was opened; raises `StaleError` if they may be of another."""
+        data = await self._file.read(offset, nbytes)
+        if self._present() != self.version:
+            raise StaleError("a file was changed while it was read")
+        return data
+
+
+async def _sum(handle: FileHandle) -> str:
+    """Return the text for the content of a file, all of which is read; a chunk is then pinned."""
+    found = sha256()
+    for offset, nbytes in in_pieces(handle.attributes.size):
+        data = await handle.read(offset, nbytes)
+        if len(data) < nbytes:
+            raise StaleError("a file ended early")
+        if nbytes <= _AT_ONCE_NBYTES:
+            found.update(data)
+        else:
+            await trio.to_thread.run_sync(found.update, data)
+    return found.hexdigest()[:32]
+
+
+def _text_of(version: Hashable) -> str:
+    return sha256(repr(version).encode(errors="surrogateescape")).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""`shardfs serve`: HTTP over real sockets."""

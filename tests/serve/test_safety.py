@@ -1,0 +1,145 @@
+"""Who may ask: hosts, pages of other origins, tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardfs.errors import UsageError
+from shardfs.serve.options import ServeOptions, read_token
+from tests.support.datasets import age
+from tests.support.serving import Served, served
+
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "data.zarr"
+    directory.mkdir()
+    (directory / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (directory / "notes.txt").write_text("notes")
+    (directory / "page.html").write_text("<script>alert(1)</script>")
+    age(directory)
+    return directory
+
+
+@pytest.fixture
+def site(source: Path) -> Iterator[Served]:
+    with served(source) as site:
+        yield site
+
+
+def test_a_loopback_server_answers_to_names_of_this_machine_alone(site: Served) -> None:
+    """A page whose host name resolves to 127.0.0.1 would else be one of this origin."""
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1", "127.9.9.9:1", "[::1]:8000", "x.localhost", "localhost."):
+        assert site.ask("/notes.txt", Host=host).status == 200, host
+    for host in ("example.org", "example.org:8000", "localhost.example.org", "127.0.0.1.example.org", "", "10.0.0.1"):
+        reply = site.ask("/notes.txt", Host=host)
+        assert (reply.status, reply.body.startswith(b"notes")) == (421, False), host
+    assert site.ask("http://example.org/notes.txt", Host="localhost").status == 421
+    for target in ("/-/healthy", "/"):
+        assert site.ask(target, Host="example.org").status == 421
+
+
+def test_pages_of_any_origin_may_read_unless_origins_are_named(source: Path, site: Served) -> None:
+    for target in ("/notes.txt", "/nowhere", "/"):
+        reply = site.ask(target, Origin="https://viewer.example")
+        assert reply["Access-Control-Allow-Origin"] == "*"
+        exposed = set(reply["Access-Control-Expose-Headers"].split(", "))
+        assert {"Content-Range", "Content-Length", "ETag", "Accept-Ranges"} <= exposed
+    with served(source, cors=("https://viewer.example",)) as site:
+        reply = site.ask("/notes.txt", Origin="https://viewer.example")
+        assert (reply["Access-Control-Allow-Origin"], reply["Vary"]) == ("https://viewer.example", "Origin")
+        for headers in ({"Origin": "https://other.example"}, {}):
+            reply = site.ask("/notes.txt", **headers)
+            assert (reply["Access-Control-Allow-Origin"], reply["Vary"]) == (None, "Origin")
+
+
+def preflight(site: Served, origin: str, method: str) -> dict[str, str]:
+    reply = site.ask(
+        "/notes.txt",
+        "OPTIONS",
+        Origin=origin,
+        Access_Control_Request_Method=method,
+        Access_Control_Request_Headers="range, authorization",
+        Access_Control_Request_Private_Network="true",
+    )
+    assert (reply.status, reply.body) == (204, b"")
+    return {name.lower(): value for name, value in reply.headers.items()}
+
+
+def test_a_preflight_is_answered_for_a_day_and_for_pages_of_public_sites(source: Path, site: Served) -> None:
+    found = preflight(site, "https://viewer.example", "GET")
+    assert found["access-control-allow-origin"] == "*"
+    assert found["access-control-allow-methods"] == "GET, HEAD, OPTIONS"
+    assert found["access-control-allow-headers"] == "range, authorization"
+    assert found["access-control-allow-private-network"] == "true"
+    assert found["access-control-max-age"] == "86400"
+    with served(source, cors=("https://viewer.example",)) as site:
+        assert "access-control-allow-methods" not in preflight(site, "https://other.example", "GET")
+
+
+def test_only_named_origins_may_write(source: Path) -> None:
+    with served(source, write=True) as site:
+        assert "PUT" not in preflight(site, "https://viewer.example", "PUT")["access-control-allow-methods"]
+        assert site.ask("/notes.txt", "PUT", b"x", Origin="https://viewer.example").status == 403
+        assert site.ask("/notes.txt", "DELETE", Origin="null").status == 403
+        assert site.ask("/-/flush", "POST", b"", Origin="https://viewer.example").status == 403
+    assert (source / "notes.txt").read_text() == "notes"
+    with served(source, write=True, cors=("*", "https://viewer.example")) as site:
+        assert "PUT" in preflight(site, "https://viewer.example", "PUT")["access-control-allow-methods"]
+        assert "PUT" not in preflight(site, "https://other.example", "PUT")["access-control-allow-methods"]
+
+
+def test_with_a_token_nobody_else_is_told_anything(source: Path) -> None:
+    with served(source, token=TOKEN) as site:
+        for target in ("/notes.txt", "/nowhere", "/", "/-/nothing"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+                reply = site.ask(target, **headers)
+                assert (reply.status, reply["WWW-Authenticate"]) == (401, 'Bearer realm="shardfs"')
+                assert b"notes" not in reply.body
+            assert site.ask(target, Authorization=f"Bearer {TOKEN}é").status == 401
+        assert site.ask("/notes.txt", Authorization=f"Bearer {TOKEN}").body == b"notes"
+        assert site.ask("/notes.txt", Authorization=f"bearer  {TOKEN} ").body == b"notes"
+        assert site.ask("/-/healthy").status == 200
+        assert preflight(site, "https://viewer.example", "GET")["access-control-allow-methods"]
+
+
+def test_no_file_of_a_dataset_is_run_by_a_browser(site: Served) -> None:
+    for name in ("page.html", "notes.txt", "zarr.json"):
+        reply = site.ask(f"/{name}")
+        assert reply["X-Content-Type-Options"] == "nosniff"
+        assert "html" not in reply["Content-Type"]
+
+
+def test_options_that_would_let_everybody_write_or_mean_nothing_are_refused() -> None:
+    for wrong in (
+        {"write": True, "listen": "0.0.0.0:8000"},
+        {"write": True, "listen": "[::]:8000"},
+        {"write": True, "view": "npy"},
+        {"listen": "127.0.0.1"},
+        {"listen": "127.0.0.1:99999"},
+        {"cors": ("viewer.example",)},
+        {"cors": ("https://viewer.example/path",)},
+        {"shards": (2,)},
+    ):
+        with pytest.raises(UsageError):
+            ServeOptions(**wrong)  # type: ignore[arg-type]
+    for right in ({"write": True}, {"write": True, "listen": "0.0.0.0:1", "token": TOKEN}, {"listen": "[::1]:0"}):
+        ServeOptions(**right)  # type: ignore[arg-type]
+    assert TOKEN not in repr(ServeOptions(token=TOKEN))
+
+
+def test_a_token_file_is_secret_and_its_token_long_enough(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    for content, mode in (("", 0o600), ("short", 0o600), ("x y" * 10, 0o600), (TOKEN, 0o644), ("ä" * 20, 0o600)):
+        path.write_text(content)
+        path.chmod(mode)
+        with pytest.raises(UsageError, match="token"):
+            read_token(str(path))
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    assert read_token(str(path)) == TOKEN
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token(str(tmp_path / "nowhere"))
