@@ -231,7 +231,7 @@ class DiskCache:
         with suppress(OSError):
             entries = self._list(version[:_DRAWER_NDIGITS])
         for entry in entries:
-            if entry.version == version and entry.span.start < wanted.stop and wanted.start < entry.span.stop:
+            if entry.version == version and entry.span.overlaps(wanted):
                 self._drop(entry)
 
     def _add(self, entry: Entry, data: memoryview) -> None:

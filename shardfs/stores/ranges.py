@@ -38,6 +38,10 @@ class Span(NamedTuple):
         """Whether the byte at *position* is among them."""
         return self.start <= position < self.stop
 
+    def overlaps(self, other: "Span") -> bool:
+        """Whether both have a byte in common."""
+        return self.start < other.stop and other.start < self.stop
+
 
 @dataclass(slots=True)
 class Spans:
@@ -58,7 +62,7 @@ class Spans:
 
     def overlapping(self, wanted: Span) -> Sequence[Span]:
         """Return the spans that have bytes of *wanted*."""
-        return [span for span in self.spans if span.start < wanted.stop and wanted.start < span.stop]
+        return [span for span in self.spans if span.overlaps(wanted)]
 
     def add(self, span: Span) -> Sequence[Span]:
         """Add a span; return the spans that are redundant now: those within it, or itself."""

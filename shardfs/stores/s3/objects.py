@@ -44,6 +44,9 @@ _CACHE_THREADS: Final = 8
 _AHEAD_NBYTES: Final = 2**20
 """How much more than wanted is read from the disk for sequential reads: one thread for many reads."""
 
+_MAX_WAITING_NBYTES: Final = 64 * 2**20
+"""How many bytes wait for the local disk at most, about: what comes beyond is not kept there."""
+
 _DOWNLOAD_NBYTES: Final = 16 * 2**20
 
 _VersionId = tuple[str, str]
@@ -105,13 +108,24 @@ class _Memory:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One range that is being fetched; if it *is_ahead*, it is more than wanted now, and stays in memory."""
+    """One range that is being fetched; if it *is_ahead*, it is more than wanted now, and stays in memory.
+
+    Readers have its bytes once it has *landed*; it is *over* when the disk has them too, or will not get them.
+    """
 
     span: Span
     is_ahead: bool
     landed: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
     data: memoryview | None = None
     error: Exception | None = None
+
+    @classmethod
+    def arrived(cls, offset: int, data: memoryview) -> "_Flight":
+        """Return one that has landed: bytes from *offset* that came by another request."""
+        flight = cls(Span(offset, offset + data.nbytes), is_ahead=True, data=data)
+        flight.landed.set()
+        return flight
 
     async def view(self, start: int, stop: int) -> memoryview:
         """Wait for the range, and return its bytes from *start* up to *stop*."""
@@ -140,7 +154,9 @@ class _Version:
         "_gathering",
         "_id",
         "_key",
+        "_ndrops",
         "_objects",
+        "_on_way_to_disk",
         "_reads",
         "_units",
         "came_whole",
@@ -151,6 +167,10 @@ class _Version:
         self._key = key
         self._id = name, stat.etag
         self._flights: list[_Flight] = []
+        """From which readers take bytes: those in the air, and those whose bytes are not on the disk yet."""
+        self._on_way_to_disk: list[_Flight] = []
+        """Those that have landed and are not over; `drop` takes some from readers, and waits until they are over."""
+        self._ndrops = 0
         self._gathering: _Gathering | None = None
         self._reads = Reads(stat.size, deque(maxlen=_MAX_EXPECTED))
         self._units: set[Span] = set()
@@ -170,20 +190,36 @@ class _Version:
     async def is_at_hand(self, span: Span) -> bool:
         """Whether reading *span* needs no request."""
         if not self.is_in_memory(span):
-            found = await self._objects.find_on_disk(self._id, span)
+            found = await self._find_on_disk(span)
             if found is not None:
                 self._objects.memory.add(self._id, span.start, found)
         return self.is_in_memory(span)
 
-    async def add(self, offset: int, data: memoryview) -> None:
+    def add(self, offset: int, data: memoryview) -> None:
         """Keep the bytes that came with the reply about this version."""
-        self._objects.memory.add(self._id, offset, data)
-        await self._objects.add_to_disk(self._id, offset, data)
+        flight = _Flight.arrived(offset, data)
+        self._keep_in_memory(flight)
+        if self._queue_for_disk(flight):
+            self._objects.session.start_soon(self._bring_to_disk, flight)
 
     async def drop(self, span: Span) -> None:
-        """Forget the bytes of *span*, in memory and on disk."""
-        self._objects.memory.drop(self._id, span)
+        """Forget the bytes of *span*, in memory, on disk, and on their way there.
+
+        Whoever reads them next fetches them again: nothing that was here before comes back later.
+        """
+        self._flights = [one for one in self._flights if not (one.landed.is_set() and one.span.overlaps(span))]
+        for flight in [*self._on_way_to_disk]:
+            if flight.span.overlaps(span):
+                await flight.over.wait()
         await self._objects.drop_on_disk(self._id, span)
+        self._ndrops += 1
+        self._objects.memory.drop(self._id, span)
+
+    async def _find_on_disk(self, span: Span) -> memoryview | None:
+        """Return bytes from the start of *span*, as far as the disk has them, unless any were dropped meanwhile."""
+        ndrops = self._ndrops
+        found = await self._objects.find_on_disk(self._id, span)
+        return found if ndrops == self._ndrops else None
 
     async def read(self, span: Span, unit: Span | None = None) -> Buffer:
         """Return the bytes of *span*; raises `ConflictError` if the object has another version now.
@@ -230,7 +266,7 @@ class _Version:
         """Return bytes from the start of *wanted*, as far as they are contiguous on disk."""
         ahead = self._ahead(wanted, unit)[0]
         stop = wanted.stop if ahead is None else max(wanted.stop, min(ahead.stop, wanted.stop + _AHEAD_NBYTES))
-        found = await self._objects.find_on_disk(self._id, Span(wanted.start, stop))
+        found = await self._find_on_disk(Span(wanted.start, stop))
         if found is not None and unit is not None:
             self._reads.read_end = max(unit.stop, wanted.start + found.nbytes)
         if found is not None and found.nbytes > wanted.nbytes:
@@ -315,15 +351,39 @@ class _Version:
         try:
             fetched = await self._objects.client.get(self._key, Range(start, nbytes), etag=self._id[1])
             require_all(self._key, nbytes, fetched.data)
-            if flight.is_ahead:
-                self._objects.memory.add(self._id, start, fetched.data)
-            await self._objects.add_to_disk(self._id, start, fetched.data)
             flight.data = fetched.data
         except Exception as error:  # the error is raised for those who wait
             flight.error = error
         finally:
-            self._flights.remove(flight)
+            is_queued = self._queue_for_disk(flight)
+            if not is_queued:
+                self._flights.remove(flight)
+            self._keep_in_memory(flight)
             flight.landed.set()
+        if is_queued:
+            await self._bring_to_disk(flight)
+
+    def _keep_in_memory(self, flight: _Flight) -> None:
+        if flight.data is not None and flight.is_ahead:
+            self._objects.memory.add(self._id, flight.span.start, flight.data)
+
+    def _queue_for_disk(self, flight: _Flight) -> bool:
+        """Let the bytes of a flight be on their way to the disk; return whether they are to be brought there."""
+        is_queued = flight.data is not None and self._objects.queue_for_disk(flight.data.nbytes)
+        if is_queued:
+            self._on_way_to_disk.append(flight)
+        return is_queued
+
+    async def _bring_to_disk(self, flight: _Flight) -> None:
+        """Let the disk have the bytes of a flight, also at the end of the session; nobody who reads waits for it."""
+        try:
+            with trio.CancelScope(shield=True):
+                await self._objects.add_to_disk(self._id, flight.span.start, flight.data or b"")
+        finally:
+            if flight in self._flights:
+                self._flights.remove(flight)
+            self._on_way_to_disk.remove(flight)
+            flight.over.set()
 
 
 class _Redirect(NamedTuple):
@@ -359,6 +419,8 @@ class Objects:
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
         self._redirects: OrderedDict[tuple[str, str], _Redirect] = OrderedDict()
         self._changing: dict[str, trio.Event] = {}
+        self._waiting_nbytes = 0
+        """How many bytes are on their way to the disk."""
         self._in_order: dict[str, bool] = {}
         """The directories in which a small object was read in order last."""
 
@@ -387,7 +449,7 @@ class Objects:
         fetched = await self.heads.get(key, part)
         snapshot = S3Snapshot(self, key, fetched.stat)
         snapshot.version.came_whole = part.nbytes == SMALL_NBYTES and fetched.data.nbytes == fetched.stat.size
-        await snapshot.version.add(fetched.offset, fetched.data)
+        snapshot.version.add(fetched.offset, fetched.data)
         return snapshot
 
     def read_in_order(self, key: str) -> None:
@@ -412,10 +474,20 @@ class Objects:
         find = partial(self._cache.find, *version, span.start, span.nbytes)
         return await trio.to_thread.run_sync(find, limiter=self._threads)
 
+    def queue_for_disk(self, nbytes: int) -> bool:
+        """Note that *nbytes* will be given to `add_to_disk`; return False if they must not: enough are waiting."""
+        if self._cache is None or not nbytes or self._waiting_nbytes > _MAX_WAITING_NBYTES:
+            return False
+        self._waiting_nbytes += nbytes
+        return True
+
     async def add_to_disk(self, version: _VersionId, offset: int, data: Buffer) -> None:
-        """Keep bytes in the cache on the local disk."""
-        if self._cache is not None and len(data):
-            await trio.to_thread.run_sync(self._cache.add, *version, offset, data, limiter=self._threads)
+        """Keep bytes in the cache on the local disk, once they were admitted by `queue_for_disk`."""
+        if self._cache is not None:
+            try:
+                await trio.to_thread.run_sync(self._cache.add, *version, offset, data, limiter=self._threads)
+            finally:
+                self._waiting_nbytes -= len(data)
 
     async def drop_on_disk(self, version: _VersionId, span: Span) -> None:
         """Remove the bytes of *span* from the cache on the local disk."""

@@ -1,16 +1,26 @@
 """Exactly which requests readers of one object cause, whatever they read and when."""
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import StoreError
+from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.store import S3Store
+from shardfs.stores.url import open_session
 from tests.support.fake_s3 import FakeS3, Request
-from tests.support.s3_reading import LATENCY, get, on_mock_clock, pattern, reader_of
+from tests.support.mounting import PATIENCE
+from tests.support.opened import session
+from tests.support.s3_reading import LATENCY, TTL, get, on_mock_clock, pattern, reader_of
 
 KIB, MIB = 2**10, 2**20
 CHUNK = 64 * KIB
@@ -123,3 +133,150 @@ async def test_what_the_disk_has_of_another_version_or_server_is_fetched(tmp_pat
     other = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
     await other.read(0, 100)
     assert len(fake.take_log()) == 2
+
+
+class SlowCache(DiskCache):
+    """A cache whose disk adds nothing, or ends no look, until the test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory), 2**30, Counts())
+        self.adds, self.finds, self.begun = Event(), Event(), Event()
+        self.finds.set()
+        self.added: list[int] = []
+
+    def add(self, name: str, etag: str, offset: int, data: Buffer) -> None:
+        self.added.append(offset)
+        self.begun.set()
+        assert self.adds.wait(PATIENCE)
+        super().add(name, etag, offset, data)
+
+    def find(self, name: str, etag: str, offset: int, nbytes: int) -> memoryview | None:
+        found = super().find(name, etag, offset, nbytes)
+        assert self.finds.wait(PATIENCE)
+        return found
+
+
+async def settle(cache: SlowCache, snapshot: S3Snapshot) -> list[int]:
+    """Let the disk work; return where what it was given begins, once it has all of that."""
+    cache.adds.set()
+    for flight in [*snapshot.version._on_way_to_disk]:
+        await flight.over.wait()
+    return sorted(cache.added)
+
+
+@asynccontextmanager
+async def without_threads(threads: trio.CapacityLimiter) -> AsyncIterator[None]:
+    """In the block, others have all threads of the cache: what needs the disk has not begun."""
+    borrowers = [object() for _ in range(int(threads.total_tokens))]
+    for borrower in borrowers:
+        await threads.acquire_on_behalf_of(borrower)
+    try:
+        yield
+    finally:
+        for borrower in borrowers:
+            threads.release_on_behalf_of(borrower)
+
+
+def give(fake: FakeS3, data: bytes) -> None:
+    """Let the server send *data* as the version that is there."""
+    fake.objects["k"] = replace(fake.objects["k"], data=data)
+
+
+@on_mock_clock
+async def test_readers_do_not_wait_for_the_disk_and_share_what_is_on_its_way_there(tmp_path: Path) -> None:
+    cache = SlowCache(tmp_path)
+    fake, snapshot, etag = await opened(LARGE, cache=cache)
+    for _ in range(2):
+        assert bytes(await snapshot.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+        assert bytes(await snapshot.read(MIB + 5, 10)) == LARGE[MIB + 5 : MIB + 15]
+    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
+    assert await settle(cache, snapshot) == [MIB]
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["while it is added", "before it is added"])
+@on_mock_clock
+async def test_what_is_dropped_on_its_way_to_the_disk_does_not_stay_there(tmp_path: Path, is_begun: bool) -> None:
+    cache = SlowCache(tmp_path)
+    fake = FakeS3(latency=LATENCY)
+    fake.store("k", LARGE)
+    store = reader_of(fake, cache=cache)
+    snapshot = await store.open("k")
+    async with trio.open_nursery() as nursery:
+        async with AsyncExitStack() as others:
+
+            async def damage(_: Request) -> None:
+                give(fake, bytes(len(LARGE)))
+                if not is_begun:
+                    await others.enter_async_context(without_threads(store.objects._threads))
+
+            fake.before = damage
+            assert bytes(await snapshot.read(MIB, CHUNK)) == bytes(CHUNK)
+            fake.before = None
+            give(fake, LARGE)
+            for _ in range(2):  # several readers find the damage
+                nursery.start_soon(snapshot.distrust, MIB, CHUNK)
+            await wait_all_tasks_blocked()
+            if is_begun:
+                await trio.to_thread.run_sync(cache.begun.wait, PATIENCE)
+            assert cache.added == ([MIB] if is_begun else [])
+        cache.adds.set()
+    assert bytes(await snapshot.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+    again = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
+    assert bytes(await again.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+
+
+@on_mock_clock
+async def test_what_is_dropped_while_another_reader_looks_for_it_on_disk_is_fetched_again(tmp_path: Path) -> None:
+    cache = SlowCache(tmp_path)
+    fake, snapshot, _ = await opened(LARGE, cache=cache)
+    give(fake, bytes(len(LARGE)))
+    assert bytes(await snapshot.read(MIB, CHUNK)) == bytes(CHUNK)
+    await settle(cache, snapshot)
+    give(fake, LARGE)
+    values: list[bytes] = []
+
+    async def look() -> None:
+        values.append(bytes(await snapshot.read(MIB, CHUNK, (MIB, CHUNK))))
+
+    cache.finds.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await wait_all_tasks_blocked()
+        await snapshot.distrust(MIB, CHUNK)
+        cache.finds.set()
+    assert values == [LARGE[MIB : MIB + CHUNK]]
+
+
+@on_mock_clock
+async def test_what_was_fetched_gets_to_the_disk_though_the_session_ends(tmp_path: Path) -> None:
+    fake = FakeS3(latency=LATENCY)
+    fake.store("k", LARGE)
+    async with open_session() as nursery:
+        store = S3Store(fake.client_at(""), nursery, ttl=TTL, clock=trio.current_time, cache=cache_in(tmp_path))
+        snapshot = await store.open("k")
+        await snapshot.read(0, 1)
+        others = AsyncExitStack()
+        fake.before = lambda _: others.enter_async_context(without_threads(store.objects._threads))
+        await snapshot.read(MIB, CHUNK)
+        session().start_soon(end_soon, others)
+    again = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
+    fake.take_log()
+    assert bytes(await again.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+    assert fake.take_log() == []
+
+
+async def end_soon(others: AsyncExitStack) -> None:
+    await wait_all_tasks_blocked()
+    await others.aclose()
+
+
+@on_mock_clock
+async def test_what_comes_faster_than_the_disk_takes_it_is_not_kept_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardfs.stores.s3.objects._MAX_WAITING_NBYTES", CHUNK)
+    cache = SlowCache(tmp_path)
+    _, snapshot, _ = await opened(LARGE, cache=cache)
+    for number in range(2, 16, 2):
+        assert len(await snapshot.read(number * MIB, CHUNK)) == CHUNK
+    assert await settle(cache, snapshot) == [2 * MIB, 4 * MIB]
