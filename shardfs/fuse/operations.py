@@ -31,7 +31,7 @@ from shardfs.stores.ttl import begin_request
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, DocumentHandle, Owner, PassthroughHandle
 from shardfs.vfs.writable import WritableFilesystem
-from shardfs.vfs.write_buffer import WriteHandle
+from shardfs.vfs.write_buffer import WriteBuffer
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class WritingOperations(Operations):
         """Publish what was written: a descriptor is being closed."""
         handle = self.fs.open_files[fh]
         await handle.flush()
-        if isinstance(handle, WriteHandle) and handle.says_nothing():
+        if isinstance(handle, WriteBuffer) and handle.says_nothing():
             raise pyfuse3.FUSEError(errno.EINVAL)  # it is logged at the end, if nothing is written before
 
     @request

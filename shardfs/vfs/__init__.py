@@ -11,6 +11,6 @@ others, and those of chunks that were published on this mount, are rows of a tab
 
 A source that may be changed is shown by a `WritableFilesystem` (`writable`), which is a `Filesystem` with requests that
 change something; entries carry these out, too. Entries know the tree as a `Tree` (`entries.base`), and ask
-`Tree.writable` for what only a writable one has. What is written to a chunk or a document is in a `WriteBuffer` until
-it is published.
+`Tree.writable` for what only a writable one has. What one program writes to a chunk or a document is in its
+`WriteBuffer` until it is published.
 """

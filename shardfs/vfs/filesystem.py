@@ -174,8 +174,7 @@ class Filesystem:
         try:
             return await (await self.entry(ino)).attributes()
         except ShardfsError:
-            # A reader must see the size of the version that it reads; a writer knows what it wrote.
-            handles = self.readers(ino) or [handle for handle in self.open_files.values() if handle.ino == ino]
+            handles = self.readers(ino)  # a reader must see the size of the version that it reads
             if not handles:
                 raise
             return handles[0].attributes._replace(ino=ino)

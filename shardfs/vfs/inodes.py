@@ -75,7 +75,7 @@ class Row:
 
 
 class Inodes:
-    """The table: rows for everything that is not in a chunk tree, kept until the kernel and write buffers forget them.
+    """The table: rows for everything that is not in a chunk tree, kept until the kernel forgets them.
 
     Of those that the kernel was not told of, *max_untold* stay, those found last: requests that will tell it are under
     way.
@@ -178,13 +178,12 @@ class Inodes:
         for path in [path for path in self._paths if is_below(path, old)]:
             self._bind(self._paths[path], new + path[len(old) :])
 
-    def retain(self, ino: int) -> bool:
-        """Count a reference, of the kernel or a write buffer; return whether *ino* is known, and so was counted."""
+    def retain(self, ino: int) -> None:
+        """Count a reference, if *ino* is known."""
         row = self._rows.get(ino)
         if row is not None:
             row.lookups += 1
             self._untold.pop(ino, None)
-        return row is not None
 
     def forget(self, ino: int, lookups: int) -> None:
         """Drop *lookups* references."""

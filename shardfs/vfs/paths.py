@@ -39,7 +39,7 @@ from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
 from shardfs.vfs.versions import Version, Versions
 from shardfs.vfs.views import make_view
-from shardfs.vfs.write_buffer import WriteHandle
+from shardfs.vfs.write_buffer import Event, WriteBuffer
 
 _MAX_LINKS: Final = 40
 _MAX_DIRECTORIES: Final = 4096
@@ -183,8 +183,8 @@ class Paths:
                 try:
                     await _write(handle, data, path)
                 except BaseException:
-                    if isinstance(handle, WriteHandle):  # else what was not written would be published as empty
-                        fs.buffers.detach([handle.buffer])
+                    if isinstance(handle, WriteBuffer):  # else what was not written would be published as empty
+                        fs.buffers.lose_name([handle], Event.DROPPED)
                     raise
                 finally:
                     await self.fs.close(number)
@@ -486,7 +486,7 @@ async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[View
 async def _write(handle: FileHandle, data: Buffer, path: str) -> None:
     if len(data):
         await handle.write(0, data)
-    elif isinstance(handle, WriteHandle) and handle.says_nothing():
+    elif isinstance(handle, WriteBuffer) and handle.says_nothing():
         raise RefusedError(f"{path} cannot be empty: a document says something")
     await handle.flush()
 

@@ -31,7 +31,7 @@ from shardfs.vfs.handles import ABSENT, Attributes, ChunkHandle, FileHandle, Ope
 from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.views import View
-from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers
+from shardfs.vfs.write_buffer import BufferSpace, Event, State, WriteBuffer, WriteBuffers
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,6 @@ class WritableFilesystem(Filesystem):
         self._locks = Locks()
         self.buffers = WriteBuffers(
             BufferSpace(buffers),
-            self.inodes,
             lambda: self.ttl,
             self._publish,
             writer.journal.sync_soon,
@@ -116,23 +115,26 @@ class WritableFilesystem(Filesystem):
                 if buffer.is_new:  # the kernel may have been given another number for this name
                     buffer.entry.keep_number(buffer.ino)
                 self.retain(buffer.ino)
-                return buffer.attributes(buffer.ino)._replace(ttl=0.0)
+                return buffer.attributes._replace(ttl=0.0)
             if not watch.has_moved:
                 return attributes
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of *ino*.
 
-        If it is being written, and nobody has it open to read, they are those that its writers see. The kernel does not
-        say for which handle it asks.
+        If it is being written, and nobody has it open to read, they are those that its last writer sees. The kernel
+        does not say for which handle it asks.
         """
         buffer = self.buffers.of_ino(ino)
         if buffer is not None and buffer.is_ahead and not self.readers(ino):
-            return buffer.attributes(ino)
+            return buffer.attributes._replace(ino=ino)
         try:
             return await self._locks.settled(partial(super().attributes, ino))
-        except StaleError:
-            late = await self._successor(ino)
+        except ShardfsError as error:
+            buffer = self.buffers.of_ino(ino)
+            if buffer is not None:  # which is what it published, or was opened as
+                return buffer.attributes._replace(ino=ino)
+            late = await self._successor(ino) if isinstance(error, StaleError) else None
             if late is None:
                 raise
             return late.attributes._replace(ino=ino, ttl=0.0)
@@ -159,7 +161,7 @@ class WritableFilesystem(Filesystem):
         except StaleError:
             late, buffer = await self._successor(ino), self.buffers.of_ino(ino)
             if late is None and buffer is not None and buffer.is_unpublished:
-                raise NotFoundError(f"{buffer.entry.path} is not published yet") from None
+                raise NotFoundError(f"{buffer.path} is not published yet") from None
             # The kernel keeps one size per inode, so all handles of an inode must agree on it.
             if late is None or any(reader.attributes.size != late.attributes.size for reader in self.readers(ino)):
                 raise
@@ -315,10 +317,10 @@ class WritableFilesystem(Filesystem):
             raise CrossDeviceError("directories of chunks cannot be moved as a whole")
         if isinstance(old, Passthrough) and isinstance(new, Passthrough):
             await old.move_to(new, exclusive=exclusive)
-            self.buffers.detach(buffers, moved=True)
+            self.buffers.lose_name(buffers, Event.MOVED)
             return
         for buffer in buffers:
-            if buffer.state is State.DIRTY or buffer.is_new:
+            if buffer.state in (State.DIRTY, State.REFUSED) or (buffer.state is State.FRESH and buffer.is_new):
                 await buffer.publish()
         if isinstance(old, PublishedEntry):
             await old.check_removable()
@@ -331,7 +333,7 @@ class WritableFilesystem(Filesystem):
             if row is not None and not has_one_name:  # another program gave it a second one just now
                 row.becomes("")
             await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
-            self.buffers.detach(buffers, moved=True)
+            self.buffers.lose_name(buffers, Event.MOVED)
             await old.remove()
         except BaseException:
             if row is not None:

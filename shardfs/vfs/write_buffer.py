@@ -4,19 +4,19 @@ import enum
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import is_below
-from shardfs.errors import StaleError
-from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, NewAttributes, Stat
+from shardfs.errors import ShardfsError, StaleError
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, NewAttributes, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle, changed
-from shardfs.vfs.inodes import Inodes
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -115,20 +115,50 @@ class BufferBytes:
 
 
 class State(enum.Enum):
-    """The state of a buffer."""
+    """The state of a buffer; `_NEXT` has the transitions."""
 
     CLEAN = enum.auto()
-    """It equals a published version."""
+    """There is nothing to publish: it was only opened, or published and not written since."""
     FRESH = enum.auto()
-    """The file was created, or truncated by open, and nothing was written or published since."""
+    """The file was created, or truncated by open, and not written since: it is published empty when it is closed."""
     DIRTY = enum.auto()
     """It was written, and not published."""
-    DETACHED = enum.auto()
-    """Its name was removed, or stands for another file: nothing is published any more."""
+    REFUSED = enum.auto()
+    """It could not be published, and its program was told: that happens again only if it closes or syncs it again."""
+    DROPPED = enum.auto()
+    """Its name was removed, or stands for another file: what is written is seen by its program alone."""
     MOVED = enum.auto()
-    """It was published, and then its name or its directory was renamed: who writes to it is told."""
+    """It had nothing to publish when its name or its directory was renamed: who writes to it is told."""
     LOST = enum.auto()
-    """Its directory was renamed before it was published: who closes it is told."""
+    """Its directory was renamed before it was published: who closes it is told too."""
+
+
+class Event(enum.Enum):
+    """What happens to a buffer."""
+
+    WRITTEN = enum.auto()
+    PUBLISHED = enum.auto()
+    REFUSED = enum.auto()
+    """Publishing it failed."""
+    DROPPED = enum.auto()
+    """Its name was removed, or given to another file."""
+    MOVED = enum.auto()
+    """Its name, or its directory, was renamed."""
+
+
+_UNPUBLISHED: Final = (State.FRESH, State.DIRTY, State.REFUSED)
+
+_NEXT: Final[Mapping[tuple[State, Event], State]] = {
+    **{(state, Event.WRITTEN): State.DIRTY for state in (State.CLEAN, *_UNPUBLISHED)},
+    **{(state, Event.PUBLISHED): State.CLEAN for state in _UNPUBLISHED},
+    **{(state, Event.REFUSED): State.REFUSED for state in _UNPUBLISHED},
+    **{(state, Event.DROPPED): State.DROPPED for state in (State.CLEAN, *_UNPUBLISHED)},
+    **{(state, Event.MOVED): State.LOST for state in _UNPUBLISHED},
+    (State.CLEAN, Event.MOVED): State.MOVED,
+    (State.DROPPED, Event.WRITTEN): State.DROPPED,
+    **{(state, Event.DROPPED): state for state in (State.DROPPED, State.MOVED, State.LOST)},
+}
+"""The transitions. Who has no name any more is published, refused or moved by nobody, and a renamed one not written."""
 
 
 class Published(Protocol):
@@ -144,11 +174,10 @@ class Published(Protocol):
     def node_path(self) -> str:
         """The path of the node that it belongs to."""
 
-    async def current(self) -> ChunkHandle | DocumentHandle | None:
-        """Open the current version; None if there is none."""
-
-    async def publish(self, buffer: "WriteBuffer") -> None:
-        """Make what was written the content of the name."""
+    async def put(
+        self, content: Content, status: Stat, mtime_ns: int | None, ino: int | None, *, exclusive: bool
+    ) -> OwnVersion | None:
+        """Publish *content*; returns number and time of the version, if the name has versions of its own."""
 
     async def makes_node(self) -> bool:
         """Whether publishing it changes what names in its directory stand for."""
@@ -163,239 +192,200 @@ class Published(Protocol):
         """Return an inode number for this file, which does not exist yet."""
 
 
-@dataclass(eq=False)
-class WriteBuffer:
-    """What is written to one name by all who share the buffer; whoever opens the file with truncation begins a new one.
+class WriteBuffer(FileHandle):
+    """A chunk or a document that is open to be written: a copy that is published as a whole.
+
+    Each open has its own, and nobody else sees it until it is published. So the last to be closed counts, whole. It
+    begins as the version that was current when it was opened, *base* until something is written, or empty.
+
+    The kernel has one page cache and one size for all who have an inode open, and their bytes differ here. So all
+    buffers bypass the page cache, and so do readers who come while there is one. The size is never cached: whoever asks
+    for it gets that of the buffer that was written last, as the kernel does not say for whom it asks. It uses it for
+    the end of a file only: who appends is given the end of the own copy, whatever offset the kernel sends.
 
     The kernel may cache the attributes of a new file for *ttl* seconds, unless it is written: then the kernel asks by
     itself.
 
-    *base* is the version to be changed, as long as nothing was written; None if the buffer begins empty. *is_new*: the
-    file was created, and never published; its first version gets the number *ino*. *is_cut*: it began empty, and is
-    published as it was written, never on top of what others wrote. *version* is the number of the version that it was
-    begun with or published last. *is_exclusive*: it was created on condition that nobody else creates the file.
-    *mtime_ns* is the time of that version, or the time for the next one, None being the time when it is published.
-    """
-
-    buffers: "WriteBuffers"
-    entry: Published
-    ino: int
-    status: Stat
-    base: ChunkHandle | DocumentHandle | None
-    is_new: bool
-    state: State
-    is_cut: bool
-    content: BufferBytes
-    ttl: float
-    is_exclusive: bool = False
-    users: int = 0
-    mtime_ns: int | None = None
-    version: int = field(init=False)
-    _is_retained: bool = field(init=False)
-    inos: set[int] = field(default_factory=set)
-    """The numbers of the handles through which it was opened."""
-    lock: QuickLock = field(init=False)
-    """That of its name, held while it is written or published: see `WriteBuffers.lock`."""
-
-    def __post_init__(self) -> None:
-        self.version = self.ino
-        self.lock = self.buffers.lock(self.entry)
-        self._is_retained = self.buffers.inodes.retain(self.ino)
-
-    def equals(self, version: int) -> None:
-        """Note that it equals the published version with the number *version*.
-
-        That keeps its number, even if the kernel forgets it: by another one it would look like another version.
-        """
-        is_retained = self.buffers.inodes.retain(version)
-        self.release_version()
-        self.version, self._is_retained = version, is_retained
-
-    def release_version(self) -> None:
-        """Let the number of its version be forgotten."""
-        if self._is_retained:
-            self.buffers.inodes.forget(self.version, 1)
-
-    @property
-    def is_unpublished(self) -> bool:
-        """Whether there is something to be published."""
-        return self.state in (State.FRESH, State.DIRTY)
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether it has other content than any published version."""
-        return self.state in (State.FRESH, State.DIRTY, State.DETACHED)
-
-    def attributes(self, ino: int) -> Attributes:
-        """Return the attributes of what was written so far, with the number *ino*."""
-        ttl = self.ttl if self.state is State.FRESH and self.is_new else 0.0  # nobody else can see it yet
-        return Attributes(ino, self.nbytes, ttl, self.status, self.mtime_ns)
-
-    @property
-    def nbytes(self) -> int:
-        """The present size."""
-        return self.base.attributes.size if self.base is not None else self.content.nbytes
-
-    def set_attributes(self, changes: NewAttributes) -> None:
-        """Set the modification time for the next version, and mode and owner of a new file."""
-        mtime_ns = changes.get("mtime_ns")
-        self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
-        if self.is_new:
-            self.status = changed(self.status, changes)
-
-    def has_time(self, mtime_ns: int) -> None:
-        """Note the modification time of the version that it was published as, or of the document it equals."""
-        self.mtime_ns = mtime_ns
-
-    async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return bytes as they were written."""
-        return await self.base.read(offset, nbytes) if self.base is not None else self.content.read(offset, nbytes)
-
-    async def write(self, offset: int | None, data: Buffer) -> None:
-        """Write *data* at *offset*, None being the end."""
-        self.buffers.check_room()
-        async with self.lock:
-            await self._prepare()
-            await self._load()
-            offset = self.content.nbytes if offset is None else offset
-            self.entry.check_size(offset + len(data))
-            self.content.write(offset, data)
-            self._changed()
-
-    async def truncate(self, nbytes: int) -> None:
-        """Give the file another size."""
-        async with self.lock:
-            await self._prepare()
-            self.entry.check_size(nbytes)
-            if nbytes == 0:
-                self.base = None
-            await self._load()
-            self.content.truncate(nbytes)
-            self._changed()
-
-    async def publish(self) -> None:
-        """Publish the content, unless somebody already has, or another file has the name by now."""
-        async with self.lock:
-            self.check()
-            if self.is_unpublished:
-                await self._load()
-                await self.entry.publish(self)
-                self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
-                self.buffers.moved(self.entry.path)
-
-    async def catch_up(self) -> None:
-        """Continue from the current version, unless something was written on top of an earlier one."""
-        async with self.lock:
-            await self._prepare()
-
-    async def _prepare(self) -> None:
-        """If nothing was written, continue from the version that others have published meanwhile."""
-        current = await self.entry.current() if self.state is State.CLEAN and not self.is_cut else None
-        if current is not None and current.attributes.ino != self.version:
-            self.base = current
-            self.equals(current.attributes.ino)
-            self.content.clear()
-
-    def check(self) -> None:
-        """Raise `StaleError` if writing is useless, because the file was renamed."""
-        if self.state in (State.MOVED, State.LOST):
-            raise StaleError(f"{self.entry.path} was renamed while it was open: open it again to write")
-
-    def _changed(self) -> None:
-        if self.state is not State.DETACHED:
-            self.state = State.DIRTY
-        self.mtime_ns = None
-        self.status = self.status._replace(mtime_ns=time.time_ns())
-
-    async def _load(self) -> None:
-        """Copy the content of the version to be changed; raises `StaleError` if the file was renamed meanwhile."""
-        if self.base is not None:
-            self.content = await self.buffers.copied(self.base.attributes.size, self.base.read)
-            self.base = None
-        self.check()
-
-
-class WriteHandle(FileHandle):
-    """An open file that is published as a whole.
-
-    *is_cut_now*: it was opened with truncation, or created exclusively, and not flushed since. *has_written*: something
-    was written through it; *is_unflushed*: since the last flush. A write may end after the descriptor was closed.
+    *is_new*: nothing is published under the name. *version* is the number of the version that it was begun with or
+    published as last, or is to be published as first. *is_exclusive*: it was created on condition that nobody else
+    creates the file. *mtime_ns* is the time of that version, or the time for the next one, None being the time when it
+    is published.
     """
 
     is_direct = True
     is_buffered = True
 
-    def __init__(self, ino: int, buffer: WriteBuffer, flags: int) -> None:
-        self.ino = ino
+    def __init__(
+        self,
+        buffers: "WriteBuffers",
+        entry: Published,
+        base: ChunkHandle | DocumentHandle | None,
+        status: Stat,
+        flags: int,
+        content: BufferBytes,
+        *,
+        ino: int,
+        is_fresh: bool,
+    ) -> None:
+        self.is_new = base is None
+        self.version = base.attributes.ino if base is not None else entry.reserve()
+        self.ino = ino or self.version
+        self.numbers: Final = {self.ino, self.version}
+        self.entry = entry
+        self.state = State.FRESH if is_fresh else State.CLEAN
+        self.is_exclusive = bool(flags & os.O_EXCL)
+        self._buffers = buffers
+        self._base = None if is_fresh else base
+        self._status = status
+        self._content = content
+        self._mtime_ns: int | None = None
+        self._ttl = buffers.ttl()
         self._appends = bool(flags & os.O_APPEND)
-        self.buffer = buffer
-        self.is_cut_now = bool(flags & (os.O_TRUNC | os.O_EXCL))
-        self.has_written = self.is_unflushed = False
+        self._was_cut = bool(flags & (os.O_TRUNC | os.O_EXCL))  # by its program, which did not flush it since
+        self._lock = buffers.lock(entry)
 
     @property
     def path(self) -> str:
         """Where it is published."""
-        return self.buffer.entry.path
+        return self.entry.path
+
+    @property
+    def status(self) -> Stat:
+        """The status of the file, but for its size and time."""
+        return self._status
+
+    @property
+    def is_unpublished(self) -> bool:
+        """Whether there is something to be published."""
+        return self.state in _UNPUBLISHED
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it may have other content than any published version."""
+        return self.is_unpublished or self.state is State.DROPPED
 
     @property
     def attributes(self) -> Attributes:
         """The attributes of what was written so far."""
-        return self.buffer.attributes(self.ino)
+        ttl = self._ttl if self.state is State.FRESH and self.is_new else 0.0  # nobody else can see it yet
+        nbytes = self._base.attributes.size if self._base is not None else self._content.nbytes
+        return Attributes(self.ino, nbytes, ttl, self._status, self._mtime_ns)
+
+    def happened(self, event: Event) -> None:
+        """Go to the next state."""
+        self.state = _NEXT[self.state, event]
+
+    def set_attributes(self, changes: NewAttributes) -> None:
+        """Set the modification time for the next version, and mode and owner of a new file."""
+        mtime_ns = changes.get("mtime_ns")
+        self._mtime_ns = self._mtime_ns if mtime_ns is None else mtime_ns
+        if self.is_new:
+            self._status = changed(self._status, changes)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""
-        return await self.buffer.read(offset, nbytes)
+        return await self._base.read(offset, nbytes) if self._base is not None else self._content.read(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> None:
         """Write *data*; at the end if the file was opened for appending."""
-        await self.buffer.write(None if self._appends else offset, data)
-        self._was_written()
+        self._buffers.check_room()
+        async with self._lock:
+            await self._load()
+            offset = self._content.nbytes if self._appends else offset
+            self.entry.check_size(offset + len(data))
+            self._content.write(offset, data)
+            self._was_written()
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
-        await self.buffer.truncate(nbytes)
-        self._was_written()
-
-    def _was_written(self) -> None:
-        self.has_written = self.is_unflushed = True
-        self.buffer.buffers.was_written(self.buffer, self.ino)
+        async with self._lock:
+            self.entry.check_size(nbytes)
+            if nbytes == 0:
+                self._base = None
+            await self._load()
+            self._content.truncate(nbytes)
+            self._was_written()
 
     async def flush(self) -> None:
-        """Publish what was written and is not published yet; not what only others have written so far."""
-        self.is_unflushed = False
-        if self.has_written and self.buffer.state in (State.DIRTY, State.LOST):
-            await self.buffer.buffers.publish(self.buffer)
+        """Publish what was written and is not published yet."""
+        if self.state in (State.DIRTY, State.REFUSED, State.LOST):
+            await self._buffers.publish(self)
 
     async def sync(self) -> None:
         """Publish what was written, and make it durable."""
         await self.flush()
-        await self.buffer.buffers.sync()
+        await self._buffers.sync()
 
     async def close(self) -> None:
         """Publish what was created or truncated, but not written.
 
         Also what a thread wrote after another one had closed the descriptor.
         """
-        buffer = self.buffer
         try:
-            if self.is_unflushed or (buffer.state is State.FRESH and buffer.users == 1):
-                await buffer.buffers.publish(buffer)
+            if self.state in (State.FRESH, State.DIRTY):
+                await self._buffers.publish(self)
         finally:
-            buffer.users -= 1
-            if not buffer.users:
-                buffer.buffers.end(buffer)
+            self._buffers.end(self)
+
+    async def publish(self) -> None:
+        """Publish the content, unless somebody already has, or another file has the name by now."""
+        async with self._lock:
+            if self.state is State.LOST:
+                self.check()
+            if not self.is_unpublished:
+                return
+            try:
+                number = self.version if self.is_new else None
+                version = await self.entry.put(
+                    self._content, self._status, self._mtime_ns, number, exclusive=self.is_exclusive
+                )
+            except ShardfsError:
+                self.happened(Event.REFUSED)
+                raise
+            if version is not None:
+                self.version, self._mtime_ns = version
+            self.happened(Event.PUBLISHED)
+            self._buffers.published(self.path)
+
+    def check(self) -> None:
+        """Raise `StaleError` if writing is useless, because the file was renamed."""
+        if self.state in (State.MOVED, State.LOST):
+            raise StaleError(f"{self.path} was renamed while it was open: open it again to write")
 
     def says_nothing(self) -> bool:
         """Whether this is a document that began empty and was not written when it was first flushed.
 
         It will not be published, and whoever closes it should know. Not so if the file is only created, to be written
-        later, if it was flushed before (a shell or a parent process, which ignores the result, may have passed it on to
-        programs that still write), or if others have it open.
+        later, or if it was flushed before: a shell or a parent process, which ignores the result, may have passed it on
+        to programs that still write.
         """
-        is_first, self.is_cut_now = self.is_cut_now, False
-        buffer = self.buffer
-        is_empty = buffer.state is State.FRESH and buffer.users == 1
-        return is_first and is_empty and buffer.entry.is_document
+        is_first, self._was_cut = self._was_cut, False
+        return is_first and self.state is State.FRESH and self.entry.is_document
+
+    def note_rival(self) -> None:
+        """Note that another program of this mount writes to the file: that it exists is no conflict with others."""
+        self.is_exclusive = False
+
+    def note_published(self) -> None:
+        """Note that a version of the file is published, maybe from another buffer."""
+        self.is_new = self.is_exclusive = False
+
+    def note_time(self, mtime_ns: int) -> None:
+        """Note the modification time of the document that it was published as."""
+        self._mtime_ns = mtime_ns
+
+    def _was_written(self) -> None:
+        self.happened(Event.WRITTEN)
+        self._mtime_ns = None
+        self._status = self._status._replace(mtime_ns=time.time_ns())
+        self._buffers.was_written(self)
+
+    async def _load(self) -> None:
+        """Copy the content of the version to be changed; raises `StaleError` if the file was renamed meanwhile."""
+        if self._base is not None:
+            self._content = await self._buffers.copied(self._base.attributes.size, self._base.read)
+            self._base = None
+        self.check()
 
 
 @dataclass(eq=False)
@@ -409,7 +399,8 @@ class WriteBuffers:
     """The open buffers, by the names under which they are published, and by the numbers of their handles.
 
     Of several with one name, the one begun last counts; of several with one number, the one written last. *publish*
-    publishes a buffer, *sync* makes durable what was published, *check_room* raises the error that prevents writing.
+    publishes a buffer, *sync* makes durable what was published, *check_room* raises the error that prevents writing,
+    *ttl* is how many seconds the kernel may cache attributes of a new file.
 
     What a name stands for is a buffer, then in the journal, then in the store. Whoever asks these one after another
     could miss it in each while it moves on, so they watch the name meanwhile, and ask again: see `watching`.
@@ -418,17 +409,15 @@ class WriteBuffers:
     def __init__(
         self,
         space: BufferSpace,
-        inodes: Inodes,
         ttl: Callable[[], float],
         publish: Callable[[WriteBuffer], Awaitable[None]],
         sync: Callable[[], Awaitable[None]],
         check_room: Callable[[], None],
     ) -> None:
-        self.inodes = inodes
         self.publish = publish
         self.sync = sync
         self.check_room = check_room
-        self._ttl = ttl
+        self.ttl = ttl
         self._space = space
         self._by_path: dict[str, list[WriteBuffer]] = {}
         self._by_ino: dict[int, list[WriteBuffer]] = {}
@@ -437,17 +426,6 @@ class WriteBuffers:
 
     def __bool__(self) -> bool:
         return bool(self._by_path)
-
-    def shared(self, entry: Published, current: ChunkHandle | DocumentHandle | None) -> WriteBuffer | None:
-        """Return the buffer shared by all who open a file without truncation; *current* is its published version.
-
-        That is the newest one, unless it was written as a whole and published, and then another version was.
-        """
-        version = current.attributes.ino if current is not None else None
-        for buffer in reversed(self._by_path.get(entry.path, ())):
-            if buffer.is_unpublished or not buffer.is_cut or version in (None, buffer.version):
-                return buffer
-        return None
 
     def of(self, path: str) -> list[WriteBuffer]:
         """Return the buffers of the file *path*, oldest first."""
@@ -477,30 +455,38 @@ class WriteBuffers:
         for watch in self._watches.get(path, ()):
             watch.has_moved = True
 
+    def published(self, path: str) -> None:
+        """Note that a version of the file *path* was published from a buffer."""
+        for buffer in self.of(path):
+            buffer.note_published()
+        self.moved(path)
+
     def of_ino(self, ino: int) -> WriteBuffer | None:
-        """Return the buffer that a handle with the number *ino* last wrote to."""
-        buffers = self._by_ino.get(ino)
-        return buffers[-1] if buffers else None
+        """Return the buffer with the number *ino* that was last written or, if none is ahead, opened."""
+        buffers = self._by_ino.get(ino, ())
+        ahead = (buffer for buffer in reversed(buffers) if buffer.is_ahead)
+        return next(ahead, buffers[-1] if buffers else None)
 
     def begin(
         self,
         entry: Published,
         base: ChunkHandle | DocumentHandle | None,
         status: Stat,
+        flags: int,
         *,
-        is_cut: bool,
-        is_exclusive: bool,
+        ino: int,
+        is_fresh: bool,
     ) -> WriteBuffer:
-        """Begin to write a file, of which *base* is the current version, if there is one; *is_cut*: begin empty."""
-        is_new, ino = base is None, base.attributes.ino if base is not None else entry.reserve()
-        is_cut = is_cut or is_new
-        state, content = State.FRESH if is_cut else State.CLEAN, BufferBytes(self._space)
-        kept = None if is_cut else base
-        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, state, is_cut, content, self._ttl(), is_exclusive)
+        """Begin to write a file, of which *base* is the current version, if there is one; *is_fresh*: begin empty.
+
+        *ino* is the number by which the kernel opened it, 0 if it is that of *base* or of a new file.
+        """
+        buffer = WriteBuffer(self, entry, base, status, flags, BufferBytes(self._space), ino=ino, is_fresh=is_fresh)
         others = self._by_path.setdefault(entry.path, [])
         for other in others:
-            other.is_exclusive = False  # that a program of this mount writes to the file too is no conflict
+            other.note_rival()
         others.append(buffer)
+        self.was_written(buffer)
         self.moved(entry.path)
         return buffer
 
@@ -517,26 +503,18 @@ class WriteBuffers:
             content.write(content.nbytes, piece)
         return content
 
-    def use(self, buffer: WriteBuffer, ino: int, flags: int) -> WriteHandle:
-        """Return a handle of *buffer* with the number *ino*."""
-        buffer.users += 1
-        for number in {ino, buffer.ino}:
-            self.was_written(buffer, number)
-        return WriteHandle(ino, buffer, flags)
-
-    def was_written(self, buffer: WriteBuffer, ino: int) -> None:
-        """Note that a handle with the number *ino* wrote to *buffer*."""
-        buffer.inos.add(ino)
-        buffers = self._by_ino.setdefault(ino, [])
-        if not buffers or buffers[-1] is not buffer:
-            self._by_ino[ino] = [*(other for other in buffers if other is not buffer), buffer]
+    def was_written(self, buffer: WriteBuffer) -> None:
+        """Note that *buffer* was opened or written: it is the last one of its numbers."""
+        for ino in buffer.numbers:
+            buffers = self._by_ino.setdefault(ino, [])
+            if not buffers or buffers[-1] is not buffer:
+                self._by_ino[ino] = [*(other for other in buffers if other is not buffer), buffer]
 
     def end(self, buffer: WriteBuffer) -> None:
-        """Forget a file that nobody writes any more."""
-        _remove(self._by_path, buffer.entry.path, buffer)
-        for ino in buffer.inos:
+        """Forget a file that is closed."""
+        _remove(self._by_path, buffer.path, buffer)
+        for ino in buffer.numbers:
             _remove(self._by_ino, ino, buffer)
-        buffer.release_version()
 
     def lock(self, entry: Published) -> QuickLock:
         """Return the lock of a name, held by whoever creates or replaces its file, publishes it, or removes it.
@@ -545,12 +523,11 @@ class WriteBuffers:
         """
         return self._locks.setdefault(entry.path, QuickLock())
 
-    def detach(self, buffers: Iterable[WriteBuffer], *, moved: bool = False) -> None:
+    def lose_name(self, buffers: Iterable[WriteBuffer], event: Literal[Event.DROPPED, Event.MOVED]) -> None:
         """Take their name from open files: it stands for something else, or for nothing, from now on."""
         for buffer in buffers:
-            told = State.LOST if buffer.is_unpublished else State.MOVED
-            buffer.state = told if moved else State.DETACHED
-            _remove(self._by_path, buffer.entry.path, buffer)
+            buffer.happened(event)
+            _remove(self._by_path, buffer.path, buffer)
 
 
 def _remove(table: dict[K, list[V]], key: K, value: V) -> None:

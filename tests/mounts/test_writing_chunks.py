@@ -234,42 +234,78 @@ def test_a_file_that_is_created_and_not_written_is_published_empty_at_its_end(ne
     assert (root / KEY).read_bytes() == b""
 
 
-def test_programs_that_truncate_a_file_write_separately_and_the_last_to_close_wins(root: Path) -> None:
-    first, second, old = b"1" * 5000, b"2" * 4000, (root / KEY).read_bytes()
-    fds = [os.open(root / KEY, WHOLE) for _ in range(2)]
-    os.write(fds[0], first[:7])
-    assert os.fstat(fds[0]).st_size == 7
-    os.write(fds[1], second)
-    assert os.fstat(fds[1]).st_size == len(second)
-    os.pwrite(fds[0], first[7:], 7)
-    assert (root / KEY).read_bytes() == old
-    os.close(fds[1])
-    assert (root / KEY).read_bytes() == second
-    os.close(fds[0])
-    assert (root / KEY).read_bytes() == first
+WAYS = {"cut": os.O_TRUNC, "append": os.O_APPEND, "change": 0}
 
 
-def test_programs_that_do_not_truncate_a_file_share_its_newest_buffer(
-    root: Path,
+@pytest.mark.parametrize("ways", list(product(WAYS, repeat=2)), ids="-".join)
+def test_each_who_writes_a_file_has_a_copy_of_its_own_and_the_last_to_close_wins(
+    root: Path, ways: tuple[str, str]
 ) -> None:
-    path = root / KEY
-    with path.open("r+b", buffering=0) as idle:
-        whole = os.open(path, WHOLE)
-        os.write(whole, b"1111")
-        with path.open("ab", buffering=0) as more, path.open("r+b", buffering=0) as beside:
-            more.write(b"22")
-            beside.write(b"3")
-            assert beside.read() == b"11122"
-        os.fsync(whole)
-        path.write_bytes(b"published")
-        with path.open("r+b", buffering=0) as file:  # not with what another program wrote before, and still has open
-            assert os.pread(file.fileno(), 100, 0) == b"published"
-        idle.write(b"P")
-        assert os.pread(idle.fileno(), 100, 0) == b"Published"
-    assert path.read_bytes() == b"Published"
-    os.pwrite(whole, b"2", 0)
-    os.close(whole)
-    assert path.read_bytes() == b"211122"
+    path, old = root / KEY, (root / KEY).read_bytes()
+    fds = [os.open(path, os.O_RDWR | WAYS[way]) for way in ways]
+    words = [b"1" * 5000, b"2" * 40]
+    expected = [{"cut": b"", "append": old, "change": b""}[way] + word for way, word in zip(ways, words, strict=True)]
+    expected = [new + old[len(new) :] if way == "change" else new for way, new in zip(ways, expected, strict=True)]
+    for part in (slice(0, 7), slice(7, None)):
+        for fd, word, new in zip(fds, words, expected, strict=True):
+            assert os.pwrite(fd, word[part], part.start) == len(word[part])
+            if part.stop is None:
+                assert os.fstat(fd).st_size == os.lseek(fd, 0, os.SEEK_END) == len(new)
+    assert path.read_bytes() == old
+    for _ in range(2):  # the first time, what was synced is written once more
+        for i in (1, 0):
+            os.fsync(fds[i])
+            assert path.read_bytes() == expected[i]
+            assert [os.pread(fd, 10**4, 0) for fd in fds] == expected
+        for i, fd in enumerate(fds):
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, b"xyz"[i : i + 1])
+            start = len(expected[i]) if ways[i] == "append" else 0
+            expected[i] = expected[i][:start] + b"xyz"[i : i + 1] + expected[i][start + 1 :]
+    for i in (1, 0):
+        os.close(fds[i])
+        assert path.read_bytes() == expected[i]
+
+
+def test_a_size_that_is_given_to_a_name_is_published_and_changes_no_open_file(root: Path) -> None:
+    old = (root / KEY).read_bytes()
+    with opened(root / KEY, os.O_RDWR) as fd:
+        os.pwrite(fd, b"1", 0)
+        os.truncate(root / KEY, 3)
+        assert (root / KEY).read_bytes() == old[:3]
+        assert os.pread(fd, 100, 0) == b"1" + old[1:]
+    assert (root / KEY).read_bytes() == b"1" + old[1:]
+
+
+@pytest.mark.parametrize("name", [KEY, "new/zarr.json"])
+def test_who_opens_a_new_file_and_writes_nothing_publishes_nothing_under_its_writer(new_array: New, name: str) -> None:
+    """As `touch` does; only who creates or cuts a file, and does not write, makes an empty one."""
+    root = new_array(absent=[(0, 0)])
+    (root / "new").mkdir()
+    text = b'{"zarr_format": 3, "node_type": "group"}'
+    with opened(root / name, NEW) as fd:
+        for part in (text[:9], text[9:]):
+            os.write(fd, part)
+            with opened(root / name, os.O_WRONLY) as other:
+                os.utime(other)
+                os.fsync(other)
+            with refuses(errno.ENOENT):
+                os.open(root / name, os.O_RDONLY)
+    assert (root / name).read_bytes() == text
+
+
+def test_a_rename_takes_what_was_published_along_whoever_has_cut_the_file_since(new_array: New) -> None:
+    root = new_array(absent=[(0, 0)])
+    with opened(root / KEY, NEW) as writer:
+        cut = os.open(root / KEY, os.O_WRONLY | os.O_TRUNC)
+        os.write(writer, b"whole")
+        os.fsync(writer)
+        os.rename(root / KEY, root / NEIGHBOUR)
+        assert (root / NEIGHBOUR).read_bytes() == b"whole"
+    with refuses(errno.ESTALE):
+        os.close(cut)
+    assert (root / NEIGHBOUR).read_bytes() == b"whole"
+    assert not (root / KEY).exists()
 
 
 def test_who_closes_a_file_publishes_only_what_it_wrote(root: Path) -> None:

@@ -3,9 +3,8 @@
 Every operation is done by the operating system in a directory, but for what differs by design:
 
 - What is written to a chunk or a document is published as a whole, when a descriptor is closed or synced, when its
-  name is cut, and when it is renamed; who opens it with `O_TRUNC` begins a `Draft`, which those share who open it
-  otherwise; a reader keeps the version that it opened. A published version is a file of its own, put in place by
-  rename.
+  name is cut, and when it is renamed; each who opens it to write has a `Draft` of its own; a reader keeps the version
+  that it opened. A published version is a file of its own, put in place by rename.
 - A name that is made is taken, and has nothing to read until it is published.
 - Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
   to readers.
@@ -109,7 +108,7 @@ def stored_chunks(directory: Path) -> dict[str, bytes]:
 
 @dataclass(eq=False)
 class Draft:
-    """What is written to a chunk or a document by all who have it open."""
+    """What is written to a chunk or a document by one who has it open."""
 
     path: str | None
     """Its name, None if that stands for something else now."""
@@ -117,17 +116,11 @@ class Draft:
     is_dirty: bool = False
     is_fresh: bool = False
     is_new: bool = False
-    """Whether there was no file when it was begun, and it was not published since."""
-    is_cut: bool = False
-    """Whether it began empty."""
-    is_outdated: bool = False
-    is_superseded: bool = False
-    """Whether it began empty, was published, and others published since: who opens the name does not share it."""
+    """Whether there was no file when it was begun, and none was published since."""
     is_moved: bool = False
     """Whether it, or its directory, was renamed: nobody can write to it any more."""
     is_lost: bool = False
     """Whether it was not published before that."""
-    users: int = 0
 
     @property
     def is_unpublished(self) -> bool:
@@ -177,23 +170,17 @@ class Model:
         return handle
 
     def _open_draft(self, path: str, flags: int, *, is_within: bool) -> Draft:
-        exists, drafts = self._at(path).is_file(), self.drafts.get(path, [])
-        if not (exists or self._is_made(path)) and not (flags & os.O_CREAT and self._at(path).parent.is_dir()):
+        exists, is_made = self._at(path).is_file(), self._is_made(path)
+        if not (exists or is_made) and not (flags & os.O_CREAT and self._at(path).parent.is_dir()):
             raise RefusedError(errno.ENOENT)
         if not is_within:
             raise RefusedError(errno.EINVAL)
-        if flags & os.O_EXCL and flags & os.O_CREAT and (exists or drafts):
+        if flags & os.O_EXCL and flags & os.O_CREAT and (exists or is_made):
             raise RefusedError(errno.EEXIST)
-        shared = [draft for draft in drafts if not draft.is_superseded]
-        if shared and not flags & os.O_TRUNC:
-            draft = shared[-1]
-            self._begin_again(draft)
-        else:
-            is_cut = bool(flags & os.O_TRUNC) or not exists
-            content = b"" if is_cut else self._at(path).read_bytes()
-            draft = Draft(path, bytearray(content), is_fresh=is_cut, is_new=not exists, is_cut=is_cut)
-            self.drafts[path] = [*drafts, draft]
-        draft.users += 1
+        content = self._at(path).read_bytes() if exists and not flags & os.O_TRUNC else b""
+        is_fresh = bool(flags & os.O_TRUNC) or not (exists or is_made)
+        draft = Draft(path, bytearray(content), is_fresh=is_fresh, is_new=not exists)
+        self.drafts.setdefault(path, []).append(draft)
         return draft
 
     def _is_made(self, path: str) -> bool:
@@ -212,7 +199,7 @@ class Model:
             return
         if not data:
             return  # the kernel sends no such write
-        self._begin_again(handle.draft)
+        _require_place(handle.draft)
         content = handle.draft.content
         start = len(content) if handle.flags & os.O_APPEND else offset
         content.extend(bytes(max(0, start - len(content))))
@@ -224,15 +211,8 @@ class Model:
             os.ftruncate(handle.fd, nbytes)
             _require_name(handle)
         else:
-            self._begin_again(handle.draft)
+            _require_place(handle.draft)
             _cut(handle.draft, nbytes)
-
-    def _begin_again(self, draft: Draft) -> None:
-        if draft.is_moved:
-            raise RefusedError(errno.ESTALE)
-        if draft.is_outdated and draft.path is not None:
-            draft.content[:] = self._at(draft.path).read_bytes()
-        draft.is_outdated = False
 
     def size(self, handle: Handle) -> int:
         return os.fstat(handle.fd).st_size if handle.draft is None else len(handle.draft.content)
@@ -257,9 +237,8 @@ class Model:
         if draft is None:
             os.close(handle.fd)
             return
-        says_nothing = draft.is_fresh and draft.users == 1 and draft.path is not None
+        says_nothing = draft.is_fresh and draft.path is not None
         says_nothing = says_nothing and bool(handle.flags & (os.O_TRUNC | os.O_EXCL))
-        draft.users -= 1
         try:
             if draft.is_lost:
                 raise RefusedError(errno.ESTALE)
@@ -268,12 +247,11 @@ class Model:
             elif says_nothing and place(draft.path or "").kind == "document":
                 raise RefusedError(errno.EINVAL)
         finally:
-            if not draft.users:
-                if draft.is_fresh and not draft.is_dirty:  # published at release, whose errors nobody sees
-                    with suppress(OSError):
-                        self._publish(draft)
-                if draft.path is not None:
-                    self.drafts[draft.path].remove(draft)
+            if draft.is_fresh:  # published at release, whose errors nobody sees
+                with suppress(OSError):
+                    self._publish(draft)
+            if draft.path is not None:
+                self.drafts[draft.path].remove(draft)
 
     def truncate(self, path: str, nbytes: int) -> None:
         if place(path).kind == "file":
@@ -295,7 +273,7 @@ class Model:
             return
         drafts = list(self.drafts.get(old, []))
         for draft in drafts:
-            if draft.is_dirty or draft.is_new:
+            if draft.is_dirty or (draft.is_fresh and draft.is_new):
                 self._publish(draft)
         if target.kind == "document":
             self._at(new).parent.lstat()
@@ -386,12 +364,12 @@ class Model:
         if draft.path is None:
             return
         if place(draft.path).kind == "document":
+            draft.is_dirty, draft.is_fresh = True, False  # who closes it is told again
             _require_document(bytes(draft.content))
         self._replace(draft.path, bytes(draft.content))
-        draft.is_dirty = draft.is_fresh = draft.is_new = draft.is_superseded = False
+        draft.is_dirty = draft.is_fresh = False
         for other in self.drafts[draft.path]:
-            if other is not draft and not other.is_unpublished:
-                other.is_outdated, other.is_superseded = not other.is_cut, other.is_cut
+            other.is_new = False
 
     def _replace(self, path: str, content: bytes) -> None:
         self._versions += 1
@@ -402,6 +380,11 @@ class Model:
     def _detach(self, path: str) -> None:
         for draft in self.drafts.pop(path, []):
             draft.path = None
+
+
+def _require_place(draft: Draft) -> None:
+    if draft.is_moved:
+        raise RefusedError(errno.ESTALE)
 
 
 def _require_name(handle: Handle) -> None:

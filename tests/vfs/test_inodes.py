@@ -148,4 +148,5 @@ def test_a_number_that_is_found_again_is_as_new_as_one_that_was_just_made() -> N
     first, *_ = [table.number("file", path, "identity") for path in "abc"]
     assert table.number("file", "a", "identity") == first
     table.number("file", "d", "identity")
-    assert table.retain(first)
+    table.retain(first)
+    assert table.name_of(first) == "a"

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from shardfs.dataset.array import Array
-from shardfs.errors import ExistsError, RefusedError, StaleError
+from shardfs.errors import ExistsError, NoSpaceError, RefusedError, StaleError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.stores.local.syscalls import Syscalls
@@ -26,7 +26,7 @@ from shardfs.vfs.handles import ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.texts import TextCache
 from shardfs.vfs.writable import WritableFilesystem
-from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
+from shardfs.vfs.write_buffer import BufferBytes, BufferSpace
 from tests.crash.harness import Process
 from tests.support.opened import find, in_trio, read_file
 
@@ -320,7 +320,7 @@ def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
 
 
 @in_trio
-async def test_a_write_while_another_is_published_is_made_on_top_of_that(
+async def test_a_write_while_another_buffer_is_published_is_made_in_its_own(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
@@ -333,21 +333,49 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
     await fs.open_files[writing].write(0, b"second")
     await fs.open_files[writing].flush()
     await fs.open_files[writing].write(0, b"third ")
-    publish = Chunk.publish
+    put = Chunk.put
 
-    async def publish_late(chunk: Chunk, buffer: WriteBuffer) -> None:
+    async def put_late(chunk: Chunk, *args: Any, **options: Any) -> Any:
         monkeypatch.undo()
-        nursery.start_soon(fs.open_files[changing].write, 0, b"T")
+        nursery.start_soon(fs.open_files[changing].write, 0, b"F")
         await trio.testing.wait_all_tasks_blocked(0.05)
-        await publish(chunk, buffer)
+        return await put(chunk, *args, **options)
 
-    monkeypatch.setattr(Chunk, "publish", publish_late)
+    monkeypatch.setattr(Chunk, "put", put_late)
     async with trio.open_nursery() as nursery:
         await fs.open_files[writing].flush()
-    for number in (writing, changing):
+    for number, expected in ((writing, b"third "), (changing, b"First")):
         await fs.open_files[number].flush()
         await fs.close(number)
-    assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
+        assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == expected
+
+
+@in_trio
+async def test_what_is_refused_at_a_close_is_not_published_behind_its_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program was told, and may have written the file again since; another close, or a sync, tries again."""
+    process = await Process.start(root, Syscalls())
+    fs = process.fs
+    directory = (await find(fs, "unchecked/c")).ino
+    await write(fs, directory, b"0", b"before")
+    number, _, _ = await fs.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    handle, ntries = fs.open_files[number], 0
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        nonlocal ntries
+        ntries += 1
+        raise NoSpaceError("injected")
+
+    await handle.write(0, b"BEFORE")
+    with monkeypatch.context() as patch:
+        patch.setattr(Chunk, "put", refuse)
+        for _ in range(2):
+            with pytest.raises(NoSpaceError):
+                await handle.flush()
+        assert ntries == 2
+    await fs.close(number)
+    assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"before"
 
 
 class Late:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import Node
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
@@ -37,7 +38,7 @@ from shardfs.vfs.handles import (
 )
 from shardfs.vfs.inodes import ArrayRanges, Inodes
 from shardfs.vfs.texts import DocumentText, TextCache
-from shardfs.vfs.write_buffer import WriteBuffer, WriteBuffers, WriteHandle
+from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
 
 
 class TreeView(Protocol):
@@ -299,11 +300,11 @@ class Entry(ABC):
 
     # Changes; only in a filesystem that may be changed.
 
-    async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
+    async def create(self, mode: int, flags: int, owner: Owner) -> WriteBuffer | PassthroughHandle:
         """Create the file, or open it if it exists and *flags* do not forbid that."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
-    async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
+    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
         """Open a file to write."""
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
@@ -368,10 +369,6 @@ class PublishedEntry(Entry):
         """Open the current version, or unless *fresh* the one that it was up to a TTL ago; None if there is none."""
 
     @abstractmethod
-    async def publish(self, buffer: WriteBuffer) -> None:
-        """Make what was written the content of the name."""
-
-    @abstractmethod
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for this file, which does not exist yet."""
 
@@ -419,7 +416,7 @@ class PublishedEntry(Entry):
         """Open the current version; None if there is none, or a removed one is shown as the fill value."""
         return await self.current()
 
-    async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
+    async def create(self, mode: int, flags: int, owner: Owner) -> WriteBuffer | PassthroughHandle:
         """Open the file, creating it if it does not exist: it may have appeared since the kernel looked."""
         if flags & os.O_EXCL and self.fs.writable.buffers.unpublished(self.path) is not None:
             raise ExistsError(f"{self.path} exists")  # without waiting until it is published
@@ -427,34 +424,30 @@ class PublishedEntry(Entry):
             if flags & os.O_EXCL:
                 await self._require_absent()
             new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
-            handle = await self._begin(flags, new)
-        return await _caught_up(handle)
+            return await self._begin(flags, new)
 
-    async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
+    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
         """Open the current version, even if the kernel asked for an earlier one.
 
         The kernel would look the name up only once more, which is not enough where writers take turns by renaming lock
         files onto it.
         """
-        return await _caught_up(await self._begin(flags, None))
+        return await self._begin(flags, None)
 
-    async def _begin(self, flags: int, new: Stat | None) -> WriteHandle:
-        """Return a handle to write on top of the current version, or to a new file with the status *new*."""
-        fs, is_cut, is_exclusive = self.fs, bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
-        buffers = fs.writable.buffers
-        found = None if is_exclusive else await self.resolve(fresh=not is_cut)
-        base = None if isinstance(found, WriteBuffer) else found
-        buffer = None if is_cut else buffers.shared(self, base)
-        if buffer is None:
-            unpublished = buffers.unpublished(self.path)
-            known = base.attributes if base is not None else unpublished
-            status = known.status if known is not None else new
-            if status is None:
-                raise StaleError(f"{self.path} was removed")
-            buffer = buffers.begin(self, base, status, is_cut=is_cut, is_exclusive=is_exclusive)
+    async def _begin(self, flags: int, new: Stat | None) -> WriteBuffer:
+        """Begin to write on top of the current version, or a new file with the status *new*.
+
+        A file that others create, and have not published, is empty: only they publish it if nothing is written.
+        """
+        fs, is_cut = self.fs.writable, bool(flags & os.O_TRUNC)
+        current = None if flags & os.O_EXCL else await self.resolve(fresh=not is_cut)
+        status = current.attributes.status if current is not None else new
+        if status is None:
+            raise StaleError(f"{self.path} was removed")
+        base = None if isinstance(current, WriteBuffer) else current
         if base is not None and not is_cut:
-            fs.writable.publisher.was_read(self, base)
-        return buffers.use(buffer, self.ino or buffer.ino, flags)
+            fs.publisher.was_read(self, base)
+        return fs.buffers.begin(self, base, status, flags, ino=self.ino, is_fresh=is_cut or current is None)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
@@ -464,13 +457,19 @@ class PublishedEntry(Entry):
         async with buffers.lock(self):
             if exclusive:
                 await self._require_absent()
-            await self.put(content, attributes, ino, exclusive=exclusive)
+            await self.put(content, attributes.status, attributes.own_mtime_ns, ino, exclusive=exclusive)
             buffers.moved(self.path)
-            buffers.detach(buffers.of(self.path))
+            buffers.lose_name(buffers.of(self.path), Event.DROPPED)
 
     @abstractmethod
-    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
-        """Publish *content*, with its modification time and, if it can, the inode number *ino*."""
+    async def put(
+        self, content: Content, status: Stat, mtime_ns: int | None, ino: int | None, *, exclusive: bool
+    ) -> OwnVersion | None:
+        """Publish *content* with mode and owner of *status*; with *exclusive* only if there is no such file.
+
+        It has the modification time *mtime_ns*, None being now, and, if names have versions of their own, the inode
+        number *ino*, None being a new one. Returns both then.
+        """
 
     async def remove(self) -> None:
         """Remove the file, or what is being written to it and was never published."""
@@ -481,7 +480,7 @@ class PublishedEntry(Entry):
             except NotFoundError:
                 if buffers.unpublished(self.path) is None:
                     raise
-            buffers.detach(buffers.of(self.path))
+            buffers.lose_name(buffers.of(self.path), Event.DROPPED)
 
     async def check_removable(self) -> None:
         """Raise any error that is known to prevent removing the file, before it is published under another name."""
@@ -499,15 +498,3 @@ class PublishedEntry(Entry):
         if isinstance(handle, ChunkHandle):
             return handle.attributes, await self.fs.writable.buffers.copied(handle.attributes.size, handle.read)
         return handle.attributes, MemoryContent(memoryview(handle.text))
-
-
-async def _caught_up(handle: WriteHandle) -> WriteHandle:
-    """Return a handle that was just opened; a buffer that others have open continues from the current version."""
-    buffer = handle.buffer
-    if buffer.users > 1 and not buffer.is_cut:
-        try:
-            await buffer.catch_up()
-        except BaseException:
-            await handle.close()
-            raise
-    return handle

@@ -34,7 +34,6 @@ from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, in_table
-from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_ROWS: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
@@ -383,18 +382,6 @@ class Chunk(PublishedEntry):
         """Let *ino* stand for the chunk, which does not exist yet."""
         self.chunks.keep_version(ino, self.coords)
 
-    async def publish(self, buffer: WriteBuffer) -> None:
-        """Make what was written the content of the chunk."""
-        ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
-        buffer.has_time(await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns))
-        buffer.equals(ino)
-
-    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
-        """Publish *content* as the chunk, with its modification time and, unless it is None, the inode number *ino*."""
-        number = self.fs.inodes.reserve() if ino is None else ino
-        await self._put(content, attributes.status, number, attributes.own_mtime_ns)
-        self.chunks.keep_version(number, self.coords)
-
     async def check_removable(self) -> None:
         """Raise the error that prevents changing the shard."""
         layout = self.chunks.array.layout
@@ -413,10 +400,9 @@ class Chunk(PublishedEntry):
         elif chunks.refilled.get(self.coords) == handle.ino:
             chunks.removed_again.add(self.coords)
         else:
-            number = self.fs.inodes.reserve()
-            await self._put(await (await missing.chunk(removed=True)).content(), handle.attributes.status, number, None)
-            chunks.keep_version(number, self.coords)
-            chunks.refilled[self.coords] = number
+            content = await (await missing.chunk(removed=True)).content()
+            own = await self.put(content, handle.attributes.status, None, None)
+            chunks.refilled[self.coords] = own.ino
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Refuse: a chunk is a file."""
@@ -447,8 +433,10 @@ class Chunk(PublishedEntry):
             own = OwnVersion(ino, mtime_ns)
             self.fs.writable.writer.source.shards.generations.own(chunk.chunks.array.layout, chunk.coords, own)
 
-    async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
-        """Publish *content* as the version *ino*; return its modification time, which is now unless one is given."""
+    async def put(
+        self, content: Content, status: Stat, mtime_ns: int | None, ino: int | None, *, exclusive: bool = False
+    ) -> OwnVersion:
+        """Publish *content* as the chunk."""
         chunks = await self.chunks.present()
         array, coords = chunks.array, self.coords
         if not array.grid.contains(coords):
@@ -464,7 +452,7 @@ class Chunk(PublishedEntry):
             array,
             coords,
             content,
-            ino=ino,
+            ino=self.fs.inodes.reserve() if ino is None else ino,
             mtime_ns=mtime_ns,
             mode=S_IMODE(status.mode),
             uid=status.uid,
@@ -472,7 +460,8 @@ class Chunk(PublishedEntry):
         )
         chunks.refilled.pop(coords, None)
         array.layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
-        return own.mtime_ns
+        chunks.keep_version(own.ino, coords)
+        return own
 
 
 class ChunkDirectory(Entry):

@@ -1,18 +1,17 @@
 """Metadata documents: generated from the stored ones, or shown as they are stored."""
 
-from contextlib import suppress
 from stat import S_IMODE
 from typing import Final
 
 from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import NotFoundError, NotPermittedError, ShardfsError, StaleError
+from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
 from shardfs.vfs.entries.base import PublishedEntry, Tree
-from shardfs.vfs.handles import ABSENT, Attributes, DocumentHandle, FileHandle, Owner
+from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner
 from shardfs.vfs.texts import DocumentText
-from shardfs.vfs.write_buffer import State, WriteBuffer
+from shardfs.vfs.write_buffer import State
 
 NO_ATTRIBUTES: Final = b"{}"
 """What is shown as the `.zattrs` of a node without attributes."""
@@ -95,19 +94,12 @@ class Document(PublishedEntry):
         """Let *ino* stand for the document, which does not exist yet."""
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino)
 
-    async def publish(self, buffer: WriteBuffer) -> None:
-        """Publish what was written."""
-        content = buffer.content
-        text, rights = bytes(content.read(0, content.nbytes)), _rights_of(buffer.status)
-        await self.fs.writable.publisher.publish(self, text, rights, buffer.mtime_ns, exclusive=buffer.is_exclusive)
-        with suppress(ShardfsError):  # it is published, even if nobody can look at it now
-            handle = await self.current(fresh=False)
-            buffer.equals(handle.ino if handle is not None else ABSENT)
-
-    async def put(self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool) -> None:
-        """Publish *content* as the document, with its modification time."""
+    async def put(
+        self, content: Content, status: Stat, mtime_ns: int | None, ino: int | None, *, exclusive: bool
+    ) -> None:
+        """Publish *content* as the document; its number depends on its text."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
-        rights, mtime_ns = _rights_of(attributes.status), attributes.own_mtime_ns
+        rights: NewRights = {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}
         await self.fs.writable.publisher.publish(self, text, rights, mtime_ns, exclusive=exclusive)
 
     async def erase(self) -> None:
@@ -130,7 +122,7 @@ class Document(PublishedEntry):
         """Change attributes of the stored document; for a document that is not stored yet, keep them."""
         mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.writable.buffers.of_ino(self.ino)
-        if buffer is not None and (buffer.is_new or buffer.state is State.DETACHED):
+        if buffer is not None and (buffer.is_new or buffer.state is State.DROPPED):
             buffer.set_attributes(changes)
             return
         if buffer is not None:
@@ -139,7 +131,7 @@ class Document(PublishedEntry):
             await self.attributes()  # raises `StaleError` if another version has the name
         await self.fs.store.set_attributes(self.stored_key() or "", **changes)
         if buffer is not None and mtime_ns is not None:
-            buffer.has_time(mtime_ns)
+            buffer.note_time(mtime_ns)
         if mtime_ns is not None:
             self.fs.texts.set_time(self.path, mtime_ns)
         await self.fs.hierarchy.node(self.node_path, fresh=True)  # which holds these attributes
@@ -166,8 +158,3 @@ class StoredDocument(Document):
     async def open(self) -> FileHandle:
         """Open the stored file."""
         return await self.fs.passthrough(self.path, self.ino, self.identity).open()
-
-
-def _rights_of(status: Stat) -> NewRights:
-    """Return mode and owner for the file to be published."""
-    return {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}
