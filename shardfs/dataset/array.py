@@ -214,7 +214,7 @@ class Array:
                 return state, _pending_extent(change)
         while True:
             own = self._version(place).own.get(coords)
-            state, extent = await self._find_stored(place, fresh=fresh)
+            state, extent = await self.find_stored(coords, fresh=fresh)
             change = self._change(coords, place)
             if change is not None:  # published meanwhile
                 return state, _pending_extent(change)
@@ -233,9 +233,7 @@ class Array:
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` would if nothing were pending."""
-        return await self._find_stored(self.layout.locate(coords), fresh=fresh)
-
-    async def _find_stored(self, place: Place, *, fresh: bool) -> tuple[ShardState, Extent | None]:
+        place = self.layout.locate(coords)
         state, shard = await self._shards.open(self.layout, place, fresh=fresh)
         found = shard.index.range(place.entries[-1]) if shard is not None else None
         return state, Extent(shard, *found) if shard is not None and found is not None else None
