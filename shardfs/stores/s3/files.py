@@ -24,7 +24,7 @@ from shardfs.errors import (
 from shardfs.stores.base import ABSENT, ANY, Buffer, NewAttributes, Presence, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
-from shardfs.stores.s3.heads import split
+from shardfs.stores.s3.heads import Found, split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
 from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.shards import S3Edit, Writing, commit_ids
@@ -265,7 +265,10 @@ class Files:
     async def _present(self, key: str) -> ObjectStat | None:
         """Return what an object is now, as far as is known; None if there is none."""
         spool = self.spools.local(key)
-        return object_or_none(spool.expected) if spool is not None else (await self.heads.stored(key)).stat
+        if spool is not None:
+            return object_or_none(spool.expected)
+        known = await self.heads.stored(key)
+        return known.version if isinstance(known, Found) else None
 
     async def _after_conflict(
         self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: S3Snapshot | None

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -37,35 +37,50 @@ _NEVER: Final = float("-inf")
 _T = TypeVar("_T")
 
 
-class Head(NamedTuple):
-    """What a key is: the object of that name, None if there is none, and whether there are keys below it.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object has the name, in this *version*, and no keys below it were seen."""
 
-    *is_directory* is None if that is unknown: only a listing tells.
-    """
-
-    stat: ObjectStat | None
-    is_directory: bool | None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is known what the key stands for."""
-        return self.stat is not None or self.is_directory is not None
+    version: ObjectStat
 
 
-_UNKNOWN: Final = Head(None, None)
-GONE: Final = Head(None, False)
-_DIRECTORY: Final = Head(None, True)
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """There are keys below the name. If an object has it too, nobody is shown that; only `Heads.head` asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """There is neither an object nor a key below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoObject:
+    """No object has the name; whether there are keys below it, only a listing tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing is known."""
+
+
+Known = Found | Directory | Absent | NoObject | Unknown
+"""What is known of a name.
+
+A request for the object alone tells whether it is `Found` or there is `NoObject`. Only a listing tells a `Directory`
+from what is `Absent`, and that a directory has the name of an object too.
+"""
 
 
 @dataclass(slots=True)
 class _Record:
     """What is known about one key.
 
-    The *head* was seen at *time*. *changed* is the value of `Heads.serial` after our last change of the key. For a
+    It was *known* at *time*. *changed* is the value of `Heads.serial` after our last change of the key. For a
     directory: when a name in it was *asked* for, and whether its listing *is_long*.
     """
 
-    head: Head = _UNKNOWN
+    known: Known = field(default_factory=Unknown)
     time: float = _NEVER
     changed: int = 0
     asked: float = _NEVER
@@ -91,7 +106,7 @@ class Listing:
     token: str | None = None
     npages: int = 0
     nempty: int = 0
-    changes: dict[str, Head] = field(default_factory=dict)
+    changes: dict[str, Found | Directory | Absent] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -99,22 +114,25 @@ class Listing:
         """Whether there is no such directory."""
         return not (self.names or self.hidden)
 
-    def find(self, name: str) -> Head | None:
-        """Return what *name* is; None if that is doubtful."""
+    def find(self, name: str) -> Known:
+        """Return what *name* is."""
         if name in self.doubtful:
-            return None
+            return Unknown()
         if name not in self.names:
-            return GONE
-        stat = self.names[name]
-        return Head(stat, stat is None)
+            return Absent()
+        version = self.names[name]
+        return Found(version) if version is not None else Directory()
 
-    def put(self, name: str, head: Head) -> None:
+    def put(self, name: str, known: Found | Directory | Absent) -> None:
         """Correct the entry of *name*."""
         self.doubtful.discard(name)
-        if head.is_directory or head.stat is not None:
-            self.names[name] = None if head.is_directory else head.stat
-        else:
-            self.names.pop(name, None)
+        match known:
+            case Found(version):
+                self.names[name] = version
+            case Directory():
+                self.names[name] = None
+            case Absent():
+                self.names.pop(name, None)
 
 
 class Directories:
@@ -182,31 +200,32 @@ class Heads:
         self.can_list = True
         """Whether listing is allowed; otherwise objects are looked up one by one, and directories by their document."""
 
-    def find(self, key: str) -> Head | None:
-        """Return what *key* is, without a request; None if that is unknown."""
-        return _DIRECTORY if key in self.directories else self.find_stored(key)
+    def find(self, key: str) -> Known:
+        """Return what *key* is, without a request."""
+        return Directory() if key in self.directories else self.find_stored(key)
 
-    def find_stored(self, key: str) -> Head | None:
-        """Return what *key* is in the bucket, using what is known about the directories above; None if unknown."""
-        found = self._find(key)
-        if found is None:
-            above = map(self._find, _ancestors(key))
-            if any(head is not None and head.is_directory is False for head in above):
-                return GONE
-        return found
+    def find_stored(self, key: str) -> Known:
+        """Return what *key* is in the bucket, without a request, using what is known about the directories above."""
+        known = self._find(key)
+        if isinstance(known, Unknown) and any(isinstance(self._find(above), Absent) for above in _ancestors(key)):
+            return Absent()
+        return known
 
-    async def stored(self, key: str) -> Head:
-        """Return what *key* is in the bucket, by a request if that is unknown."""
-        found = self.find_stored(key)
-        if found is None or not found.is_settled:
+    async def stored(self, key: str) -> Known:
+        """Return what *key* is in the bucket, by a request if that is not known.
+
+        Without permission to list, it may be `NoObject`; else it is `Found`, a `Directory` or `Absent`.
+        """
+        if isinstance(self.find_stored(key), Unknown | NoObject):
             await self._glance(split(key)[0])
-            found = self.find_stored(key)
-        if found is not None and found.is_settled:
-            return found
+        known = self.find_stored(key)
+        if not isinstance(known, Unknown | NoObject):
+            return known
         now, serial = self._clock(), self.serial
         answer = await self._look_up(key)
         self._note(key, answer, now, serial)
-        return self.find_stored(key) or answer
+        known = self.find_stored(key)
+        return answer if isinstance(known, Unknown) else known
 
     async def head(self, key: str) -> ObjectStat:
         """Return the state of the object *key*, by one request; raises `NotFoundError`."""
@@ -246,14 +265,15 @@ class Heads:
         if listing is not None:
             listing.started = listing.time = _NEVER
         for above in _ancestors(key):  # else *key* would be taken for missing again, because its directory is
-            known = self._find(above)
-            if known is not None and known.is_directory is False:
+            if isinstance(self._find(above), Absent):
                 self._doubt(above)
 
     def changed(self, key: str, stat: ObjectStat | None, properties: Properties | None = None) -> None:
         """Note that our own change gave the object *key* the state *stat*, or removed it; and what that means above."""
-        before = self._find(key)
-        self._put(key, Head(stat, before is not None and before.is_directory is True))
+        if not isinstance(self._find(key), Directory):
+            self._put(key, Found(stat) if stat is not None else Absent())
+        else:
+            self._put(key, Directory())
         if stat is not None and properties is not None:
             _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
         else:
@@ -261,36 +281,30 @@ class Heads:
         for above in _ancestors(key):
             listing = self._listing(above)
             if stat is not None:
-                self._put(above, _DIRECTORY)
+                self._put(above, Directory())
             elif listing is None:
                 self.forget(above)
             elif listing.is_missing:
-                self._put(above, GONE)
+                self._put(above, Absent())
             else:
                 break
 
-    def _find(self, key: str) -> Head | None:
+    def _find(self, key: str) -> Known:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
         if not key:
-            return _DIRECTORY
+            return Directory()
         if not all(map(_is_name, key.split("/"))):
-            return GONE
+            return Absent()
         parent, name = split(key)
         listing = self._listing(parent)
-        listed = listing.find(name) if listing is not None else None
+        known = listed = listing.find(name) if listing is not None else Unknown()
         record = self._records.get(key)
-        found = listed
         if record is not None and within_ttl(record.time, self._clock(), self._ttl):
             self._touch(self._records, key)
-            if listing is None or listed is None or record.time >= listing.started:
-                found = record.head
-        if found is not None and found.is_directory is None and listed is not None:
-            found = found._replace(is_directory=listed.is_directory)
-        if found is None or found.is_directory is None:
-            own = self._listing(key)
-            if own is not None and not own.is_missing:
-                return _DIRECTORY
-        return found
+            if listing is None or isinstance(listed, Unknown) or record.time >= listing.started:
+                known = _with_keys_below(record.known, listed)
+        own = self._listing(key)
+        return _with_keys_below(known, Directory()) if own is not None and not own.is_missing else known
 
     def _record(self, key: str) -> _Record:
         """Return the record of *key*, an empty one if there is none; the least recently used one may be dropped."""
@@ -302,35 +316,35 @@ class Heads:
         try:
             reply = await ask()
         except NotFoundError:
-            self._note(key, _UNKNOWN, now, serial)
+            self._note(key, NoObject(), now, serial)
             raise not_found(key) from None
-        self._note(key, Head(reply.stat, None), now, serial)
+        self._note(key, Found(reply.stat), now, serial)
         if reply.properties is not None:
             _use(self._properties, key, (reply.stat.etag, reply.properties), _MAX_PROPERTIES)
         return reply
 
-    def _note(self, key: str, head: Head, time: float, serial: int) -> None:
+    def _note(self, key: str, known: Known, time: float, serial: int) -> None:
         """Note what the store replied about *key* to a request of that *time*, sent when `serial` had that value."""
         record = self._record(key)
         if record.changed > serial:
             return
-        if head.is_directory is None and within_ttl(record.time, self._clock(), self._ttl):
-            head = head._replace(is_directory=record.head.is_directory)
-        record.head, record.time = head, time
+        if within_ttl(record.time, self._clock(), self._ttl):
+            known = _with_keys_below(known, record.known)
+        record.known, record.time = known, time
 
-    def _put(self, key: str, head: Head) -> None:
+    def _put(self, key: str, known: Found | Directory | Absent) -> None:
         """Note the result of our own change of *key*, also in present and pending listings."""
         self.serial += 1
         record = self._record(key)
-        record.head, record.time, record.changed = head, self._clock(), self.serial
+        record.known, record.time, record.changed = known, self._clock(), self.serial
         parent, name = split(key)
         listing = self._listings.get(parent)
         if listing is not None:
             self._nnames -= len(listing.names)
-            listing.put(name, head)
+            listing.put(name, known)
             self._nnames += len(listing.names)
         if parent in self._walks:
-            self._walks[parent].changes[name] = head
+            self._walks[parent].changes[name] = known
 
     def _doubt(self, key: str) -> None:
         record, (parent, name) = self._records.get(key), split(key)
@@ -368,20 +382,21 @@ class Heads:
         elif not record.is_long:
             record.is_long = not (await self._walk(key, max_pages=1)).is_complete
 
-    async def _look_up(self, key: str) -> Head:
+    async def _look_up(self, key: str) -> Known:
         """Return what *key* is, by requests for this key alone."""
         if not self.can_list:
             return await self._look_up_unlisted(key)
         below = key + "/"
         page = await self._client.list_page(key, limit=_LOOKUP_LIMIT)
-        objects = dict(page.objects)
-        is_directory = below in page.prefixes
+        objects, is_directory = dict(page.objects), below in page.prefixes
         last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
         if page.token is not None and last < below.encode():
             is_directory = bool((await self._client.list_page(below, delimiter="", limit=1)).objects)
-        return Head(objects.get(key), is_directory)
+        if is_directory:
+            return Directory()
+        return Found(objects[key]) if key in objects else Absent()
 
-    async def _look_up_unlisted(self, key: str) -> Head:
+    async def _look_up_unlisted(self, key: str) -> Known:
         """Return what a key is if listing is not allowed: a directory is a key with a document.
 
         S3 then refuses to say that an object does not exist. Some servers do say so, but not whether there are keys
@@ -389,19 +404,19 @@ class Heads:
         programs try everywhere, and that no chunk has.
         """
         refusal = AccessDeniedError(f"{key} may be a directory, which cannot be told without permission to list")
-        for name, known in ((f"{key}/{DOCUMENT}", _DIRECTORY), (key, None)):
+        for name in (f"{key}/{DOCUMENT}", key):
             try:
-                stat = (await self._client.head(name)).stat
+                version = (await self._client.head(name)).stat
             except NotFoundError:
                 continue
             except AccessDeniedError as error:
                 refusal = error
             else:
-                return known or Head(stat, False)
+                return Found(version) if name == key else Directory()
         last = split(key)[1]
         if last != DOCUMENT and not last.startswith("."):
             raise refusal
-        return _UNKNOWN
+        return NoObject()
 
     async def _walk(self, key: str, *, max_pages: int | None = None) -> Listing:
         listing = self._walks.setdefault(key, Listing(self._clock()))
@@ -442,8 +457,8 @@ class Heads:
             raise StoreError(f"{self._client.location.url_of(prefix)} cannot be listed: the server gives {what}")
 
     def _complete(self, key: str, listing: Listing) -> None:
-        for name, head in listing.changes.items():
-            listing.put(name, head)
+        for name, known in listing.changes.items():
+            listing.put(name, known)
         listing.time = self._clock()
         listing.is_complete = True
         self._drop(key)
@@ -465,6 +480,15 @@ def _use(cache: OrderedDict[str, _T], key: str, value: _T, limit: int) -> _T:
     if len(cache) > limit:
         cache.popitem(last=False)
     return value
+
+
+def _with_keys_below(known: Known, listed: Known) -> Known:
+    """Return what is *known* by a request for an object alone, and by what was *listed* of its name."""
+    match known, listed:
+        case (Found() | NoObject() | Unknown(), Directory()) | (NoObject(), Absent()):
+            return listed
+        case _:
+            return known
 
 
 def split(key: str) -> tuple[str, str]:

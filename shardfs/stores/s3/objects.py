@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,7 +26,7 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.heads import Heads, not_found, split
+from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
 from shardfs.stores.s3.requests import ObjectStat, Properties, Range
 
 GATHER_SECONDS: Final = 0.001
@@ -431,20 +431,22 @@ class Objects:
         request.
         """
         part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
-        known = self.heads.find(key)
-        if known is not None:
-            if known.is_directory:
+        may_be_small = True
+        match self.heads.find(key):
+            case Directory():
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-            if known.stat is None:
+            case Absent() | NoObject():
                 raise not_found(key)
-            snapshot = S3Snapshot(self, key, known.stat)
-            offset, nbytes = part.within(known.stat.size)
-            if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
-                return snapshot
+            case Found(version):
+                snapshot = S3Snapshot(self, key, version)
+                offset, nbytes = part.within(version.size)
+                if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
+                    return snapshot
+                may_be_small = version.size <= SMALL_NBYTES
         if not part.nbytes:
             return S3Snapshot(self, key, await self.heads.head(key))
         is_next = self._in_order.pop(split(key)[0], False)
-        if is_next and (known is None or known.stat is None or known.stat.size <= SMALL_NBYTES):
+        if is_next and may_be_small:
             part = Range(0, SMALL_NBYTES)
         fetched = await self.heads.get(key, part)
         snapshot = S3Snapshot(self, key, fetched.stat)
@@ -598,12 +600,13 @@ class S3Snapshot:
 
     async def is_current(self) -> bool:
         """Whether the name still stands for this version; needs a request if that is unknown."""
-        known = self._objects.heads.find(self.key)
-        try:
-            state = await self._objects.heads.head(self.key) if known is None else known.stat
-        except NotFoundError:
-            return False
-        return state is not None and state.etag == self.object.etag
+        match self._objects.heads.find(self.key):
+            case Found(version):
+                return version.etag == self.object.etag
+            case Unknown():
+                with suppress(NotFoundError):
+                    return (await self._objects.heads.head(self.key)).etag == self.object.etag
+        return False
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Return False: an object does not grow, it is replaced."""

@@ -60,7 +60,7 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of, object_or_none
-from shardfs.stores.s3.heads import Heads, not_found, split
+from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
@@ -136,12 +136,13 @@ class S3Store:
         here = self._stat_here(key)
         if here is not None:
             return here
-        known = await self.heads.stored(key)
-        if known.is_directory:
-            return self.directory_stat
-        if known.stat is None:
-            raise not_found(key)
-        return file_stat(key, known.stat)
+        match await self.heads.stored(key):
+            case Found(version):
+                return file_stat(key, version)
+            case Directory():
+                return self.directory_stat
+            case _:
+                raise not_found(key)
 
     async def fresh(self, key: str) -> Stat:
         """Return the state of the object *key*, by a request."""
@@ -159,8 +160,8 @@ class S3Store:
         if self._stat_here(key) is not None:
             return False
         known = self.heads.find(key)
-        if known is not None:
-            return known.stat is None and not known.is_directory
+        if not isinstance(known, Unknown):
+            return isinstance(known, Absent | NoObject)
         try:
             await self.heads.head(key)
         except NotFoundError:
@@ -330,8 +331,7 @@ class S3Store:
         files = self._writable()
         async with files.holding(key):
             _require_file(key, await self.stat(key))
-            known = self.heads.find(key)
-            if known is None or known.stat is not None:
+            if isinstance(self.heads.find(key), Found | Unknown):
                 await self.discard(key)
             files.detach(key)
         self._moved_away(key)
@@ -356,7 +356,7 @@ class S3Store:
             raise NotADirectoryHereError(f"{key} is not a directory")
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
-        if (await self.heads.stored(key)).is_directory:  # an object stands for it
+        if isinstance(await self.heads.stored(key), Directory):  # an object stands for it
             await self._client.delete(key + "/")
             self.heads.forget(key)
         self.heads.directories.discard(key)
@@ -490,12 +490,12 @@ class S3Store:
     async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:
         """Return the names in a directory that are stored."""
         known = self.heads.find_stored(key)
-        if known is None or known.is_directory is not False:
+        if not isinstance(known, Absent):
             listing = await self.heads.list(key)
             if not key or not listing.is_missing:
                 return listing.names
             known = await self.heads.stored(key)
-        if known.stat is not None:
+        if isinstance(known, Found):
             raise NotADirectoryHereError(f"{key} is not a directory")
         raise not_found(key)
 

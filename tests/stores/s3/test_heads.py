@@ -3,14 +3,16 @@
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
 
 import pytest
 import trio
 
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
-from shardfs.stores.s3.heads import Heads
+from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, Known, NoObject, Unknown
 from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
@@ -79,6 +81,60 @@ async def test_a_listing_goes_on_when_the_one_who_began_it_is_cancelled() -> Non
         nursery.start_soon(ask)
     assert found == [6, 6]
     assert fake.take_log() == lists("") * 4  # the second page was cancelled
+
+
+async def _by_request(store: S3Store, key: str) -> None:
+    with suppress(NotFoundError):
+        await store.heads.head(key)
+
+
+async def _by_name(store: S3Store, key: str) -> None:
+    await store.heads.stored(key)
+
+
+async def _by_listing(store: S3Store, key: str) -> None:
+    await store.heads.list("")
+
+
+_FOUND: Final[Known] = Found(ObjectStat(0, "", 0))  # whichever version
+
+
+@pytest.mark.parametrize(
+    ("requests", "both", "file", "directory", "missing"),
+    [
+        ([], Unknown(), Unknown(), Unknown(), Unknown()),
+        ([_by_request], _FOUND, _FOUND, NoObject(), NoObject()),
+        ([_by_name], Directory(), _FOUND, Directory(), Absent()),
+        ([_by_listing], Directory(), _FOUND, Directory(), Absent()),
+        ([_by_request, _by_name], _FOUND, _FOUND, Directory(), Absent()),
+        ([_by_request, _by_listing], Directory(), _FOUND, Directory(), Absent()),
+        ([_by_name, _by_request], Directory(), _FOUND, Directory(), Absent()),
+        ([_by_listing, _by_request], Directory(), _FOUND, Directory(), Absent()),
+    ],
+)
+@on_mock_clock
+async def test_each_kind_of_request_tells_what_it_can_and_no_more(
+    requests: list[Callable[[S3Store, str], Awaitable[None]]],
+    both: Known,
+    file: Known,
+    directory: Known,
+    missing: Known,
+) -> None:
+    fake = bucket("both", "both/x", "file", "directory/x")
+    for key, expected in (("both", both), ("file", file), ("directory", directory), ("missing", missing)):
+        store = reader_of(fake)
+        for request in requests:
+            await request(store, key)
+        known = store.heads.find(key)
+        assert (_FOUND if isinstance(known, Found) else known) == expected
+
+
+@on_mock_clock
+async def test_keys_below_an_object_are_not_taken_for_missing() -> None:
+    store = reader_of(bucket("a", "a/x"))
+    assert (await store.open("a")).size == 1  # nobody has seen that it is a directory
+    assert (await store.open("a/x")).size == 3
+    assert not await store.is_absent("a/x")
 
 
 @on_mock_clock
