@@ -308,7 +308,7 @@ class WritingOperations(Operations):
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Publish what was written to an open file, and make it durable."""
-        await self.fs.open_files[fh].sync()
+        await self.fs.sync(fh)
 
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

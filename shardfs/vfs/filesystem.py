@@ -394,6 +394,10 @@ class Filesystem:
         self.open_files[self._last_handle] = handle
         return self._last_handle
 
+    async def sync(self, number: int) -> None:
+        """Make durable what was written to an open file, whoever wrote it."""
+        await self.open_files[number].sync()
+
     async def close(self, number: int) -> None:
         """Close an open file."""
         await self.open_files.pop(number).close()

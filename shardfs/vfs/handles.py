@@ -223,9 +223,8 @@ class PassthroughHandle(FileHandle):
             await self.file.flush()
 
     async def sync(self) -> None:
-        """Make durable what was written."""
-        if self.is_writable:
-            await self.file.sync()
+        """Make durable what was written, through this handle or another one."""
+        await self.file.sync()
 
     async def close(self) -> None:
         """Close the stored file."""

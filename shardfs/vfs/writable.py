@@ -224,6 +224,11 @@ class WritableFilesystem(Filesystem):
         finally:
             await self.close(number)
 
+    async def sync(self, number: int) -> None:
+        """Make an open file durable, whoever wrote it, and everything that was published."""
+        await super().sync(number)
+        await self.writer.journal.sync_soon()
+
     async def close(self, number: int) -> None:
         """Close an open file."""
         handle = self.open_files.pop(number)
