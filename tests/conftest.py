@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow too, as scripts/test does")
 
 
-_BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash"}
+_BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash", "torture"}
 """Directories of tests that need nothing but Python packages, apart from those marked otherwise."""
 _WITH_CLIENTS = {"interop"}
 

@@ -1,0 +1,72 @@
+"""See `scripts/torture`."""
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+from tests.torture.disks import FILE_SYSTEMS, disk_of
+from tests.torture.history import WrongError
+from tests.torture.lives import Life
+
+ROUNDS = 8
+"""How often a source is mounted before a new one is made."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        "torture",
+        description="Let processes write through a mount that is killed, or whose disk loses its power, again and "
+        "again, and compare what is there with what was promised. Exit status 1 if something is wrong.",
+    )
+    parser.add_argument("--minutes", type=float, default=2, help="how long  [default: 2]")
+    parser.add_argument("--seed", type=int, help="begin with the source of this seed, which a failure names")
+    parser.add_argument("--lives", type=int, help="end after so many sources")
+    parser.add_argument(
+        "--on",
+        action="append",
+        choices=["directory", *FILE_SYSTEMS],
+        help="where sources are; file systems need root. May be given several times  [default: directory]",
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    began, figures, failures = time.monotonic(), Counter[str](), 0
+    until = began + 60 * options.minutes
+    first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
+    kinds = options.on or ["directory"]
+    for seed in count(first):
+        if seed > first and (time.monotonic() > until or (options.lives and seed >= first + options.lives)):
+            break
+        kind = kinds[seed % len(kinds)]
+        directory = Path(tempfile.mkdtemp(prefix="torture-"))
+        try:
+            with disk_of(kind, directory) as disk:
+                life = Life(directory, disk, random.Random(seed), figures)
+                try:
+                    life.live(ROUNDS, until)
+                except Exception as error:
+                    failures += 1
+                    kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))
+                    shutil.copytree(life.source, kept / "source", symlinks=True)
+                    for log in directory.glob("log-*"):
+                        shutil.copy(log, kept)
+                    text = str(error) if isinstance(error, WrongError) else repr(error)
+                    print(f"FAILED: --seed {seed} --on {kind}; the source is in {kept}\n{text}", flush=True)
+                    if not isinstance(error, (WrongError, AssertionError)):
+                        raise
+        finally:
+            shutil.rmtree(directory)
+    minutes = (time.monotonic() - began) / 60
+    parts = ", ".join(f"{number} {name}" for name, number in sorted(figures.items()))
+    print(f"torture: {minutes:.1f} min from seed {first} on {', '.join(kinds)}: {parts}; {failures} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
