@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,7 @@ from shardfs.dataset.journal.records import Change, Put, Shrink, UndoRecord
 from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT, is_below
+from shardfs.dataset.schedule import Schedule
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.errors import (
     ConflictError,
@@ -90,8 +92,9 @@ class GroupCommit:
         self.journal = journal
         self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
         self.nconflicts = 0  # in the conflict journal
-        self.pending: dict[ShardQueue, None] = {}
+        self.pending = Schedule()
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
+        self._full: dict[ShardQueue, None] = {}  # those of which all chunks are pending; perhaps not by a later layout
         self.npending = 0
         self.nwaiting = 0  # waiting for room in the journal
         self.room_at_failure = 0  # bytes free on the disk of the journal when a commit last failed
@@ -148,16 +151,17 @@ class GroupCommit:
         """Add a published change; the change that it replaces need not be committed any more."""
         if queue.add(change) is None:
             self.npending += 1
-        self.pending.setdefault(queue)
         self._hurry(queue, change)
+        self.pending.add(queue)
+        if queue.is_full:
+            self._full[queue] = None
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
 
     async def run(self) -> None:
         """Commit what is due, until cancelled."""
         while True:
-            first = min((queue.due_at for queue in self.pending), default=math.inf)
-            self._next = max(trio.current_time() + _PAUSE, first)
+            self._next = max(trio.current_time() + _PAUSE, self.pending.first_at())
             with trio.move_on_at(self._next):
                 await self.wanted.wait()
             self.wanted = trio.Event()
@@ -222,12 +226,12 @@ class GroupCommit:
                         await self.journal.release_soon(self._settled(queue))
             except (ConflictError, StaleError) as error:
                 queue.give_way(error)
+                self.pending.update(queue)
                 attempts -= not isinstance(error, LockedError)
                 log.info("%s; trying again", error)
                 await trio.sleep_until(queue.retry_at or 0.0)
             else:
-                queue.succeed()
-                self.failing.pop(queue, None)
+                self._succeed(queue)
                 return
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
@@ -259,7 +263,7 @@ class GroupCommit:
             commits: list[_Commit] = []
             for queue in queues:
                 if not queue.changes:
-                    self.pending.pop(queue, None)
+                    self._succeed(queue)
                 elif unreachable:  # it would take just as long to fail
                     self._fail(queue, unreachable[0])
                 else:
@@ -455,11 +459,19 @@ class GroupCommit:
         """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""
         queue.remove(records)
         self.npending -= len(records)
+        self._succeed(queue)
+        await self.journal.release_soon([*records, *undo])
+
+    def _succeed(self, queue: ShardQueue) -> None:
+        """Note that nothing prevents a shard from being committed, or that it has nothing to commit any more."""
         queue.succeed()
         self.failing.pop(queue, None)
-        if not queue.changes:
-            self.pending.pop(queue, None)
-        await self.journal.release_soon([*records, *undo])
+        if queue.changes:
+            self.pending.update(queue)
+        else:
+            self.pending.remove(queue)
+        if not queue.is_full:
+            self._full.pop(queue, None)
 
     @contextmanager
     def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
@@ -470,6 +482,7 @@ class GroupCommit:
             log.info("%s; the next commit starts from the new version", error)
             queue.give_way(error)
             self.failing.pop(queue, None)
+            self.pending.update(queue)
         except ShardfsError as error:
             if isinstance(error, UnreachableError):
                 unreachable.append(error)
@@ -483,6 +496,7 @@ class GroupCommit:
             error = type(error)(f"{queue.key}: {error}")
         log.error("%s still pending: %s", counted(len(queue.changes), "chunk"), error)
         queue.fail(error)
+        self.pending.update(queue)
         if queue.due_at < self._next:
             self.wanted.set()
         self.failing[queue] = None
@@ -500,14 +514,18 @@ class GroupCommit:
 
     def _due(self) -> Sequence[ShardQueue]:
         now = trio.current_time()
-        due = [queue for queue in self.pending if queue.due_at <= now]
+        due = self.pending.due(now)
         for queue in due:
             if queue.ahead_at is not None and queue.layout.path in self._grown:
                 self._grown[queue.layout.path].committed_at = now
         if due or not self._is_urgent():
             return due
-        ready = [queue for queue in self.pending if queue.error is None and (queue.retry_at or now) <= now]
-        return [queue for queue in ready if queue.is_full] or ready[: max(_BATCH, len(ready) // 2)]
+
+        def is_ready(queue: ShardQueue) -> bool:
+            return queue.error is None and (queue.retry_at or now) <= now
+
+        full = [queue for queue in self._full if queue.is_full and is_ready(queue)]
+        return full or [*islice(filter(is_ready, self.pending), max(_BATCH, len(self.pending) // 2))]
 
 
 def _batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:

@@ -1,0 +1,80 @@
+"""When each shard with pending changes is to be committed, found without looking at all of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import Final
+
+from shardfs.dataset.layout import ShardQueue
+
+_SPARE: Final = 64
+
+_Entry = tuple[float, int, ShardQueue]
+"""When a shard is looked at, a number that no other entry has, and its queue."""
+
+
+class Schedule:
+    """Shards with pending changes, in the order in which they came, and when each is due.
+
+    Each has one entry in a heap, with the time at which it is due, or an earlier one: `update` is called after what may
+    let it be due earlier, and what let it be due later is found when its entry is the first. Other entries of it are
+    from before, and dropped then.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[ShardQueue, _Entry] = {}
+        self._heap: list[_Entry] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        """Return how many shards have pending changes."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[ShardQueue]:
+        return iter(self._entries)
+
+    def add(self, queue: ShardQueue) -> None:
+        """Note that a shard has pending changes, perhaps as before."""
+        if queue not in self._entries:
+            heappush(self._heap, self._entry(queue))
+        else:
+            self.update(queue)
+
+    def update(self, queue: ShardQueue) -> None:
+        """Note that a shard may be due at another time, if it has pending changes."""
+        known = self._entries.get(queue)
+        if known is not None and queue.due_at < known[0]:
+            heappush(self._heap, self._entry(queue))
+
+    def remove(self, queue: ShardQueue) -> None:
+        """Note that a shard has no pending changes any more."""
+        self._entries.pop(queue, None)
+        if len(self._heap) > 2 * len(self._entries) + _SPARE:
+            self._heap = [*self._entries.values()]
+            heapify(self._heap)
+
+    def first_at(self) -> float:
+        """Return when the first shard is due; infinity if there is none."""
+        while self._heap:
+            at, _, queue = entry = self._heap[0]
+            if self._entries.get(queue) is not entry:
+                heappop(self._heap)
+            elif queue.due_at > at:
+                heapreplace(self._heap, self._entry(queue))
+            else:
+                return at
+        return math.inf
+
+    def due(self, now: float) -> Sequence[ShardQueue]:
+        """Return the shards that are due, longest first."""
+        due: list[ShardQueue] = []
+        while self.first_at() <= now:
+            due.append(heappop(self._heap)[2])
+        for queue in due:  # until they are committed
+            heappush(self._heap, self._entry(queue))
+        return due
+
+    def _entry(self, queue: ShardQueue) -> _Entry:
+        entry = self._entries[queue] = queue.due_at, next(self._numbers), queue
+        return entry
