@@ -40,6 +40,17 @@ class Conditions(NamedTuple):
         elif self.if_unmodified_since is not None:
             raise PreconditionFailedError("If-Unmodified-Since tells no versions within a second apart: use If-Match")
 
+    @property
+    def is_for_a_new_file(self) -> bool:
+        """Whether nothing may be there."""
+        return self.if_none_match is not None and self.if_none_match.strip() == "*"
+
+    def require(self, version: str | None, exists: bool) -> None:
+        """Raise `PreconditionFailedError` if this *version* may not be changed."""
+        self.check(version, exists=exists)
+        if self.is_known(version, exists=exists):
+            raise PreconditionFailedError("If-None-Match: it exists, or has this version")
+
     def is_known(self, version: str | None, *, exists: bool) -> bool:
         """Whether the client has this *version* already."""
         if self.if_none_match is None:

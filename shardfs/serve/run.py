@@ -14,7 +14,7 @@ from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.paths import open_views
+from shardfs.vfs.all_views import open_views
 
 log = logging.getLogger(__name__)
 

@@ -117,9 +117,12 @@ class Server:
         except (ClientGoneError, trio.Cancelled):
             raise
         except Exception:
-            log.exception("%s: the reply breaks off", exchange.line)
-            connection.abort()
-            return False
+            log.exception("%s: unexpectedly, there is no reply", exchange.line)
+            if connection.has_begun_to_reply:
+                connection.abort()
+                return False
+            connection.end()
+            await exchange.say(500, "this is a fault of shardfs; its log says more")
         finally:
             log.debug("%s in %.1f ms", exchange.line, 1e3 * (time.perf_counter() - begun))
         return True

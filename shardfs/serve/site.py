@@ -14,21 +14,31 @@ from urllib.parse import unquote_to_bytes
 
 from shardfs.errors import (
     AccessDeniedError,
+    ConflictError,
+    IsADirectoryHereError,
+    LockedError,
+    NoSpaceError,
     NotADirectoryHereError,
+    NotEmptyError,
     NotFoundError,
+    NotPermittedError,
+    ReadOnlyError,
+    RefusedError,
     ShardfsError,
     SourceError,
     StaleError,
+    TooLargeError,
     TooManyOpenFilesError,
     UnreachableError,
     printable,
 )
-from shardfs.serve import files
+from shardfs.serve import changes, files
 from shardfs.serve.conditions import PreconditionFailedError
 from shardfs.serve.exchange import ClientError, Exchange
 from shardfs.serve.guard import READING, Guard
 from shardfs.serve.options import ServeOptions
-from shardfs.vfs.paths import Paths, Views
+from shardfs.vfs.all_views import Views
+from shardfs.vfs.paths import Paths
 
 _ATTEMPTS: Final = 5
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -38,6 +48,15 @@ _STATUS: Final[Mapping[type[ShardfsError], int]] = {
     NotADirectoryHereError: 404,
     SourceError: 404,  # the source has no such view
     PreconditionFailedError: 412,
+    IsADirectoryHereError: 409,
+    NotEmptyError: 409,
+    RefusedError: 422,
+    NotPermittedError: 403,
+    ReadOnlyError: 403,
+    TooLargeError: 413,
+    NoSpaceError: 507,
+    LockedError: 503,
+    ConflictError: 409,
     StaleError: 503,
     UnreachableError: 503,
     TooManyOpenFilesError: 503,
@@ -100,8 +119,22 @@ class Site:
             await own(self, exchange)
         elif exchange.method in ("GET", "HEAD"):
             await self._show(exchange, self.place(names))
+        elif exchange.method not in self._methods:
+            why = "such a method has no meaning here" if self.options.write else "this server only reads"
+            await self.refuse(exchange, self._methods, why)
         else:
-            await self.refuse(exchange, self._methods, "this server only reads")
+            await self._change(exchange, self.place(names))
+
+    async def _change(self, exchange: Exchange, place: Place) -> None:
+        """Write or remove a file."""
+        if place.paths is not self.views.main:
+            own = next((f"/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
+            await self.refuse(exchange, READING, f"this view only reads: write to {own}")
+        elif place.is_directory:
+            raise IsADirectoryHereError(f"{place.path or 'the source'} is a directory")
+        else:
+            change = changes.put if exchange.method == "PUT" else changes.delete
+            await change(exchange, self.views, place.path, files.conditions_of(exchange))
 
     async def _show(self, exchange: Exchange, place: Place) -> None:
         """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
@@ -122,7 +155,7 @@ class Site:
 
     @property
     def _methods(self) -> tuple[str, ...]:
-        return READING
+        return (*READING, "PUT", "DELETE") if self.options.write else READING
 
     def place(self, names: list[str]) -> Place:
         """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
@@ -172,10 +205,19 @@ async def healthy(site: Site, exchange: Exchange) -> None:
         await site.refuse(exchange, READING, "that can only be read")
 
 
+async def flush(site: Site, exchange: Exchange) -> None:
+    """Commit everything that was published."""
+    if exchange.method == "POST" and site.options.write:
+        await changes.flush(exchange, site.views)
+    else:
+        why = "only POST commits" if site.options.write else "this server only reads"
+        await site.refuse(exchange, ("OPTIONS", "POST") if site.options.write else ("OPTIONS",), why)
+
+
 async def nothing(site: Site, exchange: Exchange) -> None:
     """Reply that there is no such thing."""
     await exchange.say(404, "there is nothing of that name below /-/")
 
 
-OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {"healthy": healthy}
+OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {"healthy": healthy, "flush": flush}
 """What is below `/-/`, by name."""

@@ -6,9 +6,11 @@ A door translates a protocol into these calls, and knows nothing of inodes, shar
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
+from secrets import token_hex
+from stat import S_IMODE
 from typing import Final, NamedTuple
 
 import trio
@@ -24,11 +26,10 @@ from shardfs.errors import (
     ReadOnlyError,
     RefusedError,
     ShardfsError,
-    SourceError,
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Buffer, Kind, join_key
+from shardfs.stores.base import Buffer, Content, Kind, Stat, in_pieces, join_key
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -39,7 +40,7 @@ from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
 from shardfs.vfs.versions import Version, Versions
 from shardfs.vfs.views import make_view
-from shardfs.vfs.write_buffer import Event, WriteBuffer
+from shardfs.vfs.write_buffer import BufferBytes, Event, WriteBuffer
 
 _MAX_LINKS: Final = 40
 _MAX_DIRECTORIES: Final = 4096
@@ -166,7 +167,11 @@ class Paths:
             kind = batch.attributes.status.kind
             yield [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
 
-    async def publish(self, path: str, data: Buffer, *, exclusive: bool = False) -> None:
+    def new_content(self) -> BufferBytes:
+        """Return room for what is to be published: memory if it is little, else a file of the writing mount."""
+        return self._writable().fs.buffers.new_content()
+
+    async def publish(self, path: str, data: Buffer | Content, *, exclusive: bool = False) -> None:
         """Make *data* the content of a file, at once and as a whole; missing directories are created.
 
         When this returns, it survives the end of the process. If *exclusive*, raises `ExistsError` if the file exists.
@@ -176,20 +181,43 @@ class Paths:
         directory, _, name = path.rpartition("/")
         with trio.CancelScope(shield=True):
             async with self._at(directory, makes=True) as parent:
-                flags = os.O_WRONLY | (os.O_EXCL if exclusive else os.O_TRUNC)
-                mode = 0o666 & ~self._umask
-                number, attributes, _ = await fs.create(parent.ino, _encoded(name), mode, flags, self._owner)
-                handle = self.fs.open_files[number]
                 try:
-                    await _write(handle, data, path)
-                except BaseException:
-                    if isinstance(handle, WriteBuffer):  # else what was not written would be published as empty
-                        fs.buffers.lose_name([handle], Event.DROPPED)
-                    raise
+                    found = None if exclusive else await fs.written_in_place(parent.ino, _encoded(name))
+                    if found is None:
+                        flags = os.O_EXCL if exclusive else os.O_TRUNC
+                        await self._create(parent.ino, path, data, flags, 0o666 & ~self._umask, self._owner)
+                    else:
+                        await self._replace(parent.ino, path, data, found.status)
                 finally:
-                    await self.fs.close(number)
-                    self.fs.forget(attributes.ino, 1)
                     self._changed_in(parent)
+
+    async def _create(
+        self, parent: int, path: str, data: Buffer | Content, flags: int, mode: int, owner: Owner
+    ) -> None:
+        fs = self._writable().fs
+        name = _encoded(path.rpartition("/")[2])
+        number, attributes, _ = await fs.create(parent, name, mode, os.O_WRONLY | flags, owner)
+        handle = fs.open_files[number]
+        try:
+            await _write(handle, data, path)
+        except BaseException:
+            if isinstance(handle, WriteBuffer):  # else what was not written would be published as empty
+                fs.buffers.lose_name([handle], Event.DROPPED)
+            raise
+        finally:
+            await fs.close(number)
+            fs.forget(attributes.ino, 1)
+
+    async def _replace(self, parent: int, path: str, data: Buffer | Content, status: Stat) -> None:
+        """Replace a stored file by a new one, as readers of the old one, and who looks after a kill, see all of one."""
+        fs, name, new = self._writable().fs, path.rpartition("/")[2], f".{token_hex(8)}.partial"
+        try:
+            await self._create(parent, new, data, os.O_EXCL, S_IMODE(status.mode), Owner(status.uid, status.gid))
+            await fs.rename(parent, _encoded(new), parent, _encoded(name), exclusive=False)
+        except BaseException:
+            with suppress(ShardfsError):
+                await fs.unlink(parent, _encoded(new))
+            raise
 
     async def remove(self, path: str) -> None:
         """Remove a file."""
@@ -363,12 +391,13 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
     Raises `SourceError` if there is nothing to show, or if it is to be changed and another process does so; at the end
     `StoreError`, if something could not be committed and stays in the journal.
     """
-    async with _open_tree(source, options, ChunkCache(options.decode_cache, source.statistics)) as paths:
+    async with open_tree(source, options, ChunkCache(options.decode_cache, source.statistics)) as paths:
         yield paths
 
 
 @asynccontextmanager
-async def _open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> AsyncIterator[Paths]:
+async def open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> AsyncIterator[Paths]:
+    """Do what `open_paths` does, with a *cache* of decoded chunks that may be that of other trees too."""
     store = source.store
     with hold(store) if options.write else nullcontext() as state:
         view = make_view(
@@ -408,85 +437,16 @@ async def _open_tree(source: Source, options: TreeOptions, cache: ChunkCache) ->
             await fs.worker.end()
 
 
-class Form(NamedTuple):
-    """How a view shows chunks: the *view* of `TreeOptions`, and whether it decodes."""
-
-    view: str
-    decode: bool
-
-
-FORMS: Final = {
-    "v3": Form("v3", decode=False),
-    "v2": Form("v2", decode=False),
-    "decoded/v3": Form("v3", decode=True),
-    "npy": Form("npy", decode=False),
-}
-"""The views that a door can show beside each other, by name."""
-
-
-class Views:
-    """One source in all its views: *main* is that of the options, which alone may be changed.
-
-    *others* are the views of `FORMS` by name, *main* possibly among them, or the reason why there is nothing to show.
-    """
-
-    def __init__(self, main: Paths, others: Mapping[str, Paths | SourceError]) -> None:
-        self.main = main
-        self.others = others
-
-    async def publish(self, path: str, data: Buffer, *, exclusive: bool = False) -> None:
-        """Do what `Paths.publish` does, and let all views see it."""
-        try:
-            await self.main.publish(path, data, exclusive=exclusive)
-        finally:
-            self._changed(path)
-
-    async def remove(self, path: str) -> None:
-        """Do what `Paths.remove` does, and let all views see it."""
-        try:
-            await self.main.remove(path)
-        finally:
-            self._changed(path)
-
-    def _changed(self, path: str) -> None:
-        """Let other views look again at what a file at *path* may say of its node, and of those around it."""
-        if self.main.fs.is_document(path):
-            for paths in self.others.values():
-                if isinstance(paths, Paths) and paths is not self.main:
-                    paths.forget()
-
-
-@asynccontextmanager
-async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[Views]:
-    """Open all views of *source* as `open_paths` opens one; they share one cache of decoded chunks.
-
-    What is published in the one of *options* is pending in all of them.
-    """
-    cache = ChunkCache(options.decode_cache, source.statistics)
-    async with AsyncExitStack() as stack:
-        main = await stack.enter_async_context(_open_tree(source, options, cache))
-        others: dict[str, Paths | SourceError] = {}
-        for name, form in FORMS.items():
-            if form == (options.view, options.decode):
-                others[name] = main
-                continue
-            shown = TreeOptions(
-                view=form.view,
-                decode=form.decode,
-                dimension_separator=options.dimension_separator if form.view == "v2" else None,
-                fill_missing=options.fill_missing or form.view != "v2",
-            )
-            try:
-                others[name] = await stack.enter_async_context(_open_tree(source.beside(), shown, cache))
-            except SourceError as reason:
-                others[name] = reason
-        yield Views(main, others)
-
-
-async def _write(handle: FileHandle, data: Buffer, path: str) -> None:
-    if len(data):
-        await handle.write(0, data)
-    elif isinstance(handle, WriteBuffer) and handle.says_nothing():
+async def _write(handle: FileHandle, data: Buffer | Content, path: str) -> None:
+    if isinstance(data, bytes | bytearray | memoryview):
+        pieces: Iterator[Buffer] = iter([data] if len(data) else [])
+    else:
+        pieces = (data.read(start, size) for start, size in in_pieces(data.nbytes))
+    nbytes = 0
+    for piece in pieces:
+        await handle.write(nbytes, piece)
+        nbytes += len(piece)
+    if not nbytes and isinstance(handle, WriteBuffer) and handle.says_nothing():
         raise RefusedError(f"{path} cannot be empty: a document says something")
     await handle.flush()
 

@@ -137,8 +137,13 @@ async def _sum(handle: FileHandle) -> str:
             found.update(data)
         else:
             await trio.to_thread.run_sync(found.update, data)
-    return found.hexdigest()[:32]
+    return text_of_sum(found.digest())
+
+
+def text_of_sum(digest: bytes) -> str:
+    """Return the text for content with this sha256."""
+    return digest[:16].hex()
 
 
 def _text_of(version: Hashable) -> str:
-    return sha256(repr(version).encode(errors="surrogateescape")).hexdigest()[:32]
+    return text_of_sum(sha256(repr(version).encode(errors="surrogateescape")).digest())

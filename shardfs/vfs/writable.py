@@ -19,7 +19,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import NewAttributes, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, NewAttributes, Store, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry
@@ -199,6 +199,15 @@ class WritableFilesystem(Filesystem):
             if not handle.is_direct:  # another process may have written to it before the kernel sees this size
                 attributes = attributes._replace(ttl=0.0)
             return self.add_file(handle), attributes, handle.is_direct
+
+    async def written_in_place(self, parent: int, name: bytes) -> Attributes | None:
+        """Return the attributes of *name* if it is a stored file of which others see each write; None if not."""
+        if self.store.root is None or not isinstance(await self._child(parent, name), Passthrough):
+            return None
+        found = await self.lookup(parent, name)
+        self.forget(found.ino, 1)
+        is_alone = found.status.kind is Kind.FILE and found.status.nlink == 1
+        return found if found.ino != ABSENT and is_alone else None
 
     async def open_to_write(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""

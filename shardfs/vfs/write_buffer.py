@@ -490,6 +490,10 @@ class WriteBuffers:
         self.moved(entry.path)
         return buffer
 
+    def new_content(self) -> BufferBytes:
+        """Return room for bytes that are to be published, which counts like that of buffers."""
+        return BufferBytes(self._space)
+
     async def copied(self, nbytes: int, read: Callable[[int, int], Awaitable[Buffer]]) -> BufferBytes:
         """Return a copy of the *nbytes* bytes that *read* returns, by offset and size.
 

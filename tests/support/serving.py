@@ -18,7 +18,7 @@ from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen
 from shardfs.serve.site import Site
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.paths import Views, open_views
+from shardfs.vfs.all_views import Views, open_views
 from tests.support.mounting import PATIENCE
 
 
@@ -150,7 +150,6 @@ def served(
             trio.run(main)
         except BaseException as error:
             started.put(error)
-            raise
 
     thread = threading.Thread(target=run)
     thread.start()
