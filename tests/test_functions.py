@@ -78,6 +78,25 @@ def test_references_are_those_that_fsspec_reads(source: Path) -> None:
         assert fs.cat_file("image/c/0/1") == dataset["image"].read_chunk((0, 1))
 
 
+def test_references_as_parquet_are_those_of_the_command(source: Path, tmp_path: Path) -> None:
+    by_command, by_function = tmp_path / "by-command", tmp_path / "by-function"
+    assert commands.run("refs", "--parquet", by_command, source).returncode == 0
+    shardfs.refs(source, parquet=by_function)
+    names = sorted(path.relative_to(by_command) for path in by_command.rglob("*"))
+    assert names == sorted(path.relative_to(by_function) for path in by_function.rglob("*"))
+    assert len([name for name in names if name.suffix == ".parq"]) == len(list(source.glob("*/zarr.json")))
+    for name in names:
+        assert (by_command / name).is_dir() or (by_command / name).read_bytes() == (by_function / name).read_bytes()
+    with pytest.raises(errors.UsageError, match="by-function exists"):
+        shardfs.refs(source, parquet=by_function)
+    with pytest.raises(errors.UsageError, match="view v2"):
+        shardfs.refs(source, parquet=tmp_path / "new", view="v3")  # type: ignore[call-overload]
+    break_shard(source)
+    with pytest.raises(errors.CorruptionError, match="mask cannot be referenced"):
+        shardfs.refs(source, parquet=tmp_path / "new")
+    assert not list(tmp_path.glob("*new*"))
+
+
 def test_progress_is_told_of_every_step(source: Path) -> None:
     done: dict[str, list[int]] = {}
 
@@ -97,7 +116,7 @@ def test_what_cannot_be_is_refused_by_name(source: Path, caplog: pytest.LogCaptu
     with pytest.raises(errors.UsageError, match="threshold"):
         shardfs.compact(source, threshold=2)
     with pytest.raises(errors.UsageError, match="npy"):
-        shardfs.refs(source, view="npy")  # type: ignore[arg-type]
+        shardfs.refs(source, view="npy")  # type: ignore[call-overload]
     with pytest.raises(errors.SourceError):
         shardfs.verify(source / "nowhere")
     with shardfs.open(source, write=True) as dataset:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import trio
 
@@ -15,7 +16,8 @@ from shardfs.bulk.compact import THRESHOLD, compact_source
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import describe_source
 from shardfs.bulk.pack import PackPlan
-from shardfs.bulk.refs import JsonReferences, write_references
+from shardfs.bulk.parquet import parquet_references
+from shardfs.bulk.refs import JsonReferences, References, write_references
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.bulk.verify import verify_source
@@ -143,30 +145,68 @@ def compact(
     return in_session(os.fspath(source), options, work, options).as_dict()
 
 
+@overload
 def refs(
     source: str | os.PathLike[str],
     *,
-    view: Literal["v3", "v2"] = "v3",
+    view: Literal["v3", "v2"] | None = None,
+    parquet: None = None,
     skip_encoded: bool = False,
     progress: Progress = no_progress,
     store_options: StoreOptions | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]: ...
+
+
+@overload
+def refs(
+    source: str | os.PathLike[str],
+    *,
+    view: Literal["v2"] | None = None,
+    parquet: str | os.PathLike[str],
+    skip_encoded: bool = False,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> None: ...
+
+
+def refs(
+    source: str | os.PathLike[str],
+    *,
+    view: Literal["v3", "v2"] | None = None,
+    parquet: str | os.PathLike[str] | None = None,
+    skip_encoded: bool = False,
+    progress: Progress = no_progress,
+    store_options: StoreOptions | None = None,
+) -> dict[str, Any] | None:
     """Return the kerchunk references that `shardfs refs` prints, for `fsspec.filesystem("reference", fo=...)`.
 
+    They are to *view* v3, unless another one is given. With *parquet*, they are to view v2, and written as Parquet to
+    that new directory, for millions of chunks; then nothing is returned.
+
     Raises `CorruptionError` if an array could not be read or referenced: its chunks would be missing, and read as fill
-    value. Arrays that *view* does not show are left out, and a warning in the log names them. `shardfs refs` needs less
-    memory.
+    value; nothing is written then. Arrays that the view does not show are left out, and a warning in the log names
+    them. `shardfs refs` needs less memory than references that are returned.
     """
-    if view not in ("v3", "v2"):
+    if view not in (None, "v3", "v2"):
         raise UsageError(f"there are no references to view {view!r}: choose v3 or v2")
+    if parquet is not None and view == "v3":
+        raise UsageError("references as Parquet are to view v2: leave out view='v3', or parquet")
     left_out: list[str] = []
-    with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as file:
+
+    def write(references: References, shown: str) -> None:
         work = partial(write_references, skip_encoded=skip_encoded, tell=left_out.append, progress=progress)
-        nfailed = in_session(os.fspath(source), store_options or StoreOptions(), work, JsonReferences(file), view)
-        if nfailed:
+        if in_session(os.fspath(source), store_options or StoreOptions(), work, references, shown):
             raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
-        file.seek(0)
-        references: dict[str, Any] = json.load(file)
+
+    found: dict[str, Any] | None = None
+    if parquet is not None:
+        with parquet_references(Path(parquet)) as files:
+            write(files, "v2")
+    else:
+        with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            write(JsonReferences(file), view or "v3")
+            file.seek(0)
+            found = json.load(file)
     for line in left_out:
         log.warning("%s", line)
-    return references
+    return found
