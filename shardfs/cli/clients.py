@@ -1,8 +1,10 @@
 """Programs that do not read sharded arrays: what they print about one, and which mount they can read."""
 
+import json
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from shardfs.bulk.info import ViewOptions
@@ -13,6 +15,7 @@ from shardfs.format.document import Extension
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.lens.v2_attributes import has_missing_value
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.stores.url import StoreOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,9 @@ class Tool:
     """A program, and what it understands of Zarr.
 
     *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
-    dataset mounted at /mnt/x with an array `image`. *caveat* says what else it gets wrong.
+    dataset mounted at /mnt/x with an array `image`. *opens_without* is how to open in Python, without a mount, what
+    `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it. *caveat* says what else
+    it gets wrong.
 
     It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
@@ -33,6 +38,7 @@ class Tool:
     says: str
     views: tuple[ViewOptions, ...]
     opens: str
+    opens_without: str = ""
     data_types: frozenset[str] | None = None
     codecs: frozenset[str] | None = None
     max_codecs: int | None = None
@@ -43,6 +49,18 @@ class Tool:
     masks_fill_values: bool = False
     copies: bool = False
     caveat: str = ""
+
+    def without_mount(self, source: str, shown: ViewOptions, options: StoreOptions) -> str:
+        """Return the line, of Python or a command, with which it reads *source* in the view *shown* without a mount."""
+        if not self.opens_without:
+            return shlex.join(["shardfs", "unpack", *options.to_arguments(), *shown.text.split(), source, "DIR"])
+        arguments = [_code(source)]
+        arguments += [f"view={_code(shown.view)}"] if shown.view != "v3" else []
+        arguments += ["decode=True"] if shown.decode else []
+        values = [(field, getattr(options, field.name)) for field in fields(options)]
+        words = ", ".join(f"{field.name}={_code(value)}" for field, value in values if value != field.default)
+        arguments += [f"store_options=shardfs.StoreOptions({words})"] if words else []
+        return self.opens_without.format(", ".join(arguments))
 
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
         """Return why this tool cannot read the array of *node* in the view *shown*; None if it can.
@@ -89,6 +107,10 @@ class Tool:
         return None
 
 
+def _code(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
 def _name_of(data_type: object) -> str:
     name = str(data_type["name"] if isinstance(data_type, dict) else data_type)
     return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
@@ -117,20 +139,22 @@ TOOLS: Final = (
         "GroupNotFoundError: group not found at path ''",
         (_V2, _V2_DECODED),
         'zarr.open_group("/mnt/x")',
+        "zarr.open_group(shardfs.open({}).filesystem().get_mapper())",
     ),
     Tool(
         "xarray and dask on zarr-python 2",
         "FileNotFoundError: No such file or directory",
         (_V2, _V2_DECODED),
         'xarray.open_zarr("/mnt/x")',
+        "xarray.open_zarr(shardfs.open({}).filesystem().get_mapper())",
     ),
     Tool(
         "GDAL 3.6 (Debian 12)",
         "not recognized as a supported file format",
         (_V2, _V2_DECODED),
         "gdalmdiminfo /mnt/x",
-        _NUMBERS,
-        _COMPRESSORS,
+        data_types=_NUMBERS,
+        codecs=_COMPRESSORS,
         max_codecs=1,
         needs_elements=True,
     ),
@@ -139,8 +163,8 @@ TOOLS: Final = (
         "Unsupported codec: sharding_indexed",
         (_V3, _V3_DECODED, _V2, _V2_DECODED),
         'rasterio.open("/mnt/x/image")',
-        _NUMBERS | _COMPLEX,
-        _COMPRESSORS,
+        data_types=_NUMBERS | _COMPLEX,
+        codecs=_COMPRESSORS,
         inverts_transposes=True,
         masks_fill_values=True,
     ),
@@ -149,7 +173,7 @@ TOOLS: Final = (
         "an empty dataset, and success",
         (_V2_DECODED,),
         "ncdump 'file:///mnt/x#mode=zarr,file'",
-        _INTEGERS | {"float32", "float64"},
+        data_types=_INTEGERS | {"float32", "float64"},
         min_ndim=1,
         needs_elements=True,
         caveat="an array that it cannot read makes it fail on the whole group, and it takes axes of one name for "
@@ -160,8 +184,8 @@ TOOLS: Final = (
         "NOT_FOUND: … Metadata at local file … does not exist",
         (_V2, _V2_DECODED),
         '{"driver": "zarr", "kvstore": "file:///mnt/x/image/"}',
-        _NUMBERS | _COMPLEX,
-        _COMPRESSORS,
+        data_types=_NUMBERS | _COMPLEX,
+        codecs=_COMPRESSORS,
         max_codecs=1,
     ),
     Tool(
@@ -169,16 +193,16 @@ TOOLS: Final = (
         "is not compatible with subsequent bytes -> bytes codecs (if shards are compressed as a whole)",
         (_V3, _V3_DECODED),
         '{"driver": "zarr3", "kvstore": "file:///mnt/x/image/"}',
-        _NUMBERS | _COMPLEX | _SMALL,
-        _COMPRESSORS | {"crc32c"},
+        data_types=_NUMBERS | _COMPLEX | _SMALL,
+        codecs=_COMPRESSORS | {"crc32c"},
     ),
     Tool(
         "cloud-volume 12",
         "sharded volumes are not currently supported",
         (_V3, _V3_DECODED),
         'CloudVolume("zarr3://file:///mnt/x/image")',
-        _NUMBERS,
-        _COMPRESSORS | {"crc32c"},
+        data_types=_NUMBERS,
+        codecs=_COMPRESSORS | {"crc32c"},
         assumes_little_endian=True,
         min_ndim=3,
     ),
@@ -187,6 +211,7 @@ TOOLS: Final = (
         "Unknown chunk grid. Got rectilinear. (if shards have different sizes)",
         (_V3, _V3_DECODED),
         'zarr.open("/mnt/x")',
+        "zarr.open(shardfs.open({}).store())",
         _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
         _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*"},
     ),
@@ -195,6 +220,7 @@ TOOLS: Final = (
         "nothing, they read no Zarr",
         (_NPY,),
         'numpy.load("/mnt/x/image.npy", mmap_mode="r")',
+        'numpy.load(shardfs.open({}).filesystem().open("image.npy"))',
     ),
     Tool(
         "cp, rsync, sha256sum",

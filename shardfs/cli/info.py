@@ -47,7 +47,7 @@ _LINKS: Final = "shards that are symbolic links are read, and never changed thro
 )
 @source_options
 @array_argument
-@click.option("--tools", is_flag=True, help="Print the mount command for each program.")
+@click.option("--tools", is_flag=True, help="Print the mount command for each program, and what to do without.")
 @json_option
 def info(source: str, store_options: StoreOptions, array: str | None, tools: bool, as_json: bool) -> None:
     """List the arrays of SOURCE: shapes, codecs, how much of each is stored, and which views show it.
@@ -56,8 +56,8 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     ARRAY, print everything about that array, and why a view leaves it out. Exit status 1 if only the consolidated
     metadata of a group says that a directory is a sharded array, and no document of its own.
     """
-    start = shlex.join(["shardfs", "mount", *store_options.to_arguments(), source, "MNT"]) if tools else None
-    found, instead, contradictions = in_session(source, store_options, _look, array, start)
+    told = store_options if tools else None
+    found, instead, contradictions = in_session(source, store_options, _look, array, source, told)
     lines: Sequence[str]
     if tools:
         lines = _render_advice(found["tools"])
@@ -79,23 +79,25 @@ async def _contradictions(source: Source, array: str | None) -> list[str]:
     return [f"{node.path}: {node.reason}" async for node in nodes if node.sharded_copy is not None]
 
 
-async def _look(source: Source, array: str | None, start: str | None) -> tuple[dict[str, Any], str | None, list[str]]:
-    """Return what to print, if that is nothing what the source is, and contradictions; with *start*, see `advise`."""
+async def _look(
+    source: Source, array: str | None, name: str, options: StoreOptions | None
+) -> tuple[dict[str, Any], str | None, list[str]]:
+    """Return what to print, if that is nothing what the source is, and contradictions; with *options*, see `advise`."""
     found: dict[str, Any]
-    if start is not None:
-        found = {"tools": await advise(source, array, start)}
+    if options is not None:
+        found = {"tools": await advise(source, array, name, options)}
     else:
         found = {"arrays": await describe_source(source, array, progress=progress)}
     instead = await what_else(source) if not any(found.values()) else None
     return found, instead, await _contradictions(source, array)
 
 
-async def advise(source: Source, array: str | None, start: str) -> Sequence[Described]:
+async def advise(source: Source, array: str | None, name: str, options: StoreOptions) -> Sequence[Described]:
     """Say for every tool in which view it reads most arrays of *source*, or the one *array*, and what it misses.
 
-    *start* is the beginning of the command that mounts it.
+    It is opened by the *name* with *options*.
     """
-    views = views_of(source)
+    views, start = views_of(source), shlex.join(["shardfs", "mount", *options.to_arguments(), name, "MNT"])
     missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
         (tool, shown): {} for tool in TOOLS for shown in tool.views
     }
@@ -115,7 +117,16 @@ async def advise(source: Source, array: str | None, start: str) -> Sequence[Desc
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
         command = f"{start} {shown.text}" if len(reasons) < count else None
-        items.append({"tool": tool.name, "mount": command, "missing": reasons, "caveat": tool.caveat or None})
+        instead = tool.without_mount(name, shown, options) if command is not None else None
+        items.append(
+            {
+                "tool": tool.name,
+                "mount": command,
+                "without_mount": instead,
+                "missing": reasons,
+                "caveat": tool.caveat or None,
+            }
+        )
     return items
 
 
@@ -224,11 +235,12 @@ def _text(value: Json) -> str:
 def _render_advice(advice: Sequence[Described]) -> list[str]:
     """Return the table of tools."""
     width = max((len(found["tool"]) for found in advice), default=0)
-    lines = [f"{'your tool':<{width}}  mount it with"]
+    lines = [f"{'your tool':<{width}}  mount it with, or without a mount"]
     for found in advice:
         lines.append(f"{found['tool']:<{width}}  {found['mount'] or 'no view: it reads none of the arrays'}")
+        instead = [f"or {found['without_mount']}"] if found["without_mount"] else []
         named = [f"not {path or '(root)'}: {reason}" for path, reason in found["missing"].items()]
         more = [f"nor {len(named) - _MAX_NAMED} more, which --json names"] if len(named) > _MAX_NAMED else []
         caveat = [f"note: {found['caveat']}"] if found["caveat"] else []
-        lines += [f"{'':<{width}}    {text}" for text in [*named[:_MAX_NAMED], *more, *caveat]]
+        lines += [f"{'':<{width}}    {text}" for text in [*instead, *named[:_MAX_NAMED], *more, *caveat]]
     return lines

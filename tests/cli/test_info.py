@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardfs.bulk.info import VIEW_OPTIONS
+from shardfs.bulk.info import VIEW_OPTIONS, ViewOptions
 from shardfs.cli import cli
 from shardfs.cli.clients import TOOLS
+from shardfs.stores.url import StoreOptions
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 from tests.support.datasets import store
@@ -125,7 +126,24 @@ def test_the_table_in_the_docs_is_that_of_info() -> None:
     table = re.search(r"^\| your program \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
     rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
-    assert rows == [[tool.name, tool.says, tool.views[0].text, tool.opens] for tool in TOOLS]
+    usual = StoreOptions()
+    assert rows == [
+        [tool.name, tool.says, best.text, tool.opens, tool.without_mount("data.zarr", best, usual)]
+        for tool in TOOLS
+        for best in tool.views[:1]
+    ]
+
+
+def test_without_a_mount_a_tool_is_told_the_options_that_reach_the_source() -> None:
+    tools = {tool.name: tool for tool in TOOLS}
+    options, source = StoreOptions(profile="lab"), "s3://bucket/it's.zarr"
+    assert tools["zarr-python 3.1"].without_mount(source, ViewOptions("v3", decode=True), options) == (
+        """zarr.open(shardfs.open("s3://bucket/it's.zarr", decode=True, """
+        """store_options=shardfs.StoreOptions(profile="lab")).store())"""
+    )
+    assert tools["GDAL 3.6 (Debian 12)"].without_mount(source, ViewOptions("v2"), options) == (
+        """shardfs unpack --profile=lab --view v2 's3://bucket/it'"'"'s.zarr' DIR"""
+    )
 
 
 @pytest.fixture

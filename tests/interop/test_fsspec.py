@@ -1,5 +1,6 @@
 """Programs of before Zarr v3 read sharded arrays through fsspec, without FUSE."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import zarr
 
 import shardfs
 from tests.support.clients import ZARR2
+from tests.support.commands import run, run_json
 from tests.support.s3_server import Bucket
 from tests.support.science import WRITERS, assert_equal, natively, stored
 
@@ -58,6 +60,35 @@ def test_zarr_python_2_and_its_xarray_read_without_fuse(source: tuple[str, Path]
     assert_equal(ZARR2.arrays(_READ_ZARR, tmp_path, url, *raw), raw)
     found = ZARR2.arrays(_READ_XARRAY, tmp_path, url, *values)
     assert_equal(found, values)
+
+
+def test_what_info_says_about_each_tool_works_without_a_mount(source: tuple[str, Path], tmp_path: Path) -> None:
+    url, directory = source
+    raw, values = stored(directory), natively(directory)
+    advice = {tool["tool"]: tool["without_mount"] for tool in run_json("info", "--tools", "--json", url)["tools"]}
+    program = f"""{_BEGIN}
+import shardfs
+group = {advice["zarr-python 2.18"]}
+numpy.savez(found, **{{name: group[name][...] for name in names}})
+"""
+    assert_equal(ZARR2.arrays(program, tmp_path, url, *raw), raw)
+    program = f"""{_BEGIN}
+import shardfs
+opened = {advice["xarray and dask on zarr-python 2"]}
+numpy.savez(found, **{{name: opened[name].astype("f8").values for name in names}})
+"""
+    numbers = {name: found for name, found in values.items() if found.dtype.kind != "M"}
+    assert ZARR2.arrays(program, tmp_path, url, *numbers).keys() == numbers.keys()
+    name = next(iter(raw))
+    for tool, opened in (("zarr-python 3.1", f"[{name!r}][...]"), ("numpy, Julia, MATLAB, C", "")):
+        line = advice[tool].replace("image.npy", f"{name}.npy")
+        found = eval(f"{line}{opened}", {"numpy": np, "shardfs": shardfs, "zarr": zarr})
+        np.testing.assert_array_equal(found, raw[name])
+    for tool, kind in (("netCDF-C 4.9 (Debian 12)", ".zarray"), ("cp, rsync, sha256sum", "zarr.json")):
+        to = tmp_path / tool
+        done = run(*shlex.split(advice[tool].replace("DIR", shlex.quote(str(to))))[1:])
+        assert done.returncode == 0, str(done)
+        assert (to / name / kind).is_file()
 
 
 def test_zarr_python_2_raises_an_error_for_a_damaged_chunk(tmp_path: Path) -> None:
