@@ -15,4 +15,5 @@ default_role = "code"  # docstrings have single backticks
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 # Names of other libraries would have to be looked up in the network.
-nitpick_ignore_regex = [("py:.*", r"(?!shardfs).*|shardfs\.(api\.opened|api\.zarr_store|stores|vfs\.paths).*")]
+_KNOWN_BY_NAME = r"shardfs\.(api\.(opened|zarr_store|mount)|dataset|stores|vfs\.paths)\..*"
+nitpick_ignore_regex = [("py:.*", rf"(?!shardfs).*|{_KNOWN_BY_NAME}")]
