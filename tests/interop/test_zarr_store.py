@@ -317,7 +317,6 @@ def test_on_s3_the_workers_of_a_dask_cluster_write_into_one_shard(
     assert (values(url) == expected).all()
 
 
-@pytest.mark.parametrize("url", ["directory"], indirect=True)  # its environment has no client of S3
 def test_zarr_python_of_a_newer_python_reads_and_writes_too(stored: str, tmp_path: Path) -> None:
     program = f"""
 import sys
