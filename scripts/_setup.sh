@@ -7,6 +7,8 @@
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
 #   setup_client NAME PYTHON REQUIREMENT...
 #                             an environment of its own for a program that cannot share that one
+#   setup_node NAME REQUIREMENT...
+#                             a directory with packages of npm
 #
 # All do nothing, and say nothing, where nothing is to be done. The environment is in .venv at the top of the
 # repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...". That of a client is in it, in
@@ -215,6 +217,18 @@ setup_client() {
     "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" \
         </dev/null || return
     printf '%s' "$wanted" >"$stamp"
+}
+
+# The same for a program of JavaScript.
+setup_node() {
+    local directory=$SHARDFS_VENV/clients/$1 wanted=${*:2}
+    if [[ -e $directory/.shardfs && $(<"$directory/.shardfs") == "$wanted" ]]; then
+        return
+    fi
+    _say "installing $wanted in $directory"
+    mkdir -p "$directory"
+    npm install --silent --no-fund --no-audit --prefix "$directory" "${@:2}" </dev/null || return
+    printf '%s' "$wanted" >"$directory/.shardfs"
 }
 
 # Print a Python that is at least as recent as VERSION ("3.12"), of whatever is installed; fails if there is none.

@@ -21,6 +21,7 @@ HEIGHTS = {
     "stores": 1,
     "dataset": 2,
     "vfs": 3,
+    "service": 3,
     "fuse": 4,
     "serve": 4,
     "bulk": 4,

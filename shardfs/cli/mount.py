@@ -14,9 +14,9 @@ from shardfs.cli.sources import single_writer_option, source_options
 from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
-from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
 from shardfs.fuse.options import MountOptions, parse_fuse_options
+from shardfs.service.log import FORMATS, log_to
 from shardfs.stores.url import StoreOptions, resolve
 from shardfs.vfs.options import DIMENSION_SEPARATORS
 

@@ -187,7 +187,7 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
                 click.echo(snapshot.encode())
             elif prometheus:
                 # Imported only here, because it loads a web server.
-                from shardfs.fuse.metrics import exposition
+                from shardfs.service.prometheus import exposition
 
                 click.echo(exposition(snapshot), nl=False)
             else:

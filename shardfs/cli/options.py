@@ -130,7 +130,7 @@ def begin() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this program began, and its number would go to a file
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - for the whole process
-    # Commands report what is wrong with a source; only a mount logs it, as `fuse.log` sets up.
+    # Commands report what is wrong with a source; only a mount and a server log it, as `service.log` sets up.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     logging.getLogger("shardfs.bulk").addHandler(_Complaints())
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -10,7 +10,7 @@ from shardfs.cli.options import Number, RemoteOption, command, size, view_option
 from shardfs.cli.sources import single_writer_option, source_options
 from shardfs.errors import UsageError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
-from shardfs.fuse.log import FORMATS, log_to
+from shardfs.service.log import FORMATS, log_to
 from shardfs.stores.url import StoreOptions, resolve
 from shardfs.vfs.options import DIMENSION_SEPARATORS
 

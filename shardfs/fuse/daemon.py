@@ -14,7 +14,7 @@ from typing import Final
 import shardfs.errors
 from shardfs.dataset.state.directory import state_home
 from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
-from shardfs.fuse.figures import SYSTEMD_VARIABLES
+from shardfs.service.process import SYSTEMD_VARIABLES
 
 _FILE_VARIABLES: Final = (
     "AWS_CA_BUNDLE",

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import socket
 import time
 from contextlib import suppress
 from typing import Final
@@ -13,9 +12,11 @@ import trio
 from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
-from shardfs.fuse.log import path as log_path
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.progress import Progress
+from shardfs.service.log import LastError
+from shardfs.service.log import path as log_path
+from shardfs.service.process import Systemd, more_time, resident_nbytes
 from shardfs.version import __version__
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.options import parse_address
@@ -27,10 +28,7 @@ _PERIOD_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 10.0
 _LINE_SECONDS: Final = 10.0
 
-SYSTEMD_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""Variables that systemd sets for one process only."""
-
-_MORE_TIME: Final = f"EXTEND_TIMEOUT_USEC={int(3e6 * _IDLE_SECONDS)}"
+_MORE_TIME: Final = more_time(3 * _IDLE_SECONDS)
 
 
 class Figures:
@@ -56,11 +54,11 @@ class Figures:
         self._file = os.memfd_create(FIGURES_FILE)
         self._is_committed: bool | None = None
         self._is_journal_gone: bool | None = None
-        self._systemd = _Systemd()
+        self._systemd = Systemd()
         self._is_ready = False
         self.ending = trio.Event()
         self.latest = self._take()
-        logging.getLogger("shardfs").addHandler(_LastError(statistics))
+        logging.getLogger("shardfs").addHandler(LastError(statistics))
 
     def _take(self) -> Snapshot:
         options = self._options
@@ -74,7 +72,7 @@ class Figures:
             pid=os.getpid(),
             log=log_path(),
             uptime_seconds=time.monotonic() - self._begun,
-            memory_bytes=_resident_nbytes(),
+            memory_bytes=resident_nbytes(),
             open_files=len(self._fs.open_files),
             pending_chunks=pending.nchunks,
             pending_bytes=pending.nbytes,
@@ -152,41 +150,3 @@ class Figures:
             # Written by one call, always of the same length: others may read it at any time.
             os.pwrite(self._file, self.latest.encode().ljust(FIGURES_NBYTES), 0)
         return self.latest
-
-
-class _Systemd:
-    """Reports to systemd by sd_notify(3), at least every *seconds* if it watches; does nothing without `NOTIFY_SOCKET`.
-
-    That is removed from the environment: no child process speaks for this one.
-    """
-
-    def __init__(self) -> None:
-        address, usec, pid = (os.environ.pop(name, "") for name in SYSTEMD_VARIABLES)
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-        is_watched = usec.isdecimal() and pid in ("", str(os.getpid()))
-        self.seconds = int(usec) / 2e6 if is_watched else math.inf
-
-    def say(self, *lines: str) -> None:
-        """Send a report."""
-        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        if self._address:
-            with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
-                line.sendto("\n".join(lines).encode(), self._address)
-
-
-class _LastError(logging.Handler):
-    """Remembers the last error that was logged."""
-
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(logging.ERROR)
-        self._statistics = statistics
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Remember it, without the traceback."""
-        self._statistics.note_error(record.getMessage())
-
-
-def _resident_nbytes() -> int | None:
-    with suppress(OSError), open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None

@@ -17,10 +17,10 @@ from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, uns
 from shardfs.dataset.state.slots import hold
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
-from shardfs.fuse.log import is_on_a_terminal
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
+from shardfs.service.log import is_on_a_terminal
 from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions

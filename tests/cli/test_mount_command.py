@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardfs.fuse.log import OneLine
+from shardfs.service.log import OneLine
 from tests.cli.conftest import Background
 from tests.cli.test_umount import NEW, stored
 from tests.support.commands import run

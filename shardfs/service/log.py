@@ -1,4 +1,4 @@
-"""The log of a mount: what is logged, in which format, and where, also after its file was renamed."""
+"""The log of a process that mounts or serves: in which format, and where, also after its file was renamed."""
 
 import logging
 import time
@@ -9,6 +9,7 @@ from typing import Final
 
 from pythonjsonlogger.json import JsonFormatter
 
+from shardfs.dataset.statistics import Statistics
 from shardfs.errors import UsageError, printable
 
 FORMATS: Final = ("text", "json")
@@ -55,6 +56,18 @@ class _LogFile(WatchedFileHandler):
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+
+class LastError(logging.Handler):
+    """Remembers the last error that was logged."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        super().__init__(logging.ERROR)
+        self._statistics = statistics
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember it, without the traceback."""
+        self._statistics.note_error(record.getMessage())
 
 
 def log_to(file: Path | None, level: str, form: str) -> None:

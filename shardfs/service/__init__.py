@@ -1,0 +1,1 @@
+"""What a process that mounts or serves has while it runs: a log, reports to systemd, figures for Prometheus."""
