@@ -345,21 +345,6 @@ class Array:
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
-    async def has_directory(self, coords: Coords) -> bool:
-        """Whether the directory of chunks at *coords* exists, given that its parent does.
-
-        In an array that is being created, one that was not made exists once others have stored chunks in it.
-        """
-        if not self.layout.has_directory(coords) and not await self.is_empty(coords):
-            self.layout.make_directory(coords)
-        return self.layout.has_directory(coords)
-
-    async def lists(self, coords: Coords) -> bool:
-        """Whether the directory of chunks at *coords* is listed in its parent."""
-        if self.layout.directories is not None:
-            return await self.has_directory(coords)
-        return any([coords[-1] in covered async for covered in self.covered(coords[:-1])])
-
     async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncGenerator[Coords, None]:
         """Yield, in C order, the rows that stored or pending shards cover, as prefixes: all coordinates but the last.
 

@@ -88,7 +88,6 @@ class Hierarchy:
         # Inode numbers depend on layouts, so a layout is kept as long as it is in use or has history.
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
-        self._made: dict[str, ArrayLayout] = {}
         self._shown: dict[str, int] = {}  # paths of arrays that were shown, with the identities of their documents
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
             lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
@@ -180,7 +179,7 @@ class Hierarchy:
 
     def gone(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
-        tables: tuple[MutableMapping[str, Any], ...] = (self._removed, self._layouts, self._made, self._shown)
+        tables: tuple[MutableMapping[str, Any], ...] = (self._removed, self._layouts, self._shown)
         for table in tables:
             for known in [known for known in table if is_below(known, path)]:
                 table.pop(known, None)
@@ -200,11 +199,6 @@ class Hierarchy:
         for path in as_stored:
             self.show_as_stored(path)
         self._removed |= {known.path: known for known in removed}
-
-    def begin(self, layout: ArrayLayout) -> None:
-        """Note that an array is being created through the mount: only directories of chunks that were created exist."""
-        layout.directories = {}
-        self._made[layout.path] = layout
 
     def show_as_stored(self, path: str) -> None:
         """Show the sharded array at *path* as stored from now on: its writer writes shards."""

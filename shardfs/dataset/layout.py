@@ -109,17 +109,12 @@ class ArrayLayout:
     """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
     *pending* are the shards with changes that are not committed yet. *serial* is unique to this layout.
-
-    *directories* is None if the directories of chunks exist throughout the grid. In an array that is being created
-    through the mount, it holds those that were created, as next coordinates by prefix: its writer creates every
-    directory itself, and `cp -r` fails if one exists. See `Array.has_directory`.
     """
 
     path: str
     grid: ShardGrid
     key_encoding: ChunkKeyEncoding
     pending: PendingShards = field(default_factory=PendingShards)
-    directories: dict[Coords, set[int]] | None = None
     serial: int = field(default_factory=count(1).__next__)
     _run_length: int = 0
 
@@ -150,25 +145,6 @@ class ArrayLayout:
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
         return join_key(self.path, self.key_encoding.encode(coords))
-
-    def has_directory(self, coords: Coords) -> bool:
-        """Whether the directory of chunks at *coords* exists, given that its parent does."""
-        if self.directories is None:
-            return True
-        return coords[-1] in self.directories.get(coords[:-1], ()) if coords else bool(self.directories)
-
-    def make_directory(self, coords: Coords) -> None:
-        """Note that a directory of chunks exists, and those above it."""
-        if self.directories is not None:
-            self.directories.setdefault((), set())
-            for depth, index in enumerate(coords):
-                self.directories.setdefault(coords[:depth], set()).add(index)
-
-    def remove_directory(self, coords: Coords) -> None:
-        """Note that an empty directory of chunks was removed."""
-        if self.directories is not None:
-            self.directories.pop(coords, None)
-            self.directories.get(coords[:-1], set()).discard(coords[-1] if coords else 0)
 
 
 class InodeGenerations:

@@ -312,19 +312,9 @@ class ChunkView(NamedTuple):
         return blake2b(repr(said).encode() + array.fingerprint, digest_size=16).digest()
 
     @property
-    def shown_missing(self) -> Missing | None:
-        """What is shown for a missing chunk; None if nothing is.
-
-        While an array is created through the mount, nothing is: its writer takes chunks that it did not write for an
-        error.
-        """
-        return self.missing if self.array.layout.directories is None else None
-
-    @property
     def listed_missing(self) -> Missing | None:
         """What a listing shows for a missing chunk; None if nothing."""
-        missing = self.shown_missing
-        return missing if missing is not None and missing.is_listed else None
+        return self.missing if self.missing is not None and self.missing.is_listed else None
 
     def has_chunks_of(self, other: "ChunkView") -> bool:
         """Whether the chunks are in the same places as those of *other*, mean the same and look the same."""

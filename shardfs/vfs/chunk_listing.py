@@ -15,7 +15,7 @@ from shardfs.errors import ShardfsError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.vfs.chunk_cache import ChunkView
+from shardfs.vfs.chunk_cache import ChunkView, Missing
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, Row, unreadable
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering
 
@@ -38,6 +38,13 @@ class ListedChunks(Protocol):
 
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*."""
+
+    @property
+    def listed_missing(self) -> Missing | None:
+        """What a listing shows for a missing chunk; None if nothing."""
+
+    def directories_in(self, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
+        """Yield, in order, the next coordinates of the directories of chunks that are listed in the one at *prefix*."""
 
     def directory_ino(self, position: int) -> int:
         """Return the inode number of the directory at *position*."""
@@ -65,27 +72,13 @@ async def list_chunks(tree: ListedChunks, prefix: Coords, cookie: int) -> AsyncG
 async def _list_directories(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
     position = tree.numbering.of_directory((*prefix, 0))
     template = await tree.directory_attributes(position)
-    async for numbers in _directories_in(tree, prefix):
+    async for numbers in tree.directories_in(prefix):
         behind = numbers[bisect_left(numbers, start) :]
         for first in range(0, len(behind), _BATCH):
             part = behind[first : first + _BATCH]
             inos = [tree.directory_ino(position + n) for n in part]
             sizes = repeat(template.size, len(part))
             yield Batch(template, list(zip(_decimals(part), inos, sizes, _shifted(part, 1), strict=True)))
-
-
-async def _directories_in(tree: ListedChunks, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
-    made = tree.array.layout.directories
-    if made is not None:
-        async for covered in tree.array.covered(prefix):
-            for index in covered:
-                await tree.array.has_directory((*prefix, index))  # others may have stored chunks in it
-        yield sorted(made.get(prefix, ()))
-    elif tree.chunk_view.listed_missing is not None:
-        yield range(tree.array.grid.grid_shape[len(prefix)])
-    else:
-        async for covered in tree.array.covered(prefix):
-            yield covered
 
 
 async def _list_flat(tree: ListedChunks, start: int) -> AsyncGenerator[Batch, None]:
@@ -96,7 +89,7 @@ async def _list_flat(tree: ListedChunks, start: int) -> AsyncGenerator[Batch, No
     first = tree.numbering.coords(base + start)
     if not first:
         yield await _only_chunk(tree)
-    elif tree.chunk_view.listed_missing is None:
+    elif tree.listed_missing is None:
         async for prefix in array.rows(first[:-1]):
             async for batch in _list_row(tree, prefix, first[-1] if prefix == first[:-1] else 0):
                 yield batch
@@ -120,7 +113,7 @@ async def _only_chunk(tree: ListedChunks) -> Batch:
 
 async def _list_row(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
     """List the chunks of one row, and between them the missing ones, if those are listed."""
-    missing, array = tree.chunk_view.listed_missing, tree.array
+    missing, array = tree.listed_missing, tree.array
     if missing is None:
         async for run in array.list_row(prefix, start):
             for batch in _batches(tree, run, prefix, None):

@@ -311,7 +311,7 @@ class Documents:
         """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
-            self._fs.hierarchy.begin(chunks.array.layout)
+            chunks.begin()
             await self._orphans.make_directories(chunks, place)
 
     async def _store_document(

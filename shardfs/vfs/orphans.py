@@ -145,7 +145,7 @@ class OrphanChunks:
                 found = chunks.directory_at(path) if entry.kind is Kind.DIRECTORY else None
                 if found is not None:
                     pending.append(path)
-                    chunks.array.layout.make_directory(found.coords)
+                    chunks.make_directory(found.coords)
                     self._fs.became_chunks(found, join_key(place, path))
 
     async def absorb_file(self, key: str) -> None:
@@ -182,7 +182,6 @@ class OrphanChunks:
         if again and not self._writer.has_room(snapshot.size):
             await self._writer.commits.flush()  # nothing else runs before the mount answers requests
         status = snapshot.stat
-        array.layout.make_directory(coords[:-1])
         await self._writer.put(
             array,
             coords,

@@ -5,9 +5,11 @@ import os
 import random
 import shutil
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -143,6 +145,78 @@ def test_files_may_come_in_any_order(
     assert files_below(mounted.path).keys() == set(keys)
     mounted.unmount()
     assert_group_is_packed(source)
+
+
+def move_in(old: Path, new: Path) -> None:
+    """Move a copy of *old*."""
+    shutil.copytree(old, old.with_name("moved"))
+    tool("mv", old.with_name("moved"), new)
+
+
+COPIERS: dict[str, Callable[[Path, Path], object]] = {
+    "cp -r": lambda old, new: tool("cp", "-r", old, new),
+    "copytree": shutil.copytree,
+    "mv": move_in,
+    "rsync": lambda old, new: tool("rsync", "-a", f"{old}/", new),
+    "tar": lambda old, new: tool("sh", "-c", f"tar -C {old.parent} -c {old.name} | tar -C {new.parent} -x"),
+    "fsspec": lambda old, new: fsspec.filesystem("file").put(f"{old}/", f"{new}/", recursive=True),
+}
+
+
+def test_copiers_that_make_every_directory_fill_a_new_array_and_it_can_be_removed(
+    mount: Mounter, plain: Path, source: Path
+) -> None:
+    """Some give up if a directory exists. The document comes first, the second time where an array was removed."""
+    mounted, chunks = mount(source, write=True, shards="2,2,2"), files_below(plain / "image/c")
+    for name, copy in COPIERS.items():
+        new = mounted.path / name
+        for turn in range(2):
+            new.mkdir()
+            shutil.copy(plain / "image/zarr.json", new)
+            copy(plain / "image/c", new / "c")
+            assert files_below(new / "c") == chunks
+            if not turn:
+                shutil.rmtree(new)
+    mounted.unmount()
+    assert_native(source / "cp -r")
+    later = mount(source, write=True, shards="2,2,2")
+    for name in COPIERS:
+        shutil.rmtree(later.path / name)
+    assert not list(later.path.iterdir())
+    later.unmount()
+    assert not list(source.iterdir())
+
+
+def test_a_new_array_has_the_directories_that_were_made_and_those_with_chunks(
+    mount: Mounter, plain: Path, source: Path
+) -> None:
+    mounted = mount(source, write=True, shards="2,2,2")
+    root = mounted.path / "image"
+    root.mkdir()
+    shutil.copy(plain / "image/zarr.json", root)
+    assert os.listdir(root) == ["zarr.json"]
+    for name in ("c/0", "c"):
+        with pytest.raises(FileNotFoundError):
+            os.listdir(root / name)
+    for name in ("c", "c/0", "c/1", "c/1/1", "c/3"):
+        (root / name).mkdir()
+        with pytest.raises(FileExistsError):
+            (root / name).mkdir()
+    shutil.copy(plain / "image/c/1/1/0", root / "c/1/1/0")
+    flush(mounted)
+    assert sorted(os.listdir(root / "c")) == ["0", "1", "3"]  # and not all that the shard covers
+    assert os.listdir(root / "c/1") == ["1"]
+    assert not (root / "c/1/0").exists()
+    with pytest.raises(OSError, match="not empty"):
+        (root / "c/1").rmdir()
+    (root / "c/1/1/0").unlink()
+    for name in ("c/0", "c/1/1"):
+        (root / name).rmdir()
+        assert not (root / name).exists()
+    assert sorted(os.listdir(root / "c")) == ["1", "3"]
+    (root / "c").rmdir()  # with empty ones below
+    assert os.listdir(root) == ["zarr.json"]
+    assert not (root / "c").exists()
 
 
 def test_what_another_program_has_written_to_the_group_of_a_new_array_stays(

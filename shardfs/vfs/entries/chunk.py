@@ -29,7 +29,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
-from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
+from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
 from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
@@ -57,6 +57,10 @@ class ChunkTree:
     their inode numbers. Some programs remove a name in order to take it: the next lookup of one in *removed_again*
     finds nothing. *removals* counts how often the directory at each position was removed: its inode number changes
     then, because the kernel treats the old one as deleted.
+
+    Directories of chunks exist throughout the grid. Not so in an array that is being created: `cp -r` and
+    `shutil.copytree` make each directory without looking first, and give up if it exists. There, *made* are those that
+    exist: programs made them, or they were found to have chunks.
     """
 
     def __init__(self, fs: Tree, chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
@@ -72,13 +76,14 @@ class ChunkTree:
         self.refilled: dict[Coords, int] = {}
         self.removed_again: set[Coords] = set()
         self.removals: Counter[int] = Counter()
+        self.made: set[Coords] | None = None
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
     @property
     def has_history(self) -> bool:
         """Whether it holds anything that cannot be computed again."""
-        return bool(self.refilled or self.removed_again or self.removals or self.array.layout.directories is not None)
+        return bool(self.refilled or self.removed_again or self.removals or self.made is not None)
 
     # Names.
 
@@ -138,7 +143,7 @@ class ChunkTree:
         if not self._contains(coords):
             return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
         if len(coords) < self._ndim:
-            if not await self.array.has_directory(coords):
+            if not await self.has_directory(coords):
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
         attributes, _ = await self.find(coords)
@@ -189,12 +194,68 @@ class ChunkTree:
             async for batch in list_chunks(self, (), cookie):
                 yield batch
         elif (cookie == 0 or cookie >= OTHERS) and (
-            await array.has_shards() if array.layout.directories is None else await array.has_directory(())
+            await array.has_shards() if self.made is None else await self.has_directory(())
         ):
             attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
 
+    # Directories.
+
+    def begin(self) -> None:
+        """Note that the array is being created."""
+        self.made = set()
+
+    async def has_directory(self, coords: Coords) -> bool:
+        """Whether the directory of chunks at *coords*, which is within the grid, exists."""
+        if self.made is None or coords in self.made:
+            return True
+        if await self.array.is_empty(coords):
+            return False
+        self.made.add(coords)
+        return True
+
+    def make_directory(self, coords: Coords) -> None:
+        """Note that a directory of chunks was made; those above it exist."""
+        if self.made is not None:
+            self.made |= {coords[:depth] for depth in range(len(coords) + 1)}
+
+    def remove_directory(self, coords: Coords) -> None:
+        """Note that a directory of chunks was removed, with those below it, which are empty too."""
+        if self.made is not None:
+            self.made = {made for made in self.made if made[: len(coords)] != coords}
+        self.removals[self.numbering.of_directory(coords)] += 1
+
+    async def directories_in(self, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
+        """Yield, in order, the next coordinates of the directories of chunks that are listed in the one at *prefix*."""
+        if len(prefix) == self._ndim - 1:
+            return  # chunks are listed there
+        if self.made is not None:
+            # Others may have stored chunks in those that nobody made here.
+            covered = [index async for numbers in self.array.covered(prefix) for index in numbers]
+            with_chunks = [index for index in covered if await self.has_directory((*prefix, index))]
+            depth = len(prefix)
+            made = {made[depth] for made in self.made if len(made) == depth + 1 and made[:depth] == prefix}
+            yield sorted(made.union(with_chunks))
+        elif self.listed_missing is not None:
+            yield range(self.array.grid.grid_shape[len(prefix)])
+        else:
+            async for numbers in self.array.covered(prefix):
+                yield numbers
+
     # Attributes and content.
+
+    @property
+    def shown_missing(self) -> Missing | None:
+        """What is shown for a missing chunk; None if nothing is.
+
+        While the array is being created, nothing is: its writer takes chunks that it did not write for an error.
+        """
+        return self.chunk_view.missing if self.made is None else None
+
+    @property
+    def listed_missing(self) -> Missing | None:
+        """What a listing shows for a missing chunk; None if nothing."""
+        return self.chunk_view.listed_missing if self.made is None else None
 
     def show(self, chunk_view: ChunkView) -> None:
         """Show the chunks by *chunk_view*, which has the same chunks in the same places."""
@@ -225,7 +286,7 @@ class ChunkTree:
         state, extent = await self.array.find(coords, fresh=fresh)
         ttl, status = self.ttl(state), state.stat
         if extent is None:
-            missing = self.chunk_view.shown_missing
+            missing = self.shown_missing
             if missing is None:
                 return absent(ttl), None
             chunk = await missing.chunk()
@@ -393,8 +454,8 @@ class Chunk(PublishedEntry):
         if handle is None:
             raise NotFoundError(f"{self.path} does not exist")
         chunks = await self.chunks.present()
-        missing = chunks.chunk_view.missing
-        if missing is None or not missing.is_listed:
+        missing = chunks.chunk_view.listed_missing
+        if missing is None:
             if not isinstance(handle.extent, FillChunk):
                 await self.fs.writable.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
         elif chunks.refilled.get(self.coords) == handle.ino:
@@ -459,7 +520,6 @@ class Chunk(PublishedEntry):
             gid=status.gid,
         )
         chunks.refilled.pop(coords, None)
-        array.layout.make_directory(coords[:-1])  # which may have been removed while the chunk was written
         chunks.keep_version(own.ino, coords)
         return own
 
@@ -527,10 +587,9 @@ class ChunkDirectory(Entry):
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Create the directory in an array that is being created; in other arrays it exists already."""
-        layout = self.chunks.array.layout
-        if layout.has_directory(self.coords):
+        if await self.chunks.has_directory(self.coords):
             await super().make_directory(mode, owner)
-        layout.make_directory(self.coords)
+        self.chunks.make_directory(self.coords)
 
     async def remove_directory(self) -> None:
         """Remove what is stored of the directory."""
@@ -539,8 +598,7 @@ class ChunkDirectory(Entry):
             raise NotEmptyError("there are chunks in the directory")
         await self._require_no_scratch()
         await self.fs.remove_scratch(self.path)
-        chunks.array.layout.remove_directory(self.coords)
-        chunks.removals[self.position] += 1
+        chunks.remove_directory(self.coords)
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
             present = await chunks.present()
@@ -555,7 +613,11 @@ class ChunkDirectory(Entry):
             return
         for entry in entries:
             is_empty = self.chunks.owns(entry.name)
-            if is_empty and await self.chunks.array.lists((*self.coords, int(entry.name))):
+            if is_empty and await self._lists(int(entry.name)):
                 is_empty = not [key async for key in walk_files(store, join_key(scratch, entry.name))]
             if not is_empty:
                 raise NotEmptyError(f"{entry.name} is in the directory")
+
+    async def _lists(self, index: int) -> bool:
+        """Whether there is a listed directory with the next coordinate *index*."""
+        return any([index in numbers async for numbers in self.chunks.directories_in(self.coords)])
