@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.torture.disks import FILE_SYSTEMS, disk_of
 from tests.torture.history import WrongError
 from tests.torture.lives import Life
+from tests.torture.soak import soak
 
 ROUNDS = 8
 """How often a source is mounted before a new one is made."""
@@ -27,11 +28,12 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=2, help="how long  [default: 2]")
     parser.add_argument("--seed", type=int, help="begin with the source of this seed, which a failure names")
+    parser.add_argument("--soak", action="store_true", help="kill nothing, and print what grows in the daemon")
     parser.add_argument("--lives", type=int, help="end after so many sources")
     parser.add_argument(
         "--on",
         action="append",
-        choices=["directory", *FILE_SYSTEMS],
+        choices=["directory", *FILE_SYSTEMS, "s3"],
         help="where sources are; file systems need root. May be given several times  [default: directory]",
     )
     options = parser.parse_args()
@@ -49,11 +51,14 @@ def main() -> int:
             with disk_of(kind, directory) as disk:
                 life = Life(directory, disk, random.Random(seed), figures)
                 try:
-                    life.live(ROUNDS, until)
+                    if options.soak:
+                        print(f"soak: {soak(life, options.minutes)}")
+                    else:
+                        life.live(ROUNDS, until)
                 except Exception as error:
                     failures += 1
                     kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))
-                    shutil.copytree(life.source, kept / "source", symlinks=True)
+                    shutil.copytree(disk.stored(directory / "stored"), kept / "source", symlinks=True)
                     for log in directory.glob("log-*"):
                         shutil.copy(log, kept)
                     text = str(error) if isinstance(error, WrongError) else repr(error)

@@ -1,14 +1,31 @@
-"""Where the source of a mount is kept, and what is left of that when the power is cut."""
+"""Where the source of a mount is kept, what is left of that when the power is cut, and what goes wrong with it."""
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.s3_faults import Fault, LostReply, LostRequest, Reply, Truncated
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket, ministack
 
 FILE_SYSTEMS = {"ext4": 128, "xfs": 320, "btrfs": 128}
 """Those that a disk may have, with its size in MiB."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that mounts a *source*: where its state is, and variables that it has."""
+
+    source: str
+    state: Path
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 class Disk:
@@ -19,6 +36,31 @@ class Disk:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def hosts(self) -> list[Host]:
+        """Those that mount the source, at the same time."""
+        return [Host(str(self.path / "source"), self.path / "state")]
+
+    def store(self, source: Path) -> None:
+        """Store what is in a directory."""
+        shutil.copytree(source, self.path / "source")
+        os.sync()
+
+    def stored(self, _: Path) -> Path:
+        """Return a directory with what is stored, or make one."""
+        return self.path / "source"
+
+    def left(self) -> list[str]:
+        """What mounts left behind that have ended."""
+        states = [self.path / "source/.shardfs" / name for name in ("journal", "conflicts", "drafts", "staged")]
+        return [str(path) for state in states for path in state.rglob("*") if path.suffix != ".damaged"]
+
+    def disturb(self, chance: random.Random) -> None:
+        """Let something go wrong, or not."""
+
+    def calm(self) -> None:
+        """Let nothing go wrong from now on."""
+
     def snapshot(self) -> None:
         """Remember what is on the disk in this moment."""
         raise NotImplementedError
@@ -26,6 +68,50 @@ class Disk:
     def cut(self) -> None:
         """Lose everything since then; nobody may use the disk."""
         raise NotImplementedError
+
+
+class Remote(Disk):
+    """A bucket with two hosts, whose requests and replies are lost, and refused."""
+
+    def __init__(self, path: Path, bucket: Bucket, proxy: S3Proxy) -> None:
+        super().__init__(path)
+        self._bucket, self._proxy = bucket, proxy
+
+    @property
+    def hosts(self) -> list[Host]:
+        behind = self._bucket.through(self._proxy.url)
+        return [Host(behind.url("data.zarr"), self.path / f"state-{n}", behind.environment) for n in range(2)]
+
+    def store(self, source: Path) -> None:
+        self._bucket.upload(source, "data.zarr")
+
+    def stored(self, directory: Path) -> Path:
+        shutil.rmtree(directory, ignore_errors=True)
+        return self._bucket.download(directory, "data.zarr")
+
+    def left(self) -> list[str]:
+        journals = [path for path in self.path.rglob("*") if {"journal", "conflicts"} & {*path.parts}]
+        return [*self._bucket.uploads(), *(str(path) for path in journals if path.is_file())]
+
+    def disturb(self, chance: random.Random) -> None:
+        if chance.random() < 0.02:
+            self._proxy.latency = chance.choice([0, 0, 0.002, 0.02])
+            self._proxy.fail(None, chance.choice(_FAULTS), times=chance.randrange(1, 3))
+
+    def calm(self) -> None:
+        self._proxy.heal()
+        self._proxy.log.clear()
+        self._proxy.latency = 0.0
+
+
+_FAULTS: list[Fault] = [
+    Reply(500, "InternalError"),
+    Reply(503, "SlowDown"),
+    Reply(500, "InternalError", forwarded=True),
+    LostRequest(),
+    LostReply(),
+    Truncated(10),
+]
 
 
 class LoopDisk(Disk):
@@ -57,6 +143,10 @@ def disk_of(kind: str, directory: Path) -> Iterator[Disk]:
     path.mkdir()
     if kind == "directory":
         yield Disk(path)
+        return
+    if kind == "s3":
+        with ministack() as server, S3Proxy(server.endpoint_url) as proxy:
+            yield Remote(path, server.make_bucket(), proxy)
         return
     images = directory / "images"
     images.mkdir()

@@ -148,3 +148,15 @@ GEOMETRIES = (
 )
 CHUNKS = [(geometry, at) for geometry in GEOMETRIES for at in geometry.grid()]
 NUMBERS = {(geometry.name, at): number for number, (geometry, at) in enumerate(CHUNKS)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The chunks that one host changes, if there are several: one *number* of so many parts."""
+
+    number: int = 0
+    nparts: int = 1
+
+    def of(self, chunks: Sequence[Coordinates], geometry: Geometry) -> list[Coordinates]:
+        """Those of an array that are in this part."""
+        return [at for at in chunks if NUMBERS[geometry.name, at] % self.nparts == self.number]

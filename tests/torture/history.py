@@ -106,28 +106,36 @@ class History:
             if not any(not second.is_before(change) for change in between):
                 raise WrongError(f"{path} was created twice exclusively\n{self.story([path])}")
 
-    def stop(self, why: str) -> None:
-        """All that is being done ends now, done or not."""
+    def stop(self, why: str, *, cut: bool = False) -> None:
+        """All that is being done ends now, done or not; after a power *cut* so is all that was not durable."""
         self._note(why, self.changes)
-        for operation in self.running.values():
-            for change in operation.changes:
-                change.end = self.now
+        for changes in self.changes.values():
+            for change in changes:
+                change.end = self.now if change.end is None else change.end
+                change.is_done = change.is_durable if cut else change.is_done
         self.running.clear()
+
+    def forget(self) -> None:
+        """Forget what does not matter any more, if nothing is killed, and no power cut, from now on."""
+        oldest = min((operation.begin for operation in self.running.values()), default=self.now)
+        for path, changes in self.changes.items():
+            self.changes[path] = self._latest(path, [c for c in changes if c.is_done and (c.end or 0) < oldest])
+        first = min(change.begin for changes in self.changes.values() for change in changes)
+        del self.notes[: max(0, first - self.notes[0][0]) if self.notes else 0]
 
     # What is found
 
-    def survived(self, path: str, *, cut: bool) -> set[str] | None:
-        """Contents that may be found after a kill, or a power cut; None if any may be."""
-        counted = [c for c in self.changes[path] if (c.is_durable if cut else c.is_done)]
-        latest = self._latest(path, counted)
-        if any(not change.whole and change not in counted for change in latest):
+    def survived(self, path: str) -> set[str] | None:
+        """Contents that may be found after the end of all that was done; None if any may be."""
+        latest = self._latest(path, [change for change in self.changes[path] if change.is_done])
+        if any(not change.whole and not change.is_done for change in latest):
             return None
         return {change.token for change in latest}
 
     def settle(self, found: Mapping[str, str], *, cut: bool) -> None:
-        """Check what was found after a kill or a power cut, and go on from there; raises `WrongError`."""
+        """Check what was found after a kill or a power *cut*, and go on from there; raises `WrongError`."""
         for path, token in found.items():
-            allowed = self.survived(path, cut=cut)
+            allowed = self.survived(path)
             if allowed is not None and not _is_one(token, allowed):
                 names = ", ".join(sorted(name or "absent" for name in allowed))
                 raise WrongError(f"{path} is {token or 'absent'}, not one of {names}\n{self.story([path])}")
@@ -135,7 +143,8 @@ class History:
                 token = min(name for name in allowed if name.startswith(BROKEN))
             self._note(f"{path} is {token or 'absent'}", [path])
             earlier = self._latest(path, [c for c in self.changes[path] if c.is_durable])  # if power is cut later
-            settled = Change(path, token, self.now, "found", end=self.now, is_done=True, is_durable=cut)
+            whole = all(change.whole for change in self.changes[path])
+            settled = Change(path, token, self.now, "found", whole, end=self.now, is_done=True, is_durable=cut)
             self.changes[path] = [settled] if cut else [*earlier, settled]
 
     def story(self, paths: Iterable[str]) -> str:
@@ -174,4 +183,4 @@ def _is_one(token: str, allowed: set[str]) -> bool:
         return allowed != {ABSENT}
     if token == BROKEN:
         return any(name.startswith(BROKEN) for name in allowed)
-    return token in allowed
+    return token in allowed or (token.startswith(BROKEN) and BROKEN in allowed)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -20,17 +20,20 @@ from typing import Any
 import numpy as np
 
 from tests.support.commands import run
-from tests.support.mounting import PATIENCE, Mount, flush, mounter
+from tests.support.hosts import kill
+from tests.support.mounting import PATIENCE, Mount, Mounter, flush, mounter
 from tests.support.readers import READERS, assert_same
 from tests.torture.disks import Disk
 from tests.torture.documents import make_source
-from tests.torture.geometry import ABSENT, BROKEN, CHUNKS, GEOMETRIES, Geometry, View
+from tests.torture.geometry import ABSENT, BROKEN, CHUNKS, GEOMETRIES, Geometry, Part, View
 from tests.torture.history import History, WrongError
 from tests.torture.worker import work
 
 VIEWS = (View(), View(), View(), View("v2"), View("v2"), View("v3", True), View("v2", True))
 NPROCESSES = 4
 JUDGE = "judge"
+EXPECTED = (r"shardfs\.fuse\.operations: (read|open): .* (does not decode|bytes, not)",)
+"""Errors in the log of a mount whose processes make what is no chunk."""
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.torture.worker"])
 
@@ -53,14 +56,24 @@ class Team:
             yield json.loads(data)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A mount of a host, which shows a view; only this host changes its *part* of the chunks."""
+
+    mounted: Mount
+    view: View
+    part: Part
+
+
 @contextmanager
-def team(mounted: Mount, view: View, locks: Path, chance: random.Random) -> Iterator[Team]:
-    """Let processes work until the end of the block."""
+def team(places: Sequence[Place], locks: Path, chance: random.Random) -> Iterator[Team]:
+    """Let processes work until the end of the block, on each mount in turn."""
     receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receiver.settimeout(PATIENCE)
     processes = []
     for number in range(NPROCESSES):
-        arguments = (mounted.path, view, sender, locks, chance.getrandbits(64), f"w{number}")
+        place = places[number % len(places)]
+        arguments = (place.mounted.path, place.view, place.part, sender, locks, chance.getrandbits(64), f"w{number}")
         process = _PROCESSES.Process(target=work, args=arguments)
         process.start()
         processes.append(process)
@@ -87,15 +100,14 @@ class Life:
     """Arrays that were not looked at since the mount ended, and whether the power was cut."""
 
     def __post_init__(self) -> None:
-        self.source = self.disk.path / "source"
         self.locks = self.directory / "locks"
         self.locks.touch()
-        make_source(self.source)
+        make_source(self.directory / "template")
+        self.disk.store(self.directory / "template")
         contents = {geometry.name_of(at): ABSENT for geometry, at in CHUNKS}
         for geometry in GEOMETRIES:
             contents |= {f"{geometry.name} shape": str(list(geometry.shape)), f"{geometry.name} label": "None"}
         self.history.start(contents)
-        os.sync()
 
     def live(self, rounds: int, until: float) -> None:
         """Mount, work and end so often, or until a moment; raises `WrongError` if something is."""
@@ -104,54 +116,76 @@ class Life:
                 break
             self._mount_and_work(ends=self.chance.choice(["kill", "cut"] if self.disk.can_be_cut else ["kill"]))
         self._mount_and_work(ends="unmount")
-        state = self.source / ".shardfs"
-        left = [path for name in ("journal", "conflicts", "drafts", "staged") for path in (state / name).rglob("*")]
-        if any(path.suffix != ".damaged" for path in left):
+        left = self.disk.left()
+        if left:
             raise WrongError(f"left behind: {left}")
 
     def _mount_and_work(self, ends: str) -> None:
         chance, view = self.chance, self.chance.choice(VIEWS)
-        arguments = view.arguments
-        if chance.random() < 0.3:
-            arguments += ["--auto-compact=0.4"]
-        if chance.random() < 0.2:
-            arguments += ["--page-cache"]
-        if chance.random() < 0.3:
-            arguments += ["--metadata-ttl=0"]
-        path = self.directory / f"mnt-{os.getpid()}-0"
-        path.mkdir(exist_ok=True)
-        expected = [r"shardfs\.fuse\.operations: (read|open): .* (does not decode|bytes, not)"]
+        # What several hosts change of a shard looks like a conflict to the one that was killed; this applies it.
+        if len(self.disk.hosts) > 1 or chance.random() < 0.1:
+            self._recover()
         with mounter(self.directory) as mount:
-            mounted = mount(self.source, path=path, write=True, arguments=arguments, expect=tuple(expected))
-            self._settle(mounted, view)
+            places = self.mount(mount, view)
+            self._settle(places)
             if view.name == "v3" and (ends == "unmount" or chance.random() < 0.2):
-                self._check_natively(mounted, view)
+                self._check_natively(places)
             if ends == "unmount":
-                mounted.unmount()
+                for place in places:
+                    place.mounted.unmount()
             else:
-                self._work(mounted, view, ends)
+                self._work(places, ends)
                 self.figures[ends] += 1
         for log in self.directory.glob("log-*"):
             log.unlink()
 
+    def mount(self, mount: Mounter, view: View, **variables: str) -> list[Place]:
+        """Mount the source on each host, with random options."""
+        places = []
+        for number, host in enumerate(self.disk.hosts):
+            options = {"--auto-compact=0.4": 0.3, "--page-cache": 0.2, "--metadata-ttl=0": 0.3}
+            arguments = [*view.arguments, *(word for word, share in options.items() if self.chance.random() < share)]
+            path = self.directory / f"mnt-{os.getpid()}-{number}"
+            path.mkdir(exist_ok=True)
+            mounted = mount(
+                host.source,
+                path=path,
+                state=host.state,
+                env={**host.variables, **variables},
+                write=True,
+                arguments=arguments,
+                expect=EXPECTED,
+            )
+            places.append(Place(mounted, view, Part(number, len(self.disk.hosts))))
+        return places
+
+    def _recover(self) -> None:
+        for host in self.disk.hosts:
+            variables = {**host.variables, "XDG_STATE_HOME": str(host.state)}
+            done = run("recover", "--apply", host.source, **variables)
+            if done.returncode:
+                raise WrongError(f"shardfs recover --apply: {done.stdout}{done.stderr}")
+
     # Work
 
-    def _work(self, mounted: Mount, view: View, ends: str) -> None:
+    def _work(self, places: Sequence[Place], ends: str) -> None:
         quota, flushing = self.chance.randrange(20, 800), self.chance.random() < 0.6
         delay = 10 ** self.chance.uniform(-5, -1.3)
-        state = "working"
-        with team(mounted, view, self.locks, self.chance) as workers:
+        state, is_ending = "working", False
+        with team(places, self.locks, self.chance) as workers:
             for number, note in enumerate(workers.notes()):
                 if state == "cut":
                     continue
                 if note[0] in ("kill", "cut", "snapshot"):
                     state = note[0]
                     if state == "cut":
-                        self.history.stop("the power is cut")
+                        self.history.stop("the power is cut", cut=True)
                 else:
                     self._take(note, state)
+                self.disk.disturb(self.chance)
                 is_flush = note[0] == "begin" and note[2] == "flush"
-                if state == "working" and number >= quota and (is_flush or not flushing or number > quota + 800):
+                if not is_ending and number >= quota and (is_flush or not flushing or number > quota + 800):
+                    is_ending = True
                     time.sleep(delay)
                     if ends == "cut":
                         workers.note("snapshot")
@@ -159,16 +193,24 @@ class Life:
                         workers.note("cut")
                     else:
                         workers.note("kill")
-                    mounted.process.kill()
-                    mounted.process.wait(PATIENCE)
+                    kill(*(place.mounted for place in places))
                     workers.sender.close()
-                    state = "ending"
         self.history.stop("killed")
-        subprocess.run(["fusermount3", "-u", "-z", str(mounted.path)], check=True)
+        self.disk.calm()
+        for place in places:
+            subprocess.run(["fusermount3", "-u", "-z", str(place.mounted.path)], check=True)
         if ends == "cut":
             self.disk.cut()
         for geometry in GEOMETRIES:
             self.unsettled[geometry.name] = self.unsettled.get(geometry.name, False) or ends == "cut"
+
+    def work_while(self, goes_on: Callable[[], bool], places: Sequence[Place]) -> None:
+        """Let processes work while this says so, which is asked after each note; nothing is killed but them."""
+        with team(places, self.locks, self.chance) as workers:
+            for note in workers.notes():
+                self._take(note, "working")
+                if not goes_on():
+                    break
 
     def _take(self, note: list[Any], state: str) -> None:
         kind, process, *rest = note
@@ -194,36 +236,42 @@ class Life:
 
     # Looking
 
-    def _settle(self, mounted: Mount, view: View) -> None:
+    def _settle(self, places: Sequence[Place]) -> None:
+        view = places[0].view
         for geometry in GEOMETRIES:
             if geometry.is_shown(view) and geometry.name in self.unsettled:
                 cut = self.unsettled.pop(geometry.name)
-                self.history.settle(_look(mounted.path, geometry, view), cut=cut)
+                for place in places:
+                    self.history.settle(_look(place, geometry), cut=cut)
 
-    def _check_natively(self, mounted: Mount, view: View) -> None:
-        self._mend(mounted, view)
+    def _check_natively(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self._mend(place)
         self.history.begin(JUDGE, "flush", {}, syncs=True)
-        flush(mounted.path)
+        for place in places:
+            flush(place.mounted.path)
         self.history.end(JUDGE)
-        done = run("verify", "--data", self.source)
+        source = self.disk.stored(self.directory / "stored")
+        done = run("verify", "--data", source)
         if done.returncode:
             raise WrongError(f"shardfs verify: {done.stdout}{done.stderr}")
         for geometry in GEOMETRIES:
-            expected = _values(mounted.path, geometry, view)
+            expected = _values(places, geometry)
             for name, read in READERS.items():
                 if (name, geometry.name) != ("tensorstore", "encoded"):
                     try:
-                        assert_same(read(self.source / geometry.name), expected)
+                        assert_same(read(source / geometry.name), expected)
                     except AssertionError as error:
                         raise WrongError(f"{name} reads other values of {geometry.name}") from error
         self.figures["native"] += 1
 
-    def _mend(self, mounted: Mount, view: View) -> None:
+    def _mend(self, place: Place) -> None:
         """Write chunks that are none, which processes made by writing to parts of them."""
+        view = place.view
         for geometry in GEOMETRIES:
-            shape, _ = _document(mounted.path, geometry, view)
-            for at in geometry.grid(shape):
-                path = mounted.path / geometry.path(at, view)
+            shape, _ = _document(place, geometry)
+            for at in place.part.of(geometry.grid(shape), geometry):
+                path = place.mounted.path / geometry.path(at, view)
                 if geometry.read(str(path), view).startswith(BROKEN):
                     values = geometry.values(self.chance)
                     content, name = geometry.content(values, view), geometry.name_of(at)
@@ -233,29 +281,37 @@ class Life:
                     self.history.end(JUDGE)
 
 
-def _document(mount: Path, geometry: Geometry, view: View) -> tuple[list[int], str]:
+def _document(place: Place, geometry: Geometry) -> tuple[list[int], str]:
     """Shape and label of an array."""
-    shape, attributes = (json.loads(_content(mount / geometry.name / name) or b"{}") for name in view.documents)
+    directory = place.mounted.path / geometry.name
+    shape, attributes = (json.loads(_content(directory / name) or b"{}") for name in place.view.documents)
     return shape["shape"], str(attributes.get("attributes", attributes).get("label"))
 
 
-def _look(mount: Path, geometry: Geometry, view: View) -> dict[str, str]:
-    shape, label = _document(mount, geometry, view)
-    found = {f"{geometry.name} shape": str(shape), f"{geometry.name} label": label}
-    found |= {geometry.name_of(at): ABSENT for at in geometry.grid()}
-    for at in geometry.grid(shape):
-        found[geometry.name_of(at)] = geometry.read(str(mount / geometry.path(at, view)), view)
+def _look(place: Place, geometry: Geometry) -> dict[str, str]:
+    """What a host has of its part."""
+    shape, label = _document(place, geometry)
+    found = {}
+    if place.part.number == 0:
+        found = {f"{geometry.name} shape": str(shape), f"{geometry.name} label": label}
+    found |= {geometry.name_of(at): ABSENT for at in place.part.of(geometry.grid(), geometry)}
+    for at in place.part.of(geometry.grid(shape), geometry):
+        path = place.mounted.path / geometry.path(at, place.view)
+        found[geometry.name_of(at)] = geometry.read(str(path), place.view)
     return found
 
 
-def _values(mount: Path, geometry: Geometry, view: View) -> np.ndarray:
-    shape, _ = _document(mount, geometry, view)
+def _values(places: Sequence[Place], geometry: Geometry) -> np.ndarray:
+    """The values of an array, of which each host has a part."""
+    shape, _ = _document(places[0], geometry)
     values = np.zeros([-(-length // part) * part for length, part in zip(shape, geometry.chunk, strict=True)], "u1")
-    for at in geometry.grid(shape):
-        content = _content(mount / geometry.path(at, view))
-        if content is not None:
-            chunk = np.frombuffer(geometry.decoded(content, view) or b"", "u1").reshape(geometry.chunk)
-            values[tuple(slice(n * part, (n + 1) * part) for n, part in zip(at, geometry.chunk, strict=True))] = chunk
+    for place in places:
+        for at in place.part.of(geometry.grid(shape), geometry):
+            content = _content(place.mounted.path / geometry.path(at, place.view))
+            if content is not None:
+                chunk = np.frombuffer(geometry.decoded(content, place.view) or b"", "u1").reshape(geometry.chunk)
+                where = [slice(n * part, (n + 1) * part) for n, part in zip(at, geometry.chunk, strict=True)]
+                values[tuple(where)] = chunk
     return values[tuple(slice(length) for length in shape)]
 
 

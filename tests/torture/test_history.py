@@ -52,14 +52,15 @@ def test_of_two_that_write_at_the_same_time_one_wins(history: History) -> None:
     history.begin("w2", "write a", {"a": "two"})
     history.end("w1")
     history.end("w2")
-    assert history.survived("a", cut=False) == {"one", "two"}
+    history.stop("killed")
+    assert history.survived("a") == {"one", "two"}
 
 
 def test_what_was_done_survives_a_kill_and_what_was_begun_may(history: History) -> None:
     change(history, "a", "new")
     history.begin("w", "unlink a", {"a": ABSENT})
     history.stop("killed")
-    assert history.survived("a", cut=False) == {"new", ABSENT}
+    assert history.survived("a") == {"new", ABSENT}
     history.settle({"a": "new"}, cut=False)
     with pytest.raises(WrongError):
         read(history, "a", ABSENT)
@@ -67,13 +68,13 @@ def test_what_was_done_survives_a_kill_and_what_was_begun_may(history: History) 
 
 def test_what_was_synced_survives_a_power_cut_and_all_that_came_later_may(history: History) -> None:
     change(history, "a", "new")
-    assert history.survived("a", cut=True) == {"old", "new"}
     history.begin("s", "sync", {}, syncs=True)
     change(history, "b", "late")
     history.end("s")
-    assert history.survived("a", cut=True) == {"new"}
-    assert history.survived("b", cut=True) == {ABSENT, "late"}
-    history.stop("the power is cut")
+    change(history, "a", "newer")
+    history.stop("the power is cut", cut=True)
+    assert history.survived("a") == {"new", "newer"}
+    assert history.survived("b") == {ABSENT, "late"}
     with pytest.raises(WrongError, match="a is old, not one of new"):
         history.settle({"a": "old"}, cut=True)
 
@@ -82,9 +83,20 @@ def test_a_kill_makes_nothing_durable(history: History) -> None:
     change(history, "a", "new")
     history.stop("killed")
     history.settle({"a": "new"}, cut=False)
-    assert history.survived("a", cut=True) == {"old", "new"}
+    history.stop("the power is cut", cut=True)
+    assert history.survived("a") == {"old", "new"}
     history.settle({"a": "old"}, cut=True)
-    assert history.survived("a", cut=True) == {"old"}
+    history.stop("the power is cut", cut=True)
+    assert history.survived("a") == {"old"}
+
+
+def test_a_sync_brings_nothing_back_that_a_power_cut_may_have_lost(history: History) -> None:
+    change(history, "a", "new")
+    history.stop("the power is cut", cut=True)
+    history.begin("s", "sync", {}, syncs=True)
+    history.end("s")
+    history.stop("killed")
+    assert history.survived("a") == {"old", "new"}
 
 
 def test_a_name_is_created_once_until_it_is_removed(history: History) -> None:
@@ -107,9 +119,9 @@ def test_what_is_written_in_place_may_be_torn_until_it_is_done(history: History)
     history.begin("w", "write a", {"a": "new"}, whole=False)
     read(history, "a", "torn")
     history.stop("killed")
-    assert history.survived("a", cut=False) is None
+    assert history.survived("a") is None
     history.settle({"a": "torn"}, cut=False)
-    assert history.survived("a", cut=False) == {"torn"}
+    assert history.survived("a") == {"torn"}
 
 
 def test_a_story_tells_only_of_names_that_matter(history: History) -> None:

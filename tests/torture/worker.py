@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import end_with_parent
-from tests.torture.geometry import ABSENT, GEOMETRIES, NUMBERS, PRESENT, Coordinates, Geometry, View
+from tests.torture.geometry import ABSENT, GEOMETRIES, NUMBERS, PRESENT, Coordinates, Geometry, Part, View
 
 FLUSH = "user.shardfs.flush"
 _CHUNKS_FROM = 1000
@@ -75,8 +75,11 @@ class Notes:
 class Worker:
     """What a process may do, by name."""
 
-    def __init__(self, mount: str, view: View, notes: Notes, locks: Locks, chance: random.Random, name: str) -> None:
-        self.mount, self.view, self.notes, self.locks, self.chance, self.name = mount, view, notes, locks, chance, name
+    def __init__(
+        self, mount: str, view: View, part: Part, notes: Notes, locks: Locks, chance: random.Random, name: str
+    ) -> None:
+        self.mount, self.view, self.part = mount, view, part
+        self.notes, self.locks, self.chance, self.name = notes, locks, chance, name
         self.shown = [geometry for geometry in GEOMETRIES if geometry.is_shown(view)]
         self.ways = {
             self.write: 30,
@@ -89,9 +92,11 @@ class Worker:
             self.list_names: 3,
             self.sync: 3,
             self.flush: 2,
-            self.resize: 1,
-            self.label: 1,
         }
+        if part.number == 0:
+            self.ways |= {self.label: 1}
+        if part.nparts == 1:  # hosts see a new shape only after some time
+            self.ways |= {self.resize: 1}
         if not view.decodes:
             self.ways |= {self.patch: 6, self.extend: 4, self.cut: 2}
 
@@ -326,7 +331,7 @@ class Worker:
     def _grid(self, geometry: Geometry) -> list[Coordinates]:
         """Chunks of the shape that the array has now."""
         document = self._content(f"{self.mount}/{geometry.name}/{self.view.documents[0]}")
-        return geometry.grid(json.loads(document or b"")["shape"])
+        return self.part.of(geometry.grid(json.loads(document or b"")["shape"]), geometry)
 
     def _begin(self, geometry: Geometry, at: Coordinates, what: str, content: bytes | None, **options: bool) -> None:
         name = geometry.name_of(at)
@@ -356,11 +361,11 @@ def _list(path: str) -> list[str]:
     return []
 
 
-def work(mount: Path, view: View, sender: socket.socket, locks: Path, seed: int, name: str) -> None:
+def work(mount: Path, view: View, part: Part, sender: socket.socket, locks: Path, seed: int, name: str) -> None:
     """Work on a mount as a process of its own, until the mount ends."""
     end_with_parent(signal.SIGKILL)
     notes = Notes(sender, name)
     try:
-        Worker(str(mount), view, notes, Locks(locks), random.Random(seed), name).work()
+        Worker(str(mount), view, part, notes, Locks(locks), random.Random(seed), name).work()
     except OSError as error:
         notes.broken(f"{errno.errorcode.get(error.errno or 0)}: {error.filename}")
