@@ -6,10 +6,10 @@ A thread would not help, because `json` holds the interpreter's lock.
 import logging
 import os
 import pickle
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
 import trio
@@ -104,11 +104,27 @@ def _serve() -> None:
     """Answer requests from standard input on standard output until that ends."""
     requests, replies = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
+    _limit_memory()
     while requests.peek(1):
         replies.write(_reply(requests))
-        pickle.dump(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10, replies)
+        pickle.dump(_peak_memory(), replies)
         replies.flush()
+
+
+def _limit_memory() -> None:
+    with suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
+
+
+def _peak_memory() -> int:
+    """Return the most memory that this process has had, in bytes; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
 
 
 def _reply(requests: BinaryIO) -> bytes:

@@ -1,4 +1,7 @@
-"""Systems without the calls that only Linux has: everything is read, and nothing is written."""
+"""Systems without the calls that only Linux has: everything is read, and nothing is written.
+
+One without those of Unix, as Windows is, reads what is in S3.
+"""
 
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from tests.support.commands import SOURCE
 from tests.support.damage import document
 from tests.support.datasets import files_below, store
 from tests.support.mounting import PATIENCE, environment
+from tests.support.s3_server import Bucket
 
 WITHOUT = """
 import builtins, ctypes, fcntl, io, os, runpy, sys
@@ -44,6 +48,35 @@ def portable_os(path, *args, **options):
 
 builtins.open = io.open = portable
 os.open = portable_os
+"""
+WITHOUT_UNIX = """
+import botocore.session, boto3, ctypes, importlib, os, sys
+import click, numcodecs, numpy, trio  # which know their systems
+for name in ("fcntl", "pwd", "grp", "resource", "termios"):
+    sys.modules[name] = None
+for name in ("O_PATH", "O_DIRECT", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "RWF_NOWAIT",
+             "getuid", "geteuid", "getgid", "getegid", "preadv", "pread", "pwritev", "statvfs", "fork",
+             "sched_getaffinity", "getxattr", "listxattr", "setxattr", "removexattr", "memfd_create", "fchmod"):
+    if hasattr(os, name):
+        delattr(os, name)
+os.supports_dir_fd = set()
+
+def library(name, *_, **__):
+    if name is None:
+        raise TypeError("bad argument type for built-in operation")
+    raise OSError(name)
+
+ctypes.CDLL = library
+
+def without_directories(function):
+    def portable(*args, **options):
+        if any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+            raise NotImplementedError("dir_fd unavailable on this platform")
+        return function(*args, **options)
+    return portable
+
+for name in ("open", "stat", "unlink", "mkdir", "rmdir", "rename", "readlink", "link", "symlink"):
+    setattr(os, name, without_directories(getattr(os, name)))
 """
 RUN = WITHOUT + "runpy.run_module('shardfs', run_name='__main__', alter_sys=True)"
 
@@ -87,6 +120,30 @@ def test_no_link_leads_out_of_the_source(source: Path) -> None:
     (source.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     done = run(WITHOUT + "import shardfs; print(list(shardfs.open(sys.argv[1])['out']))", source)
     assert "leads out of the" in done.stderr
+
+
+def test_without_the_calls_of_unix_a_bucket_is_read_and_a_directory_is_refused(
+    source: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "link").unlink()
+    s3_bucket.upload(source, "data.zarr")
+    for name, value in s3_bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    code = """
+import shardfs, zarr
+with shardfs.open(sys.argv[1]) as dataset:
+    print(dataset["image"].read_chunk((0, 0)).hex(), list(dataset))
+    print(zarr.open_group(dataset.store(), mode="r")["image"][...].tobytes().hex())
+print(shardfs.info(sys.argv[1])["arrays"][0]["path"], shardfs.verify(sys.argv[1], jobs=1)["sound"])
+"""
+    url = s3_bucket.url("data.zarr")
+    done, usual = run(WITHOUT_UNIX + code, url), run("import sys\n" + code, url)
+    assert (done.returncode, done.stdout) == (0, usual.stdout), done.stderr
+    assert usual.stdout.endswith("image True\n")
+    done = run(WITHOUT_UNIX + "import shardfs; shardfs.open(sys.argv[1])", source)
+    assert done.stderr.endswith(
+        f"SourceError: {source} cannot be read here: on this system only s3:// sources are read\n"
+    )
 
 
 @pytest.mark.parametrize("words", [["compact"], ["recover", "--apply"], ["unpack"]])

@@ -47,6 +47,7 @@ from shardfs.stores.local.syscalls import (
     open_beneath,
     read_cached,
     read_fully,
+    require_walks,
     translate,
     translated,
 )
@@ -273,6 +274,7 @@ class LocalReader:
         if "\0" in root:
             raise SourceError(f"{root} has a NUL in it")
         self.root = os.path.realpath(root)
+        require_walks(root)
         try:
             self.directory = Descriptor(os.open(self.root, WALK))
             readable = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

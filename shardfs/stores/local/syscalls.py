@@ -13,16 +13,15 @@ Systems without Linux's calls are read with portable ones, and not written to: s
 
 import ctypes
 import errno
-import fcntl
 import os
-import pwd
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache, reduce
 from mmap import mmap
-from typing import Final
+from operator import or_
+from typing import Any, Final
 
 from shardfs.errors import (
     AccessDeniedError,
@@ -49,10 +48,29 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer, Descriptor
 
-IS_LINUX: Final = hasattr(os, "O_PATH") and hasattr(os, "RWF_NOWAIT") and hasattr(fcntl, "F_OFD_SETLK")
+try:
+    import fcntl
+    import pwd
+except ImportError:  # on Windows, where only remote sources are read
+    _HAS_OFD_LOCKS = _HAS_USERS = False
+else:
+    _HAS_OFD_LOCKS, _HAS_USERS = hasattr(fcntl, "F_OFD_SETLK"), True
+
+IS_LINUX: Final = hasattr(os, "O_PATH") and hasattr(os, "RWF_NOWAIT") and _HAS_OFD_LOCKS
 """Whether this system has the calls of Linux that writing needs; reading does without."""
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_WALKS: Final = hasattr(os, "O_NOFOLLOW") and os.open in os.supports_dir_fd
+"""Whether a path can be walked without following a link out of the source."""
+
+
+def _libc() -> Any:  # noqa: ANN401 - a library has whatever functions it has
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except TypeError:  # on Windows
+        return object()
+
+
+_LIBC: Final = _libc()
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
 _RENAME_NOREPLACE: Final = 1
 _SYNC_FILE_RANGE_WRITE: Final = 2
@@ -149,6 +167,12 @@ def require_linux(what: str) -> None:
         raise SourceError(f"{what} cannot be written here: shardfs writes on Linux only, and reads on this system too")
 
 
+def require_walks(what: str) -> None:
+    """Raise `SourceError` if *what*, a directory, cannot be read by this system."""
+    if not _WALKS:
+        raise SourceError(f"{what} cannot be read here: on this system only s3:// sources are read")
+
+
 def count_processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -156,10 +180,10 @@ def count_processors() -> int:
 
 def user_name(uid: int) -> str:
     """Return the name of a user, or a substitute."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    with suppress(KeyError):
+        if _HAS_USERS:
+            return pwd.getpwuid(uid).pw_name
+    return f"user {uid}"
 
 
 def is_local(fd: int) -> bool:
@@ -385,12 +409,17 @@ def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]]
     return errors.get(error.errno or 0, StoreError)(f"{key or 'the source'}: {why}")
 
 
-READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-WRITE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-DIRECTORY: Final = READ | os.O_DIRECTORY
-_AT: Final = os.O_PATH if IS_LINUX else os.O_RDONLY | os.O_NONBLOCK
-WALK: Final = _AT | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-ITSELF: Final = _AT | os.O_CLOEXEC | os.O_NOFOLLOW
+def _flags(*names: str) -> int:
+    """Return flags of `os`; where one is missing, `require_walks` refuses whatever needs it."""
+    return reduce(or_, (getattr(os, name, 0) for name in names))
+
+
+READ: Final = _flags("O_RDONLY", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY")
+WRITE: Final = _flags("O_RDWR", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY")
+DIRECTORY: Final = READ | _flags("O_DIRECTORY")
+_AT: Final = os.O_PATH if IS_LINUX else _flags("O_RDONLY", "O_NONBLOCK")
+WALK: Final = _AT | _flags("O_DIRECTORY", "O_CLOEXEC", "O_NOFOLLOW")
+ITSELF: Final = _AT | _flags("O_CLOEXEC", "O_NOFOLLOW")
 """Flags: to read a file, to read and write it, to list a directory, to pass through it, to get at a name itself."""
 
 _MAX_LINKS: Final = 40

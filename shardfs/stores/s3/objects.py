@@ -34,6 +34,7 @@ GATHER_SECONDS: Final = 0.001
 
 MEMORY_NBYTES: Final = 128 * 2**20
 
+_UID, _GID = (os.getuid(), os.getgid()) if hasattr(os, "getuid") else (0, 0)  # Windows has no such numbers
 _MAX_EXPECTED: Final = 64
 _MAX_DIRECTORIES: Final = 64
 _FEW_UNITS: Final = 4
@@ -658,4 +659,4 @@ def directory_stat() -> Stat:
 
 
 def _stat(kind: Kind, size: int, version: Hashable, identity: str, mode: int, nlink: int, time_ns: int) -> Stat:
-    return Stat(kind, size, version, identity, mode, os.getuid(), os.getgid(), nlink, 0, time_ns, time_ns, time_ns)
+    return Stat(kind, size, version, identity, mode, _UID, _GID, nlink, 0, time_ns, time_ns, time_ns)
