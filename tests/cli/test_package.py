@@ -1,15 +1,17 @@
-"""The wheel: what man pages and shells make of it."""
+"""The wheel and the recipe for conda: whether they can be published; what man pages and shells make of the wheel."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
 import click
 import pytest
+from rattler_build import Stage0Recipe
 
 import shardfs
 from shardfs.cli import cli, every_command
@@ -19,19 +21,51 @@ TOP = Path(shardfs.__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the wheel brings besides Python, and a command `shardfs` in `bin` beside it."""
-    directory = tmp_path_factory.mktemp("package")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory]
     done = subprocess.run(build, cwd=TOP, capture_output=True, text=True, check=False)
     assert done.returncode == 0, str(done)
-    (wheel,) = directory.glob("*.whl")
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def share(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the wheel brings besides Python, and a command `shardfs` in `bin` beside it."""
+    directory = tmp_path_factory.mktemp("package")
     with ZipFile(wheel) as file:
         file.extractall(directory)
     (directory / "bin").mkdir()
     (directory / "bin/shardfs").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m shardfs "$@"\n')
     (directory / "bin/shardfs").chmod(0o755)
     return Path(shutil.move(directory / f"shardfs-{shardfs.__version__}.data/data/share", directory))
+
+
+@pytest.mark.parametrize(
+    "check", [["twine", "check", "--strict"], ["check_wheel_contents"]], ids=lambda check: check[0]
+)
+def test_the_wheel_is_ready_to_be_published(wheel: Path, check: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *check, wheel], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_recipe_is_one_for_conda_and_needs_what_the_project_needs() -> None:
+    """rattler-build refuses fields and licenses that it does not know."""
+    (variant,) = Stage0Recipe.from_file(TOP / "recipe/recipe.yaml").render()
+    recipe = variant.recipe.to_dict()
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    extras = ("fuse", "serve", "s3", "dask", "parquet")
+    optional = [needed for extra in extras for needed in project["optional-dependencies"][extra]]
+    assert recipe["package"] == {"name": "shardfs", "version": shardfs.__version__}
+    assert recipe["requirements"]["run"] == [
+        f"python {project['requires-python']}",
+        *(bound.partition(";")[0].replace(">=", " >=") for bound in project["dependencies"]),
+    ]
+    assert recipe["requirements"]["run_constraints"] == [bound.replace(">=", " >=") for bound in optional]
+    commands = [f"{name} = {function}" for name, function in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == commands
+    assert recipe["about"]["summary"] == project["description"]
 
 
 def words_of(text: str) -> set[str]:
