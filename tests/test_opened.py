@@ -260,6 +260,20 @@ def test_a_directory_that_another_program_replaces_is_found_anew(source: Path) -
         assert in_tree(dataset, Paths.read, "moved/file") == b"old"
 
 
+@pytest.mark.parametrize(
+    ("door", "library", "requirement"),
+    [("store", "zarr.abc.store", "zarr>=3.1"), ("filesystem", "fsspec.asyn", "fsspec")],
+)
+def test_what_a_door_needs_is_named_if_it_is_not_installed(
+    source: Path, monkeypatch: pytest.MonkeyPatch, door: str, library: str, requirement: str
+) -> None:
+    for name in ("shardfs.api.zarr_store", "shardfs.api.fsspec_filesystem"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with shardfs.open(source) as dataset, pytest.raises(errors.UsageError, match=f"pip install '{requirement}'$"):
+        getattr(dataset, door)()
+
+
 def test_a_document_that_is_refused_leaves_everything_as_it_was(source: Path) -> None:
     before = (source / "image/zarr.json").read_bytes()
     with shardfs.open(source, write=True) as dataset:

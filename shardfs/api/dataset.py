@@ -1,6 +1,8 @@
 """The dataset as an object: `shardfs.open`, and the arrays and groups in it."""
 
 import operator
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -10,7 +12,7 @@ from shardfs.api.opened import OpenDataset
 from shardfs.dataset.maintenance.verify import measure
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import NotADirectoryHereError, NotFoundError, NotUnshardable
+from shardfs.errors import NotADirectoryHereError, NotFoundError, NotUnshardable, UsageError
 from shardfs.format.document import parse_json
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, join_key
@@ -47,8 +49,10 @@ class Dataset(OpenDataset):
         Through it, zarr-python, xarray and Dask read inner chunks, and append them to shards. It lasts as long as the
         dataset. A store that was sent to another process opens the dataset there.
         """
-        from shardfs.api.zarr_store import ShardfsStore  # only here: zarr-python need not be installed
-
+        try:
+            from shardfs.api.zarr_store import ShardfsStore  # only here: zarr-python need not be installed
+        except ModuleNotFoundError as error:
+            raise _missing("a store", "zarr-python 3.1 or newer", "zarr>=3.1", error) from None
         return ShardfsStore(self, path, read_only=read_only)
 
     def filesystem(self, *, asynchronous: bool = False) -> "ShardfsFileSystem":
@@ -58,8 +62,10 @@ class Dataset(OpenDataset):
         long as the dataset; one that was sent to another process opens the dataset there. *asynchronous* is for
         programs that await its methods.
         """
-        from shardfs.api.fsspec_filesystem import ShardfsFileSystem  # only here: fsspec need not be installed
-
+        try:
+            from shardfs.api.fsspec_filesystem import ShardfsFileSystem  # only here: fsspec need not be installed
+        except ModuleNotFoundError as error:
+            raise _missing("a filesystem", "fsspec", "fsspec", error) from None
         return ShardfsFileSystem(dataset=self, asynchronous=asynchronous, skip_instance_cache=True)
 
 
@@ -168,3 +174,11 @@ async def _shards(paths: Paths, path: str) -> list[dict[str, Any]]:
         raise NotUnshardable(f"{path or 'the source'} has no shards")
     uses = [(coords, await measure(array, coords)) async for coords in walk_shards(array)]
     return [{"coords": list(coords), **asdict(use), "dead": use.dead} for coords, use in uses]
+
+
+def _missing(what: str, library: str, requirement: str, error: ModuleNotFoundError) -> Exception:
+    """Return the error for a library that is not installed, or *error* if something else is missing."""
+    if (error.name or "").partition(".")[0] != requirement.partition(">")[0]:
+        return error
+    command = f"{shlex.quote(sys.executable)} -m pip install '{requirement}'"
+    return UsageError(f"{what} needs {library}; install it with: {command}")
