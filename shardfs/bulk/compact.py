@@ -60,7 +60,7 @@ async def compact_source(
     says that nobody else writes to the source meanwhile. Raises `SourceError` if the source has no arrays, is being
     written, or has a journal.
     """
-    store, report = source.store, Report()
+    store, report = source.writable, Report()
     with hold(store) as state:
         left = [slot.state for slot in slots_of(store) if slot.holder is None]
         if any(slot.has_pending() for slot in (state, *left)):

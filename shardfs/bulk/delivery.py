@@ -16,7 +16,7 @@ from shardfs.errors import (
     ReadOnlyError,
     ShardfsError,
 )
-from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Snapshot, Stat, Store
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Reader, Snapshot, Stat, Store
 from shardfs.stores.url import StoreOptions
 
 _OBJECTS_AT_ONCE: Final = 64
@@ -124,7 +124,7 @@ def state_of(stat: Stat | None) -> str:
     return f"{stat.size}:{stat.mtime_ns}" if stat.file is not None else f"{stat.size}:{stat.version}"
 
 
-async def state_in(store: Store, key: str) -> str:
+async def state_in(store: Reader, key: str) -> str:
     """Return an identifier of the version that is stored under *key*, or of its absence.
 
     As far as the store's cache knows, which is right for what only this run changes.
@@ -215,7 +215,7 @@ async def deliver(
     return Delivered(item.key, str(made_of), state_of(stat), is_stored=True, nbytes=stat.size)
 
 
-async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delivered:
+async def copy_file(job: Job, source: Reader, store: Store, item: Item) -> Delivered:
     """Store the file of *source* with the key of *item*, byte for byte."""
     snapshot = await source.open(item.key)
     produce = copying(snapshot.read, snapshot.size)

@@ -91,7 +91,7 @@ class CopyFiles(StoreTask):
 
     async def begin(self, context: Context) -> Storer:
         """Return a function that copies one of them."""
-        return partial(copy_file, self.job, self.job.reading(context).store, self.job.made(context).store)
+        return partial(copy_file, self.job, self.job.reading(context).store, self.job.made(context).writable)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StoreTexts(StoreTask):
                 await new.write([text])
                 return await new.finish()
 
-            return await deliver(self.job, self.job.made(context).store, item, made_of, len(text), produce)
+            return await deliver(self.job, self.job.made(context).writable, item, made_of, len(text), produce)
 
         return write
 
@@ -136,7 +136,7 @@ class _Shard:
 
         If an earlier run stored all of it, with the same codecs, that version is kept instead.
         """
-        store = job.made(context).store
+        store = job.made(context).writable
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
         chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
@@ -363,7 +363,7 @@ class PackPlan(Plan):
         (document,) = manifest.items([join_key(path, DOCUMENT)])
         if document.made_of and not MadeOf(transfer.fingerprint).has_form_of(document.made_of):
             # Until all shards are stored that it describes, nobody may take those of another document for them.
-            await job.made(context).store.discard(document.key)
+            await job.made(context).writable.discard(document.key)
 
         def fail(error: ShardfsError) -> None:
             self.report.problems.append(left_out(path, error))

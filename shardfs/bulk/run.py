@@ -25,7 +25,7 @@ from shardfs.errors import (
     UsageError,
     counted,
 )
-from shardfs.stores.base import Store, is_reserved
+from shardfs.stores.base import Reader, Store, is_reserved
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote, url_of
 
@@ -139,7 +139,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     if not is_remote(job.destination):
         with needed(job.destination):
             os.makedirs(job.destination, exist_ok=True)
-    store = job.made(context).store
+    store = job.made(context).writable
     with ExitStack() as held:
         if store.root is not None:
             held.enter_context(hold(store))
@@ -183,7 +183,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         await store.clear_unfinished(())
 
 
-async def _changed(source: Store, documents: Mapping[str, str]) -> list[str]:
+async def _changed(source: Reader, documents: Mapping[str, str]) -> list[str]:
     """Return a line for each of the *documents* that is not stored any more in the state in which it was read."""
     problems: dict[str, str] = {}
 
@@ -248,7 +248,7 @@ def _not_empty(job: Job) -> UsageError:
     return UsageError(f"{job.destination} is not empty; {way_out}")
 
 
-async def _is_empty(store: Store) -> bool:
+async def _is_empty(store: Reader) -> bool:
     """Whether nothing is stored there now."""
     store.forget("")
     try:

@@ -73,7 +73,7 @@ class WriteFiles(StoreTask):
 
     async def begin(self, context: Context) -> Storer:
         """Return a function that writes one of them."""
-        source, store = self.job.reading(context), self.job.made(context).store
+        source, store = self.job.reading(context), self.job.made(context).writable
         tree = await self.unpacking.tree(context, self.job)
         directories = {"": ROOT}
 
@@ -113,7 +113,7 @@ class WriteFiles(StoreTask):
             async for shard in walk_shards(handle.array):
                 made_of.add(shard, state_of((await handle.array.shard(shard)).stat))
 
-        return await deliver(self.job, self.job.made(context).store, item, made_of, size, copying(handle.read, size))
+        return await deliver(self.job, self.job.made(context).writable, item, made_of, size, copying(handle.read, size))
 
 
 @dataclass

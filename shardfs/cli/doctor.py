@@ -15,7 +15,7 @@ from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import show
 from shardfs.cli.sources import store_options
-from shardfs.dataset.hierarchy import open_source
+from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.journal.recovery import recover_command
 from shardfs.dataset.state.slots import Slot, all_slots, hold, slots_of
 from shardfs.errors import ShardfsError
@@ -114,12 +114,13 @@ def _left(slot: Slot) -> Iterator[Finding]:
 async def _source(source: str, options: StoreOptions, write: bool) -> list[Finding]:
     try:
         async with open_source(source, options) as opened:
-            return await _look_at(opened.store, write)
+            return await _look_at(opened, write)
     except ShardfsError as error:
         return [_failure(error)]
 
 
-async def _look_at(store: Store, write: bool) -> list[Finding]:
+async def _look_at(source: Source, write: bool) -> list[Finding]:
+    store = source.store
     findings = [Finding("ok", f"{store.url} can be read")]
     if store.root is not None:
         (slot,) = slots_of(store)
@@ -128,7 +129,7 @@ async def _look_at(store: Store, write: bool) -> list[Finding]:
             return [*findings, Finding("note", what, "others can mount it without --write")]
         findings += _left(slot)
     if write:
-        findings.append(await _writing(store))
+        findings.append(await _writing(source.writable))
     return findings
 
 

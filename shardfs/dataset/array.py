@@ -31,7 +31,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Place, Segment
-from shardfs.stores.base import Buffer, Entry, Kind, Stat, Store, in_pieces, join_key
+from shardfs.stores.base import Buffer, Entry, Kind, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -57,7 +57,7 @@ class ShardListing:
     """
 
     def __init__(
-        self, store: Store, layout: ArrayLayout, *, ttl: float, clock: Callable[[], float] = time.monotonic
+        self, store: Reader, layout: ArrayLayout, *, ttl: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._layout = layout

@@ -351,7 +351,7 @@ class GroupCommit:
             await take_back(self._source, undo, waited=waited)
         grid = layout.grid
         place = index_place(grid.levels[0], grid.index_shape(queue.shard))
-        async with self._source.store.edit(queue.key, **place, **owner, waited=waited) as edit:
+        async with self._source.writable.edit(queue.key, **place, **owner, waited=waited) as edit:
             yield edit
 
     async def _plan(

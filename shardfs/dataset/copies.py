@@ -30,7 +30,7 @@ from shardfs.format.lens import Lens
 from shardfs.format.lens.show import read_group, read_large_group
 from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.lens.v3 import ShardedCopy
-from shardfs.stores.base import Stat, Store, join_key
+from shardfs.stores.base import Reader, Stat, join_key
 from shardfs.stores.parallel import for_each
 from shardfs.stores.ttl import within_ttl
 
@@ -94,7 +94,7 @@ class ConsolidatedCopies:
       would be taken for what the copy says.
     """
 
-    def __init__(self, hierarchy: Nodes, store: Store) -> None:
+    def __init__(self, hierarchy: Nodes, store: Reader) -> None:
         self._hierarchy = hierarchy
         self._store = store
         self._lens: Lens | None = None

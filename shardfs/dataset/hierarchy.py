@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -51,7 +51,7 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import GroupMetadata
-from shardfs.stores.base import Entry, Stat, Store, join_key
+from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
 from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
 
@@ -74,7 +74,7 @@ class Hierarchy:
     """
 
     def __init__(
-        self, store: Store, shards: ShardCache, *, ttl: float, clock: Callable[[], float] = time.monotonic
+        self, store: Reader, shards: ShardCache, *, ttl: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._shards = shards
@@ -390,15 +390,20 @@ class Source:
     *names* are those at the top when it was opened, None if they are unknown, or too many.
     """
 
-    store: Store
+    store: Reader
     statistics: Statistics
     shards: ShardCache
     hierarchy: Hierarchy
     names: Sequence[Entry] | None = None
 
+    @cached_property
+    def writable(self) -> Store:
+        """The store, as one that may be changed; raises `SourceError` if it can only be read."""
+        return writable(self.store)
+
     @classmethod
     def of(
-        cls, store: Store, *, ttl: float | None = None, max_open: int = 512, names: Sequence[Entry] | None = None
+        cls, store: Reader, *, ttl: float | None = None, max_open: int = 512, names: Sequence[Entry] | None = None
     ) -> "Source":
         """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl

@@ -13,7 +13,7 @@ from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.stores.base import Stat, Store, join_key
+from shardfs.stores.base import Reader, Stat, Tree, join_key
 
 DOCUMENT: Final = ZARR_JSON
 
@@ -85,7 +85,7 @@ class RemovedArray:
     - `Hierarchy.moved` takes it along with its directory.
     """
 
-    def __init__(self, store: Store, path: str, was: StoredArray) -> None:
+    def __init__(self, store: Reader, path: str, was: StoredArray) -> None:
         self.path = path
         self.was = was
         self._store = store
@@ -115,8 +115,8 @@ class RemovedArray:
         self._stat = snapshot.stat
         return True
 
-    async def drop(self) -> None:
-        """Remove the document from the store.
+    async def drop(self, store: Tree) -> None:
+        """Remove the document from its *store*.
 
         Nothing is pending in the array, and the caller holds the lock of the node, so that nothing is published and no
         document is stored meanwhile.
@@ -124,7 +124,7 @@ class RemovedArray:
         self._store.forget(self._key)
         if await self.is_current():
             with suppress(NotFoundError, NotADirectoryHereError):
-                await self._store.unlink(self._key)
+                await store.unlink(self._key)
 
     def moved(self, path: str) -> "RemovedArray":
         """Return the same array in a directory that was moved to *path*."""

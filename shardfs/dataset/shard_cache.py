@@ -21,7 +21,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.sharding import Coords, Place
-from shardfs.stores.base import Snapshot, Stat, Store
+from shardfs.stores.base import Reader, Snapshot, Stat
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ShardCache:
 
     def __init__(
         self,
-        store: Store,
+        store: Reader,
         *,
         ttl: float,
         statistics: Statistics,

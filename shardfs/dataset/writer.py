@@ -110,7 +110,7 @@ class Writer:
                 pending = queue.changes.get(change.coords)
                 if pending is None or pending.fingerprint == change.fingerprint:
                     if not queue.changes:
-                        await self.source.store.check_writable(queue.key)
+                        await self.source.writable.check_writable(queue.key)
                     change.superseded = await array.stored_entry(change.coords)
                     async with self.journal.appending:
                         if nbytes > _IN_LOOP_NBYTES:

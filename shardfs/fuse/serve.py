@@ -81,7 +81,7 @@ async def _serve(
     name: str,
     how: Sequence[str],
 ) -> bool:
-    store = source.store
+    store = source.writable if options.write else source.store
     note = None if source.names is None else foreign_format(source.names)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
         raise SourceError(f"{store.url} cannot be shown in this view: {note}")

@@ -1,13 +1,15 @@
-"""The interface of every store: `Store`, `ShardWriter`, and `Snapshot`, a version of an object."""
+"""The interfaces of stores: `Reader`, `Writer`, `Tree`; `ShardWriter`; and `Snapshot`, a version of an object."""
 
 import enum
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import trio
+
+from shardfs.errors import SourceError
 
 
 class Address(NamedTuple):
@@ -380,10 +382,11 @@ def file_format(name: str, first: bytes) -> str:
     return "a file; SOURCE is the folder of an array, a group or several"
 
 
-class Store(Protocol):
-    """Named bytes below one source.
+class Reader(Protocol):
+    """Named bytes below one source, to be read: all that a source needs which cannot be changed.
 
-    A remote store caches names for *ttl* seconds, a local one never does.
+    A remote one caches names for *ttl* seconds, a local one never does. See `objects.ObjectReader` for what those have
+    in common that are no file systems.
     """
 
     @property
@@ -459,64 +462,12 @@ class Store(Protocol):
     async def capacity(self) -> os.statvfs_result:
         """Return how much space there is."""
 
-    # Names and files, changed at the request of programs.
+    async def open_passthrough(self, key: str) -> OpenFile:
+        """Open a regular file to read it, without pinning a version; raises the errors of `open`."""
 
-    async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
-        """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*.
 
-        If *exclusive*, raises `ExistsError` if the key stands for anything.
-        """
-
-    async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
-        """Open a regular file without pinning a version; raises the errors of `open`."""
-
-    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
-        """Store *content* under *key*, durably and at once, replacing what is *expected* there.
-
-        Raises `ExistsError` if the key is expected to be absent and is not, and, if several hosts can change the store,
-        `StaleError` if it does not stand for the expected version.
-        """
-
-    async def keep(self, key: str, content: bytes, reason: str) -> None:
-        """Keep what a program wrote to *key* and was refused for this *reason*, if nobody else has it; logs where."""
-
-    async def unlink(self, key: str) -> None:
-        """Remove a name that is not a directory."""
-
-    async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
-        """Make a directory."""
-
-    async def rmdir(self, key: str) -> None:
-        """Remove an empty directory; raises `NotEmptyError`."""
-
-    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move what *key* stands for to *to*, replacing what is there by then; if *exclusive* only if nothing is."""
-
-    async def link(self, key: str, to: str) -> None:
-        """Give a file the second name *to*, which does not exist."""
-
-    async def symlink(self, key: str, target: bytes) -> None:
-        """Make *key*, which does not exist, a symbolic link; *target* is stored as it is."""
-
-    async def make_directories(self, key: str) -> None:
-        """Create the directory *key* and the missing ones above it, durably."""
-
-    async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
-        """Change the given attributes, of the link itself if *key* is one; return the new status."""
-
-    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
-        """Set an extended attribute; raises `NotPermittedError` outside the `user` namespace."""
-
-    async def remove_attribute(self, key: str, name: bytes) -> None:
-        """Remove an extended attribute in the `user` namespace; raises `NoAttributeError`."""
-
-    async def sync_directory(self, key: str) -> None:
-        """Make the names in a directory durable."""
-
-    async def flush(self) -> None:
-        """Store what was written to open files; raises the error that prevents it."""
-
-    # Whole objects and shards.
+class Writer(Protocol):
+    """What stores change as a whole: shards, documents and new objects, each on its own condition."""
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Prepare for changes; called once before the first.
@@ -555,3 +506,74 @@ class Store(Protocol):
         Missing directories are created. Raises `LockedError` if another program has locked the file, and `StoreError`
         if it still has after the caller has *waited* for so many seconds.
         """
+
+    async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
+        """Store *content* under *key*, durably and at once, replacing what is *expected* there.
+
+        Raises `ExistsError` if the key is expected to be absent and is not, and, if several hosts can change the store,
+        `StaleError` if it does not stand for the expected version.
+        """
+
+    async def keep(self, key: str, content: bytes, reason: str) -> None:
+        """Keep what a program wrote to *key* and was refused for this *reason*, if nobody else has it; logs where."""
+
+    async def flush(self) -> None:
+        """Store what was written to open files; raises the error that prevents it."""
+
+
+class Tree(Protocol):
+    """Names and ordinary files, changed at the request of programs."""
+
+    async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
+        """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*.
+
+        If *exclusive*, raises `ExistsError` if the key stands for anything.
+        """
+
+    async def open_to_write(self, key: str) -> OpenFile:
+        """Open a regular file to read and write it, without pinning a version; raises the errors of `open`."""
+
+    async def unlink(self, key: str) -> None:
+        """Remove a name that is not a directory."""
+
+    async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
+        """Make a directory."""
+
+    async def rmdir(self, key: str) -> None:
+        """Remove an empty directory; raises `NotEmptyError`."""
+
+    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move what *key* stands for to *to*, replacing what is there by then; if *exclusive* only if nothing is."""
+
+    async def link(self, key: str, to: str) -> None:
+        """Give a file the second name *to*, which does not exist."""
+
+    async def symlink(self, key: str, target: bytes) -> None:
+        """Make *key*, which does not exist, a symbolic link; *target* is stored as it is."""
+
+    async def make_directories(self, key: str) -> None:
+        """Create the directory *key* and the missing ones above it, durably."""
+
+    async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
+        """Change the given attributes, of the link itself if *key* is one; return the new status."""
+
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute; raises `NotPermittedError` outside the `user` namespace."""
+
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute in the `user` namespace; raises `NoAttributeError`."""
+
+    async def sync_directory(self, key: str) -> None:
+        """Make the names in a directory durable."""
+
+
+@runtime_checkable
+class Store(Reader, Writer, Tree, Protocol):
+    """A source that can be changed: a directory, or a bucket."""
+
+
+def writable(reader: Reader) -> Store:
+    """Return *reader* as a store that can be changed; raises `SourceError` if it can only be read."""
+    if not isinstance(reader, Store):
+        raise SourceError(f"{reader.url} can only be read: shardfs changes directories and s3:// sources")
+    return reader

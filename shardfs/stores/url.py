@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import trio
 
 from shardfs.errors import SourceError, UsageError
-from shardfs.stores.base import Store
+from shardfs.stores.base import Reader
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.parallel import open_nursery
@@ -86,7 +86,7 @@ async def open_session() -> AsyncIterator[trio.Nursery]:
 @asynccontextmanager
 async def open_store(
     source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
-) -> AsyncIterator[Store]:
+) -> AsyncIterator[Reader]:
     """Open the store of *source* as `open_store_in` does, in a session that lasts as long as the block."""
     async with open_session() as session:
         yield open_store_in(session, source, options, ttl=ttl)
@@ -94,12 +94,12 @@ async def open_store(
 
 def open_store_in(
     session: trio.Nursery, source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
-) -> Store:
+) -> Reader:
     """Open the store of *source*: a path, a `file://` or an `s3://` URL.
 
     Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, and 60 for a bucket. Raises
     `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
-    `Store.check`.
+    `Reader.check`.
     """
     place = _parse(source)
     if isinstance(place, Location):
@@ -159,7 +159,7 @@ def _parse(source: str) -> str | Location:
     return path
 
 
-def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, ttl: float | None) -> Store:
+def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, ttl: float | None) -> Reader:
     try:
         # Imported only here: they load two large libraries, which an installation without S3 lacks.
         from shardfs.stores.disk_cache import DiskCache

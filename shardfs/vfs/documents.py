@@ -124,7 +124,7 @@ class Documents:
         The directory of an array stays that array until it is empty or gets another document. The removed one stays
         stored until then, or until all is committed: see `RemovedArray`.
         """
-        fs = self._fs
+        fs, store = self._fs, self._fs.writable.store
         node = await fs.hierarchy.look_again(entry.node_path)
         documents = await fs.documents(node)
         edited = await self._view.edit(Edit(fs, node, entry.name, None))
@@ -136,7 +136,7 @@ class Documents:
         if entry.name == DOCUMENT and isinstance(node.kind, RemovedArray):
             raise NotFoundError(f"{entry.path} does not exist")
         if entry.name not in documents:
-            await fs.store.unlink(entry.path)
+            await store.unlink(entry.path)
             self._seen.removed(entry.path, ABSENT)
             if entry.name == DOCUMENT:
                 fs.hierarchy.show_unsharded(node.path)
@@ -145,13 +145,13 @@ class Documents:
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
                 if other in documents and other != entry.name:  # it is removed by a request of its own
-                    await fs.store.replace(key, documents[other].text, ANY)
+                    await store.replace(key, documents[other].text, ANY)
                 else:  # documents that the v3 document hid must not appear again
                     with suppress(NotFoundError, IsADirectoryHereError):
-                        await fs.store.unlink(key)
+                        await store.unlink(key)
             self._seen.removed(join_key(node.path, DOCUMENT), node.document_stat or ABSENT)
             if not fs.hierarchy.keep_removed(node):
-                await fs.store.unlink(join_key(node.path, DOCUMENT))
+                await store.unlink(join_key(node.path, DOCUMENT))
                 fs.hierarchy.forget(node.path)
         fs.texts.forget(entry.path)
 
@@ -180,7 +180,7 @@ class Documents:
         await chunks.prune()
         removed = await hierarchy.removed(chunks.path)
         if removed is not None:
-            await removed.drop()
+            await removed.drop(self._fs.writable.store)
         hierarchy.gone(chunks.path)
 
     async def _edit(self, node: Node, entry: PublishedEntry, written: bytes) -> Metadata | None:
@@ -334,8 +334,8 @@ class Documents:
             stored = await self._replace(node, key, content, publication)
             for name, text in beside.items():
                 path = join_key(node.path, name)
-                texts[name] = DocumentText(text, (await fs.store.stat(path)).mtime_ns)
-                await fs.store.unlink(path)
+                texts[name] = DocumentText(text, (await self._fs.writable.store.stat(path)).mtime_ns)
+                await self._fs.writable.store.unlink(path)
         finally:
             await fs.refresh(node.path)
         texts[entry.name] = DocumentText(publication.written, publication.mtime_ns or stored.mtime_ns)
@@ -346,7 +346,7 @@ class Documents:
 
         If another host was first, raises `StaleError`, and what was written is kept on this machine.
         """
-        store, now = self._fs.store, await self._stored_now(node, key)
+        store, now = self._fs.writable.store, await self._stored_now(node, key)
         is_exclusive = publication.exclusive and now is None
         if is_exclusive:
             expected: Expected = ABSENT
@@ -368,7 +368,7 @@ class Documents:
         """Return what is stored under *key* in the directory of *node*, perhaps hidden; None if nothing is."""
         if key != join_key(node.path, DOCUMENT):
             try:
-                return await self._fs.store.fresh(key)
+                return await self._fs.writable.store.fresh(key)
             except (NotFoundError, NotADirectoryHereError):
                 return None
         removed = await self._fs.hierarchy.removed(node.path) if node.document is None else None
@@ -458,7 +458,7 @@ class Documents:
             _require_readable(content)
             try:
                 key, old = join_key(path, DOCUMENT), node.document_stat or ABSENT
-                self._seen.stored(key, old, await self._fs.store.replace(key, content, old))
+                self._seen.stored(key, old, await self._fs.writable.store.replace(key, content, old))
             except StaleError:
                 if attempt == _ATTEMPTS - 1:
                     raise

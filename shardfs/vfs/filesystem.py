@@ -25,7 +25,7 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Entry as Listed
-from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, Reader, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -64,7 +64,7 @@ class Filesystem:
 
     def __init__(
         self,
-        store: Store,
+        store: Reader,
         hierarchy: Hierarchy,
         view: View,
         chunk_cache: ChunkCache,
@@ -275,9 +275,9 @@ class Filesystem:
         scratch = join_key(self.scratch or "", directory)
         with suppress(NotFoundError, NotADirectoryHereError):
             async for key in walk_files(self.store, scratch):
-                await self.store.unlink(key)
+                await self.writable.store.unlink(key)
                 self.inodes.removed(key)
-            await prune(self.store, scratch)
+            await prune(self.writable.store, scratch)
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
         """Return which of *names*, directories in *directory*, are nodes that the view does not show.

@@ -51,7 +51,7 @@ class OrphanChunks:
     def __init__(self, fs: Filesystem, writer: Writer, directory: str) -> None:
         self.directory = directory
         self._fs = fs
-        self._store = fs.store
+        self._store = fs.writable.store
         self._hierarchy = fs.hierarchy
         self._writer = writer
 

@@ -398,7 +398,7 @@ async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Path
 @asynccontextmanager
 async def open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> AsyncIterator[Paths]:
     """Do what `open_paths` does, with a *cache* of decoded chunks that may be that of other trees too."""
-    store = source.store
+    store = source.writable if options.write else source.store
     with hold(store) if options.write else nullcontext() as state:
         view = make_view(
             options.view,

@@ -47,7 +47,7 @@ class Session:
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
         self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
         self.fs = WritableFilesystem(
-            source.store,
+            source.writable,
             source.hierarchy,
             view,
             chunk_cache,
@@ -66,9 +66,9 @@ class Session:
         Raises `StoreError` if a chunk that this view passes through as a file cannot be committed: programs would not
         see it, and its commit would replace what they write.
         """
-        await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
+        await self.source.writable.start_writing(self.state.root, single_writer=self._single_writer)
         for draft in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
-            await self.source.store.unlink(join_key(self.state.drafts_key, draft.name))
+            await self.source.writable.unlink(join_key(self.state.drafts_key, draft.name))
         for directory, contents in ((self.state.journal, self._contents), (self.state.conflicts, self._aside)):
             for damage in contents.damage:
                 log.error("%s", describe_damage(directory, damage))

@@ -17,7 +17,7 @@ from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import Put
 from shardfs.errors import StaleError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.stores.base import PIECE_NBYTES, Buffer, Store, in_pieces
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Reader, in_pieces
 from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
 
@@ -51,7 +51,7 @@ class Versions:
     - An .npy file is put together from chunks that change apart, and has none.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Reader) -> None:
         self._store = store
         self._known: Cache[Hashable, _Known] = Cache(lambda _: 0, 0, _MAX_KNOWN)
 

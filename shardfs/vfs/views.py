@@ -44,7 +44,7 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.lens.v3 import V3, every_copy, inline_copies, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
-from shardfs.stores.base import Kind, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, Reader, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
 from shardfs.vfs.entries.base import Tree
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
@@ -324,7 +324,7 @@ class NpyView(View):
 
 
 def make_view(
-    name: str, store: Store, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
+    name: str, store: Reader, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
 ) -> View:
     """Return the view *name* of *store*: "v3", "v2" or "npy".
 

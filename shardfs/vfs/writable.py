@@ -61,6 +61,8 @@ class WritableFilesystem(Filesystem):
     arrive before the document of their array.
     """
 
+    store: Store
+
     def __init__(
         self,
         store: Store,
@@ -464,7 +466,7 @@ class WritableFilesystem(Filesystem):
                 return  # `settle` tells it
             await commits.flush(below=path)
             if await self.hierarchy.removed(path) is removed:
-                await removed.drop()
+                await removed.drop(self.store)
 
 
 async def _node(path: str) -> Nodes:

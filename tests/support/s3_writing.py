@@ -61,7 +61,7 @@ async def put_file(store: RoutedStore, key: str, data: bytes) -> None:
 
 async def text(store: RoutedStore, key: str) -> bytes:
     """Read a file that passes through."""
-    file = await store.open_passthrough(key, writable=False)
+    file = await store.open_passthrough(key)
     return bytes(await file.read(0, file.stat().size))
 
 

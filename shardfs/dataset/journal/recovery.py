@@ -34,7 +34,7 @@ from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.stores.base import Address, Store, in_pieces
+from shardfs.stores.base import Address, Reader, in_pieces
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     unsharded = describe_array(former)
     layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding, now.layout.pending)
     array = Array(layout, unsharded, source.shards, now.fingerprint)
-    await source.store.sync_directory(shrink.path)  # chunks are removed only once the new document is durable
+    await source.writable.sync_directory(shrink.path)  # chunks are removed only once the new document is durable
     await empty_outside(commits, array, metadata.shape)
 
 
@@ -229,7 +229,7 @@ class Unstored(NamedTuple):
     way_out: str
 
 
-def find_unstored(store: Store) -> Unstored | None:
+def find_unstored(store: Reader) -> Unstored | None:
     """Find the journal that may have published changes that are not in *store*; None if there is none."""
     try:
         slot = slot_with_changes(store)

@@ -165,7 +165,7 @@ async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Ou
     Whoever held the lock of the shard until now may have replaced it, so it is examined again. *waited* is that of
     `Store.edit`.
     """
-    async with source.store.edit(undo.key, waited=waited) as edit:
+    async with source.writable.edit(undo.key, waited=waited) as edit:
         outcome = await _outcome(source, undo, edit.snapshot)
         if outcome is not Outcome.TORN:
             return outcome
@@ -247,10 +247,10 @@ async def _remove_unfinished(source: Source, undo: UndoRecord) -> None:
     """
     try:
         if source.store.rewrites:
-            await source.store.clear_unfinished([undo.key])
+            await source.writable.clear_unfinished([undo.key])
         elif is_reserved(undo.temporary.rpartition("/")[2]):
             check_name(undo.temporary)
-            await source.store.unlink(undo.temporary)
+            await source.writable.unlink(undo.temporary)
     except (NotFoundError, NotADirectoryHereError):
         pass
     except ShardfsError as error:
@@ -262,10 +262,10 @@ async def _make_durable(source: Source, key: str) -> None:
     if source.store.rewrites:
         return  # a new version is durable when it is visible
     with suppress(ShardfsError):  # whoever has it now removes it
-        async with source.store.edit(key):
+        async with source.writable.edit(key):
             pass
     try:
-        file = await source.store.open_passthrough(key, writable=False)
+        file = await source.store.open_passthrough(key)
     except ShardfsError:
         pass  # what cannot be opened cannot be compared with records either, so none is released for it
     else:
@@ -273,4 +273,4 @@ async def _make_durable(source: Source, key: str) -> None:
     while key:
         key = key.rpartition("/")[0]
         with suppress(*_LASTING):
-            await source.store.sync_directory(key)
+            await source.writable.sync_directory(key)

@@ -108,7 +108,7 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
     Raises `StaleError` if the shard has changed since it was examined.
     """
     assert torn.stop is not None
-    async with source.store.edit(torn.key) as edit:
+    async with source.writable.edit(torn.key) as edit:
         if edit.snapshot is None or edit.snapshot.stat.version != torn.snapshot.stat.version:
             raise StaleError(f"{torn.key} was changed meanwhile")
         kept = join_key(directory, torn.key.replace("/", "_"))
@@ -121,11 +121,11 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:
     """Copy what follows byte *start* of a shard to a new file; returns its key."""
     directory, place = key.rpartition("/")[0], f"{key}.{secrets.token_hex(4)}"
-    await source.store.make_directories(directory)
-    file = await source.store.create(place, 0o600, exclusive=True)
+    await source.writable.make_directories(directory)
+    file = await source.writable.create(place, 0o600, exclusive=True)
     await write_all(file, snapshot.content(start, snapshot.size - start))
     await file.sync()
-    await source.store.sync_directory(directory)
+    await source.writable.sync_directory(directory)
     return place
 
 
@@ -169,8 +169,8 @@ async def recover_source(
     for slot in slots_of(source.store):
         if slot.holder is not None:
             await _show_slot(source, slot, found)
-    with hold_all(source.store) as states:
-        await source.store.start_writing(states[0].root, single_writer=single_writer)
+    with hold_all(source.writable) as states:
+        await source.writable.start_writing(states[0].root, single_writer=single_writer)
         is_read = True
         for state in states:
             try:
@@ -304,7 +304,7 @@ async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
         found.append(_not_stored(kept))
         return
     try:
-        async with source.store.edit(kept.key) as edit:
+        async with source.writable.edit(kept.key) as edit:
             await edit.splice(Splice((kept,)))
     except ShardfsError as error:
         line = f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}"

@@ -26,7 +26,7 @@ from shardfs.errors import (
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Entry, Kind, Stat, Store, is_reserved, join_key
+from shardfs.stores.base import Entry, Kind, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 
 Advance = Callable[[int], None]
@@ -98,7 +98,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         ]
 
 
-async def walk_files(store: Store, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:
+async def walk_files(store: Reader, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:
     """Yield the key of every stored file below the directory *path*; a link counts as a file.
 
     With *opens_links*, raises the error that prevents reading what a link leads to.

@@ -30,7 +30,7 @@ from shardfs.dataset.state.directory import (
 )
 from shardfs.dataset.state.lock import Holder, find_holder, is_lock_of, locked, tidy, try_lock, write_holder
 from shardfs.errors import SourceError, UsageError
-from shardfs.stores.base import Address, Descriptor, Store
+from shardfs.stores.base import Address, Descriptor, Reader
 from shardfs.stores.kept_files import read_note, write_note
 from shardfs.stores.local.syscalls import ofd_unlock, require_linux
 
@@ -58,7 +58,7 @@ class Slot:
 
 
 @contextmanager
-def hold(store: Store, mountpoint: str | None = None) -> Iterator[StateDirectory]:
+def hold(store: Reader, mountpoint: str | None = None) -> Iterator[StateDirectory]:
     """Hold the directory that a process needs to write to *store*, which it mounts at *mountpoint*, if at all.
 
     Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if something was
@@ -84,7 +84,7 @@ def hold(store: Store, mountpoint: str | None = None) -> Iterator[StateDirectory
 
 
 @contextmanager
-def hold_all(store: Store) -> Iterator[Sequence[StateDirectory]]:
+def hold_all(store: Reader) -> Iterator[Sequence[StateDirectory]]:
     """Hold the directory that `hold` does, and all others in which processes that ended left something."""
     with hold(store) as own, ExitStack() as held:
         states = [own]
@@ -96,7 +96,7 @@ def hold_all(store: Store) -> Iterator[Sequence[StateDirectory]]:
         yield states
 
 
-def slots_of(store: Store) -> Sequence[Slot]:
+def slots_of(store: Reader) -> Sequence[Slot]:
     """Return the slots of a source on this machine; a local directory has one, its own `.shardfs`."""
     if store.root is not None:
         state = StateDirectory(store.root)
@@ -110,7 +110,7 @@ def all_slots() -> Sequence[Slot]:
     return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
 
 
-def slot_with_changes(store: Store) -> Slot | None:
+def slot_with_changes(store: Reader) -> Slot | None:
     """Return the first slot of *store*, or of a directory above it, that may have published changes it does not have.
 
     Conflicts count if nobody has the slot: else only its holder can tell what they are. Of a remote source, only what

@@ -155,13 +155,13 @@ class LocalStore(LocalReader):
 
         return LocalFile(self, key, await self._change(key, make))
 
-    async def open_passthrough(self, key: str, *, writable: bool) -> "LocalFile":
-        """Open a regular file without pinning a version."""
-        if writable:
-            file, _ = await self._open_to_change(key)
-        else:
-            file, _ = await self.open_to_read(key)
-        return LocalFile(self, key, file)
+    async def open_passthrough(self, key: str) -> "LocalFile":
+        """Open a regular file to read it, without pinning a version."""
+        return LocalFile(self, key, (await self.open_to_read(key))[0])
+
+    async def open_to_write(self, key: str) -> "LocalFile":
+        """Open a regular file to read and write it, without pinning a version."""
+        return LocalFile(self, key, (await self._open_to_change(key))[0])
 
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key*, durably and at once; as a lock keeps others away, versions do not count."""

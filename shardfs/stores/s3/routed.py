@@ -126,9 +126,13 @@ class RoutedStore:
         """Open a regular file for reading and writing, creating it if there is none."""
         return await self._store_of(key).create(key, mode, exclusive=exclusive, **owner)
 
-    async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
-        """Open a regular file without pinning a version."""
-        return await self._store_of(key).open_passthrough(key, writable=writable)
+    async def open_passthrough(self, key: str) -> OpenFile:
+        """Open a regular file to read it, without pinning a version."""
+        return await self._store_of(key).open_passthrough(key)
+
+    async def open_to_write(self, key: str) -> OpenFile:
+        """Open a regular file to read and write it, without pinning a version."""
+        return await self._store_of(key).open_to_write(key)
 
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key* at once, replacing what is *expected* there."""

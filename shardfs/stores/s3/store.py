@@ -6,7 +6,6 @@ nothing here knows: see `routed`.
 """
 
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
     NameTooLongError,
-    NoAttributeError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
@@ -57,6 +55,7 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.kept_files import new_name
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.objects import MAX_KEY_NBYTES, ObjectReader
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of, object_or_none
@@ -73,12 +72,9 @@ TTL: Final = 60.0
 """Default TTL in seconds; asking again takes a request."""
 
 _OWN: Final = ".shardfs"
-_MAX_KEY_NBYTES: Final = 1024
-_BLOCK: Final = 4096
-_PLENTY: Final = 2**50 // _BLOCK
 
 
-class S3Store:
+class S3Store(ObjectReader):
     """The objects of a source; nothing can be changed before `start_writing`.
 
     A key that is an object and has keys below it is a directory. A directory without anything stored in it is known to
@@ -86,9 +82,6 @@ class S3Store:
     such requests are refused as other file systems do.
     """
 
-    root = None
-    directory = None
-    rewrites = True
     files: Files | None = None
 
     def __init__(
@@ -122,10 +115,6 @@ class S3Store:
         """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
         entries, self.heads.can_list = await check(self._client)
         return entries
-
-    async def capacity(self) -> os.statvfs_result:
-        """Return more space than anybody asks for: a bucket has no limit."""
-        return os.statvfs_result((_BLOCK, _BLOCK, *[_PLENTY] * 6, 0, _MAX_KEY_NBYTES))
 
     def forget(self, key: str) -> None:
         """Ask again for *key* at the next request; may be called in any thread."""
@@ -200,18 +189,6 @@ class S3Store:
                 elif stats[place] is None and name in listed:
                     stats[place] = self.directory_stat
         return stats
-
-    async def read_link(self, key: str) -> bytes:
-        """Raise `RefusedError`: objects are no symbolic links."""
-        raise RefusedError(f"{key} is not a symbolic link")
-
-    async def attribute(self, key: str, name: bytes) -> bytes:
-        """Raise `NoAttributeError`: objects have no extended attributes."""
-        raise NoAttributeError(f"{key} has no attribute {name!r}")
-
-    async def attributes(self, key: str) -> Sequence[bytes]:
-        """Return nothing: objects have no extended attributes."""
-        return []
 
     async def start_writing(self, side: LocalStore, *, single_writer: bool) -> None:
         """Find out whether writing is safe, and log what earlier mounts with the same *side* have kept."""
@@ -310,11 +287,15 @@ class S3Store:
             return SpoolFile(files.begin(key, None), files)
         if exclusive:
             raise ExistsError(f"{key} exists")
-        return await self.open_passthrough(key, writable=True)
+        return await self.open_to_write(key)
 
-    async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
-        """Open a passthrough file; an object that is read keeps its version, or cannot be read any more."""
-        return await self._open_file(key, writable=writable)
+    async def open_passthrough(self, key: str) -> OpenFile:
+        """Open a passthrough file to read it; an object keeps its version, or cannot be read any more."""
+        return await self._open_file(key, writable=False)
+
+    async def open_to_write(self, key: str) -> OpenFile:
+        """Open a passthrough file to read and write it; it is stored when it is closed."""
+        return await self._open_file(key, writable=True)
 
     async def _open_file(self, key: str, *, writable: bool) -> SpoolFile:
         files = self._writable() if writable else None
@@ -518,8 +499,8 @@ class S3Store:
             nbytes = len(self._client.location.full(key).encode())
         except UnicodeEncodeError:
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are") from None
-        if nbytes > _MAX_KEY_NBYTES:
-            raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {_MAX_KEY_NBYTES} bytes at most")
+        if nbytes > MAX_KEY_NBYTES:
+            raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {MAX_KEY_NBYTES} bytes at most")
 
     async def _require_directory(self, key: str) -> None:
         """Raise `NotFoundError` or `NotADirectoryHereError` if nothing can be created under *key*."""

@@ -23,7 +23,7 @@ from shardfs.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, Store
+from shardfs.stores.base import Content, NewAttributes, NewRights, Reader, Stat, Store
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.chunk_cache import ChunkCache, ChunkView
 from shardfs.vfs.handles import (
@@ -118,7 +118,6 @@ class Publisher(Protocol):
 class Tree(Protocol):
     """The tree, as its entries know it; `Filesystem` says what each of these is."""
 
-    store: Store
     scratch: str | None
     hierarchy: Hierarchy
     chunk_cache: ChunkCache
@@ -127,6 +126,10 @@ class Tree(Protocol):
     inodes: Inodes
     ranges: ArrayRanges
     open_files: dict[int, FileHandle]
+
+    @property
+    def store(self) -> Reader:
+        """What is shown."""
 
     @property
     def view(self) -> TreeView:
@@ -216,6 +219,10 @@ class WritableTree(Tree, Protocol):
     writer: Writer
     buffers: WriteBuffers
     copies: str
+
+    @property
+    def store(self) -> Store:
+        """What is shown, and changed."""
 
     @property
     def publisher(self) -> Publisher:
@@ -348,9 +355,9 @@ class Entry(ABC):
         if key is None:
             raise UnsupportedError("chunks have no extended attributes of their own")
         if value is None:
-            await self.fs.store.remove_attribute(key, name)
+            await self.fs.writable.store.remove_attribute(key, name)
         else:
-            await self.fs.store.set_attribute(key, name, value)
+            await self.fs.writable.store.set_attribute(key, name, value)
 
     async def sync(self) -> None:
         """Make the names in this directory durable."""

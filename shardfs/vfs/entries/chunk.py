@@ -315,7 +315,7 @@ class ChunkTree:
         """Commit the removal of all chunks, and remove the directories of the shards."""
         array, store, writer, encoding = (
             self.array,
-            self.fs.store,
+            self.fs.writable.store,
             self.fs.writable.writer,
             self.array.layout.key_encoding,
         )
@@ -446,7 +446,7 @@ class Chunk(PublishedEntry):
     async def check_removable(self) -> None:
         """Raise the error that prevents changing the shard."""
         layout = self.chunks.array.layout
-        await self.fs.store.check_writable(layout.shard_key(layout.locate(self.coords).shard))
+        await self.fs.writable.store.check_writable(layout.shard_key(layout.locate(self.coords).shard))
 
     async def erase(self) -> None:
         """Remove the chunk; where missing chunks are shown as the fill value, it is shown so again."""

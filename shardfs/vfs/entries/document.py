@@ -129,7 +129,7 @@ class Document(PublishedEntry):
             buffer.check()
         else:
             await self.attributes()  # raises `StaleError` if another version has the name
-        await self.fs.store.set_attributes(self.stored_key() or "", **changes)
+        await self.fs.writable.store.set_attributes(self.stored_key() or "", **changes)
         if buffer is not None and mtime_ns is not None:
             buffer.note_time(mtime_ns)
         if mtime_ns is not None:

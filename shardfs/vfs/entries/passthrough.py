@@ -64,7 +64,10 @@ class Passthrough(Entry):
     async def _open(self, *, writable: bool) -> PassthroughHandle:
         await self._check()
         try:
-            file = await self.fs.store.open_passthrough(self.path, writable=writable)
+            if writable:
+                file = await self.fs.writable.store.open_to_write(self.path)
+            else:
+                file = await self.fs.store.open_passthrough(self.path)
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
         if file.stat().identity != self.identity:
@@ -86,7 +89,7 @@ class Passthrough(Entry):
         except ExistsError:
             if flags & os.O_EXCL:
                 raise
-            file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
+            file, is_new = await fs.writable.store.create(self.path, mode, exclusive=False), False
         row = fs.inodes.row(fs.attributes_of(self.path, file.stat()).ino)
         handle = PassthroughHandle(row, file, fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch)
         return handle if is_new else await _cut(handle, flags)
@@ -94,12 +97,12 @@ class Passthrough(Entry):
     async def _create(self, mode: int, owner: Owner) -> OpenFile:
         """Create the file, and for a scratch file its directory."""
         try:
-            return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
+            return await self.fs.writable.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
         except NotFoundError:
             if not self.is_scratch:
                 raise
         await self._make_parents()
-        return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
+        return await self.fs.writable.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
         """Open the stored file; a scratch file even if it was removed meanwhile.
@@ -113,8 +116,8 @@ class Passthrough(Entry):
             if self.identity != GONE or not self.fs.is_scratch(self.path):
                 raise
             copy = self._copy()
-            file = await self.fs.store.create(copy, 0o600, exclusive=True)
-            await self.fs.store.unlink(copy)
+            file = await self.fs.writable.store.create(copy, 0o600, exclusive=True)
+            await self.fs.writable.store.unlink(copy)
             return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=True)
         return await _cut(handle, flags)
 
@@ -137,7 +140,7 @@ class Passthrough(Entry):
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
     ) -> None:
         """Store *content* durably in a new file, and rename it to the name: the caller may remove it elsewhere."""
-        store, status = self.fs.store, attributes.status
+        store, status = self.fs.writable.store, attributes.status
         await self._check()
         await self._make_parents()
         copy = self._copy()
@@ -157,7 +160,7 @@ class Passthrough(Entry):
     async def remove(self) -> None:
         """Remove the name."""
         await self._check()
-        await self.fs.store.unlink(self.path)
+        await self.fs.writable.store.unlink(self.path)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -165,7 +168,7 @@ class Passthrough(Entry):
         fs = self.fs
         await self._check()
         await self._make_parents()
-        await fs.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
+        await fs.writable.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
         if not self.is_scratch:
             await fs.hierarchy.copies.outdate(self.path, is_new=True)  # what copies say is not of what will be here
         fs.hierarchy.forget(self.path)
@@ -174,7 +177,7 @@ class Passthrough(Entry):
         """Remove the directory, with what is left of an array that has no chunks any more."""
         fs = self.fs
         await self._clear()
-        await fs.store.rmdir(self.path)
+        await fs.writable.store.rmdir(self.path)
         fs.inodes.removed(self.path)
         await fs.remove_scratch(self.path)
         fs.hierarchy.gone(self.path)
@@ -201,7 +204,7 @@ class Passthrough(Entry):
         """Create a symbolic link under this name."""
         await self._check()
         await self._make_parents()
-        await self.fs.store.symlink(self.path, target)
+        await self.fs.writable.store.symlink(self.path, target)
 
     async def link_to(self, new: Entry) -> None:
         """Give this file the second name *new*; a chunk or a document is copied."""
@@ -209,7 +212,7 @@ class Passthrough(Entry):
             await self._check()
             await new._check()
             await new._make_parents()
-            await self.fs.store.link(self.path, new.path)
+            await self.fs.writable.store.link(self.path, new.path)
         else:
             attributes, content = await self.content()
             await new.replace(content, attributes, None, exclusive=True)
@@ -234,7 +237,7 @@ class Passthrough(Entry):
             if not exclusive:
                 with suppress(NotFoundError):
                     await new._clear()
-        await fs.store.rename(self.path, new.path, exclusive=exclusive)
+        await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
             return
@@ -246,15 +249,15 @@ class Passthrough(Entry):
             source, target = join_key(fs.scratch, self.path), join_key(fs.scratch, new.path)
             with suppress(NotFoundError, NotADirectoryHereError):
                 await fs.store.stat(source)
-                await fs.store.make_directories(target.rpartition("/")[0])
-                await fs.store.rename(source, target, exclusive=False)
+                await fs.writable.store.make_directories(target.rpartition("/")[0])
+                await fs.writable.store.rename(source, target, exclusive=False)
                 fs.moved_directory(source, target)
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored file; of one without a name, through its open handles."""
         try:
             await self.attributes()  # raises if another file has the name
-            await self.fs.store.set_attributes(self.path, **changes)
+            await self.fs.writable.store.set_attributes(self.path, **changes)
         except (NotFoundError, StaleError):
             for handle in self.fs.open_files.values():
                 if isinstance(handle, PassthroughHandle) and handle.ino == self.ino:
@@ -270,7 +273,7 @@ class Passthrough(Entry):
     async def _make_parents(self) -> None:
         """Create the directory for a scratch file."""
         if self.is_scratch:
-            await self.fs.store.make_directories(self.path.rpartition("/")[0])
+            await self.fs.writable.store.make_directories(self.path.rpartition("/")[0])
 
 
 async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
@@ -416,4 +419,4 @@ class Directory(Special):
 
     async def sync(self) -> None:
         """Make the names in the directory durable."""
-        await self.fs.store.sync_directory(self.path)
+        await self.fs.writable.store.sync_directory(self.path)

@@ -39,7 +39,7 @@ class Step:
                 await file.flush()
                 await file.close()
             case "truncate":
-                file = await store.open_passthrough(self.key, writable=True)
+                file = await store.open_to_write(self.key)
                 await file.truncate(len(self.data))
                 await file.close()
             case "append":

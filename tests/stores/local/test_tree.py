@@ -189,7 +189,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
 
 CHANGES = {
     "create": lambda s, key: s.create(key, 0o644, exclusive=False),
-    "open_passthrough": lambda s, key: s.open_passthrough(key, writable=True),
+    "open_to_write": lambda s, key: s.open_to_write(key),
     "replace": lambda s, key: s.replace(key, b"x", ANY),
     "unlink": lambda s, key: s.unlink(key),
     "mkdir": lambda s, key: s.mkdir(key, 0o755),
@@ -235,7 +235,7 @@ async def test_no_change_leads_out_of_the_source(store: LocalStore, root: Path, 
     assert (root / "d/f").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("change", ["create", "open_passthrough", "edit", "set_attribute"])
+@pytest.mark.parametrize("change", ["create", "open_to_write", "edit", "set_attribute"])
 @in_trio
 async def test_a_final_link_is_not_written_through(store: LocalStore, root: Path, change: str) -> None:
     with pytest.raises((RefusedError, NotPermittedError)):

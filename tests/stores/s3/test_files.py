@@ -88,7 +88,7 @@ async def test_what_was_cut_waits_for_what_follows(fake: FakeS3, tmp_path: Path)
 async def test_a_fetch_that_fails_leaves_the_object_and_nothing_here(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = await writing(fake, tmp_path)
-    file = await store.open_passthrough("f", writable=True)
+    file = await store.open_to_write("f")
 
     async def refuse(request: Request) -> None:
         raise StoreError("the bucket cannot be reached")
@@ -135,7 +135,7 @@ async def open_to_cut(store: RoutedStore, key: str) -> OpenFile:
 
 
 async def open_in_place(store: RoutedStore, key: str) -> OpenFile:
-    return await store.open_passthrough(key, writable=True)
+    return await store.open_to_write(key)
 
 
 async def write_and_flush(file: OpenFile, data: bytes) -> None:
@@ -263,7 +263,7 @@ async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
     await put_file(store, "other", b"ours")
     first = (await store.open("f", head_nbytes=5)).stat  # with its properties, which take no request then
-    file = await store.open_passthrough("f", writable=True)
+    file = await store.open_to_write("f")
     if way == "in place":
         await file.truncate(0)
         await file.write(0, b"ours")
@@ -297,7 +297,7 @@ async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
     other = await writing(fake, tmp_path / "other")
     await put_file(store, "f", b"first")
-    file = await store.open_passthrough("f", writable=True)
+    file = await store.open_to_write("f")
     await file.write(0, bytes(nbytes))
     cut.is_cut = True
     with pytest.raises(StoreError):
@@ -318,7 +318,7 @@ async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_no
 ) -> None:
     fake.store(f"{PREFIX}/f", b"old")
     store = await writing(fake, tmp_path)
-    file = await store.open_passthrough("f", writable=True)
+    file = await store.open_to_write("f")
     await file.write(0, b"in place")
 
     async def wait(request: Request) -> None:
@@ -340,7 +340,7 @@ async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, t
     store = await writing(fake, tmp_path)
     fake.store(f"{PREFIX}/f", b"one two")
     store.forget("f")
-    file = await store.open_passthrough("f", writable=True)
+    file = await store.open_to_write("f")
     await file.write(7, b" three")
     await file.flush()
     assert objects(fake)["f"] == b"one two three"
