@@ -111,6 +111,7 @@ def test_opening_a_chunk_gives_its_current_version_despite_older_handles(
     source: Path, root: Path, is_native: bool
 ) -> None:
     path = root / "0/c/0/1"
+    old = path.read_bytes()
     with path.open("r+b", buffering=0) as older:
         if is_native:
             store_natively(source)
@@ -120,7 +121,9 @@ def test_opening_a_chunk_gives_its_current_version_despite_older_handles(
             assert other.read() == b"new." * 6
             os.pwrite(older.fileno(), b"1111", 0)
             os.pwrite(other.fileno(), b"2222", 8)
-    assert path.read_bytes() == b"1111new.2222" + b"new." * 3
+        assert path.read_bytes() == b"new.new.2222" + b"new." * 3
+        assert os.pread(older.fileno(), 100, 0) == b"1111" + old[4:]
+    assert path.read_bytes() == b"1111" + old[4:]
 
 
 def test_a_whole_write_is_never_mixed_with_what_others_store_meanwhile(source: Path, root: Path) -> None:
