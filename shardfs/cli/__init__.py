@@ -21,6 +21,7 @@ _MODULES: Final = {
     "umount": "mounts",
     "flush": "mounts",
     "stats": "mounts",
+    "metrics": "mounts",
     "mounts": "mounts",
     "serve": "serve",
     "doctor": "doctor",

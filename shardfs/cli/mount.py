@@ -66,6 +66,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     metavar="SIZE",
     help="Memory for decoded chunks (--decode or --view npy).",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
 @click.option(
     "--metadata-ttl",
@@ -130,6 +131,7 @@ def mount(
     source: str,
     mountpoint: str,
     store_options: StoreOptions,
+    quiet: bool,
     foreground: bool,
     fuse_words: tuple[str, ...],
     log_level: str,
@@ -160,12 +162,18 @@ def mount(
     how = [*options.to_arguments(), *store_options.to_arguments()]
     is_committed = True
 
+    def say(what_next: str, note: str | None) -> None:
+        if note is not None:
+            _note(url, note)
+        if not quiet:
+            _announce(url, mountpoint, options, what_next)
+
     def ready(note: str | None) -> None:
         if ready_fd is not None:
             daemon.tell_starter(ready_fd, note)
         else:
             with suppress(OSError):  # the mount is up, even if nobody is told
-                _say(url, mountpoint, options, "end it with Ctrl-C", note)
+                say("end it with Ctrl-C", note)
 
     try:
         if ready_fd is not None:
@@ -186,7 +194,7 @@ def mount(
             log_file = (log_file or daemon.default_log_file(place)).absolute()
             arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
             note = daemon.start_daemon(arguments, log_file)
-            _say(url, mountpoint, options, f"log: {log_file}", note)
+            say(f"log: {log_file}", note)
     except ShardfsError as error:
         if ready_fd is None:
             raise
@@ -196,9 +204,11 @@ def mount(
         sys.exit(1)  # the log says why
 
 
-def _say(url: str, mountpoint: str, options: MountOptions, what_next: str, note: str | None) -> None:
-    if note is not None:
-        click.echo(printable(f"shardfs: note on {url}: {note}"), err=True)
+def _note(url: str, note: str) -> None:
+    click.echo(printable(f"shardfs: note on {url}: {note}"), err=True)
+
+
+def _announce(url: str, mountpoint: str, options: MountOptions, what_next: str) -> None:
     access = "read-write" if options.write else "read-only"
     view = "" if options.view == MountOptions.view else f" as {options.view}"
     decoded = ", decoded" if options.decode else ""

@@ -1,7 +1,8 @@
-"""Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` shows its figures."""
+"""Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` and `metrics` show figures."""
 
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,21 @@ from typing import Any, Final
 
 import click
 
-from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
-from shardfs.cli.output import show, waiting
+from shardfs.cli.options import (
+    command,
+    json_option,
+    mounted_argument,
+    optional_mounted_argument,
+    timeout_option,
+)
+from shardfs.cli.output import complain, show, waiting
 from shardfs.dataset.statistics import Figure, Snapshot
-from shardfs.errors import MountPointError, UnfinishedError, UsageError, printable
+from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
+from shardfs.fuse.options import parse_address
 from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
 
@@ -122,11 +130,13 @@ def _table(rows: Sequence[Row]) -> list[str]:
 @command(
     examples="""
     shardfs umount /mnt/x
+    shardfs umount --all
     """
 )
-@mounted_argument
+@optional_mounted_argument
+@click.option("--all", "unmounts_all", is_flag=True, help="Unmount everything that you have mounted; root: all users.")
 @timeout_option
-def umount(mountpoint: str, timeout: float) -> None:
+def umount(mountpoint: str | None, unmounts_all: bool, timeout: float) -> None:
     """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
 
     Standard error tells what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
@@ -134,8 +144,23 @@ def umount(mountpoint: str, timeout: float) -> None:
     for `shardfs recover`. Exit status 6 means that the daemon does not answer, or made no progress for --timeout
     seconds: it goes on, and nothing is lost.
     """
-    with waiting(mountpoint) as say:
-        unmount(mountpoint, timeout, say)
+    if unmounts_all == (mountpoint is not None):
+        raise UsageError("give a MOUNTPOINT, or --all")
+    if mountpoint is not None:
+        with waiting(mountpoint) as say:
+            unmount(mountpoint, timeout, say)
+        return
+    failures: list[ShardfsError] = []
+    own = [mount.path for mount in list_mounts() if os.geteuid() in (0, mount.uid)]
+    for path in dict.fromkeys(reversed(own)):  # those on top of others first
+        try:
+            with waiting(path) as say:
+                unmount(path, timeout, say)
+        except ShardfsError as error:
+            complain(str(error))
+            failures.append(error)
+    if failures:
+        sys.exit(max(error.exit_status for error in failures))
 
 
 @command(
@@ -160,22 +185,18 @@ def flush(mountpoint: str, timeout: float) -> None:
     shardfs stats /mnt/x
     shardfs stats --watch /mnt/x
     shardfs stats --json /mnt/x
-    shardfs stats --prometheus /mnt/x > /var/lib/prometheus/node-exporter/shardfs.prom
     """
 )
 @mounted_argument
 @timeout_option
 @json_option
-@click.option("--prometheus", is_flag=True, help="Print the figures in the text format of Prometheus.")
 @click.option("--watch", is_flag=True, help="Repeat every second, with rates, until Ctrl-C.")
-def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watch: bool) -> None:
+def stats(mountpoint: str, timeout: float, as_json: bool, watch: bool) -> None:
     """Show the figures of the mount at MOUNTPOINT: pending chunks, last commit and error, requests, bytes, cache hits.
 
-    Counters start at 0 with each mount. --json prints exact figures, with --watch one object per line. To let
-    Prometheus scrape them, mount with --metrics.
+    Counters start at 0 with each mount. --json prints exact figures, with --watch one object per line. For Prometheus
+    there is `shardfs metrics`.
     """
-    if as_json and prometheus:
-        raise UsageError("--json contradicts --prometheus: give one of them")
     before = None
     with suppress(KeyboardInterrupt):
         while True:
@@ -185,11 +206,6 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
                 raise MountPointError(f"{mountpoint} does not answer: {control.explain(mountpoint, error)}") from None
             if as_json:
                 click.echo(snapshot.encode())
-            elif prometheus:
-                # Imported only here, because it loads a web server.
-                from shardfs.service.prometheus import exposition
-
-                click.echo(exposition(snapshot), nl=False)
             else:
                 _show(render(snapshot, before), watch)
             if not watch:
@@ -197,6 +213,60 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
             before = snapshot
             sys.stdout.flush()
             time.sleep(_PERIOD_SECONDS)
+
+
+@command(
+    examples="""
+    shardfs metrics > /var/lib/prometheus/node-exporter/shardfs.prom
+    shardfs metrics --listen 9464
+    """
+)
+@optional_mounted_argument
+@click.option(
+    "--listen",
+    metavar="ADDRESS:PORT",
+    help="Serve them to Prometheus at this address until Ctrl-C or SIGTERM; a port alone means 127.0.0.1.",
+)
+def metrics(mountpoint: str | None, listen: str | None) -> None:
+    """Print the figures of all mounts, or of that at MOUNTPOINT, in the text format of Prometheus.
+
+    Each figure has the label `mountpoint`. `shardfs_up` is 0 for a mount that is dead or does not answer. Mounts of
+    other users are left out; root sees all.
+    """
+    # Imported only here, because it loads a web server.
+    from shardfs.fuse.metrics import serve_metrics
+    from shardfs.service.prometheus import Latest, exposition
+
+    path = None if mountpoint is None else mounted_path(mountpoint)
+
+    def look() -> Latest:
+        return _latest([mount for mount in list_mounts() if path in (None, mount.path)])
+
+    if listen is None:
+        click.echo(exposition(look()), nl=False)
+        return
+    host, port = parse_address(listen)
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which would take them
+    try:
+        click.echo(f"figures are at {serve_metrics(host, port, look)}")
+    except OSError as error:
+        raise UsageError(f"--listen: no figures at {listen}: {error.strerror}") from None
+    sys.stdout.flush()
+    signal.sigwait(ends)
+
+
+def _latest(mounted: Sequence[Mount]) -> dict[str, Snapshot | None]:
+    """Return the figures of mounts, asked at the same time; None for one that does not answer."""
+
+    def ask(mount: Mount) -> Snapshot | None:
+        with suppress(OSError, UnfinishedError):
+            return control.ask(mount.path, _PATIENCE)
+        return None
+
+    own = {mount.path: mount for mount in mounted if os.geteuid() in (0, mount.uid)}
+    with ThreadPoolExecutor(len(own) or 1) as threads:
+        return dict(zip(own, threads.map(ask, own.values()), strict=True))
 
 
 def _show(lines: list[str], watch: bool) -> None:

@@ -165,6 +165,7 @@ timeout_option = click.option(
 )
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_Directory())
 mounted_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_Mounted())
+optional_mounted_argument = click.argument("mountpoint", metavar="[MOUNTPOINT]", type=_Mounted(), required=False)
 source_argument = click.argument("source", metavar="SOURCE", type=_Directory())
 optional_source_argument = click.argument("source", metavar="[SOURCE]", type=_Directory(), required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -94,7 +94,8 @@ class Figures:
 
         host, port = parse_address("--metrics", self._options.metrics)
         try:
-            log.info("figures are at %s", await trio.to_thread.run_sync(serve_metrics, host, port, lambda: self.latest))
+            address = await trio.to_thread.run_sync(serve_metrics, host, port, lambda: {self._mountpoint: self.latest})
+            log.info("figures are at %s", address)
         except OSError as error:
             problem = f"no figures at {host}:{port}: {error.strerror}"
             log.warning("%s", problem)

@@ -1,4 +1,4 @@
-"""A thread that serves the figures of a mount to Prometheus."""
+"""A thread that serves the figures of mounts to Prometheus."""
 
 import socket
 import threading
@@ -7,18 +7,17 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import make_wsgi_app
 
-from shardfs.dataset.statistics import Snapshot
-from shardfs.service.prometheus import MOUNT, registry
+from shardfs.service.prometheus import Latest, registry
 
 
-def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
-    """Serve the *latest* snapshot from a thread, one request at a time; returns the URL.
+def serve_metrics(host: str, port: int, latest: Callable[[], Latest]) -> str:
+    """Serve the *latest* figures from a thread, one request at a time; returns the URL.
 
     Raises `OSError` if it cannot listen there.
     """
     family, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][::4]
     server = type("Server", (_Server,), {"address_family": family})((str(address[0]), port), _Handler)
-    server.set_app(make_wsgi_app(registry(latest, MOUNT)))
+    server.set_app(make_wsgi_app(registry(latest)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
 

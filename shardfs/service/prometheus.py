@@ -12,19 +12,21 @@ from shardfs.errors import printable
 
 
 class About(NamedTuple):
-    """What a process does: the *name* and meaning of its first metric, which has texts that do not change as labels.
-
-    *labels* are names of `Snapshot` by those of labels.
-    """
+    """What processes do: the *name* and meaning of their first metric; all series have a label for the *place*."""
 
     name: str
     meaning: str
-    labels: Mapping[str, str]
+    place: str
 
 
-_LABELS: Final = {name: name for name in ("version", "source", "view", "access")}
-MOUNT: Final = About("shardfs_mount", "What is mounted where.", _LABELS | {"mountpoint": "mountpoint"})
-SERVER: Final = About("shardfs_server", "What is served where.", _LABELS | {"url": "mountpoint"})
+MOUNT: Final = About("shardfs_mount", "What is mounted where.", "mountpoint")
+SERVER: Final = About("shardfs_server", "What is served where.", "url")
+
+_LABELS: Final = ("version", "source", "view", "access")
+"""Texts that do not change: labels of the first metric."""
+
+Latest = Mapping[str, Snapshot | None]
+"""The latest snapshot of each mount or server by its place; None for one that does not answer."""
 
 _USUAL: Final = {
     "errors": ("EACCES", "EDQUOT", "EINVAL", "EIO", "EMFILE", "ENOENT", "ENOSPC", "EPERM", "EROFS", "ESTALE")
@@ -33,41 +35,47 @@ _USUAL: Final = {
 
 
 class _Figures(Collector):
-    def __init__(self, latest: Callable[[], Snapshot], about: About, more: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, latest: Callable[[], Latest], about: About, more: Callable[[], Iterable[Metric]]) -> None:
         self._latest = latest
         self._about = about
         self._more = more
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the figures of one snapshot."""
-        snapshot = self._latest()
-        name, meaning, labels = self._about
-        texts = {label: printable(getattr(snapshot, field) or "") for label, field in labels.items()}
-        yield InfoMetricFamily(name, meaning, texts)
-        yield from self._more()
-        for figure, value in snapshot.figures():
-            if not isinstance(value, str) and figure.kind != "text":
+        """Yield the figures of one look at them."""
+        name, meaning, place_label = self._about
+        up = GaugeMetricFamily("shardfs_up", "Whether it answers.", labels=[place_label])
+        info = InfoMetricFamily(name, meaning, labels=[place_label])
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for place, snapshot in self._latest().items():
+            place = printable(place)
+            up.add_metric([place], snapshot is not None)
+            if snapshot is None:
+                continue
+            info.add_metric([place], {label: printable(getattr(snapshot, label) or "") for label in _LABELS})
+            for figure, value in snapshot.figures():
+                if isinstance(value, str) or figure.kind == "text":
+                    continue
                 kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-                family = kind(f"shardfs_{figure.name}", figure.help, labels=[figure.label] if figure.label else [])
-                rows: dict[str | None, float] = dict.fromkeys(_USUAL.get(figure.name, ()), 0)
+                labels = [place_label, figure.label] if figure.label else [place_label]
+                new = kind(f"shardfs_{figure.name}", figure.help, labels=labels)
+                family = families.setdefault(figure.name, new)
                 if isinstance(value, Mapping):
-                    rows.update((label, number) for label, number in value.items())
+                    for label, number in (dict.fromkeys(_USUAL.get(figure.name, ()), 0) | dict(value)).items():
+                        family.add_metric([place, label], number)
                 else:
-                    rows[None] = value
-                for label, number in rows.items():
-                    family.add_metric([] if label is None else [label], number)
-                yield family
+                    family.add_metric([place], value)
+        yield from (up, info, *self._more(), *families.values())
 
 
 def registry(
-    latest: Callable[[], Snapshot], about: About, more: Callable[[], Iterable[Metric]] = tuple
+    latest: Callable[[], Latest], about: About = MOUNT, more: Callable[[], Iterable[Metric]] = tuple
 ) -> CollectorRegistry:
-    """Return what generates the figures of the *latest* snapshot, and *more* of them."""
+    """Return what generates the *latest* figures, and *more* of them."""
     found = CollectorRegistry(auto_describe=False)
     found.register(_Figures(latest, about, more))
     return found
 
 
-def exposition(snapshot: Snapshot, about: About = MOUNT, more: Callable[[], Iterable[Metric]] = tuple) -> str:
-    """Return the figures in the text format of Prometheus."""
-    return generate_latest(registry(lambda: snapshot, about, more)).decode()
+def exposition(latest: Latest, about: About = MOUNT, more: Callable[[], Iterable[Metric]] = tuple) -> str:
+    """Return figures in the text format of Prometheus."""
+    return generate_latest(registry(lambda: latest, about, more)).decode()

@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli.conftest import Background
 from tests.support.commands import run
-from tests.support.mounting import PATIENCE, Mounter, eventually
+from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually
 from tests.support.processes import end_with_parent
 
 
@@ -85,9 +85,29 @@ def test_a_real_prometheus_scrapes_it(mount: Mounter, source: Path, tmp_path: Pa
 def test_errors_that_an_alert_waits_for_are_counted_from_zero(mount: Mounter, source: Path) -> None:
     """The first one is an increase then."""
     mounted = mount(source)
-    text = run("stats", "--prometheus", mounted.path).stdout
+    text = run("metrics", mounted.path).stdout
     for name in ("EIO", "EACCES", "ENOSPC", "EDQUOT", "EMFILE"):
-        assert f'shardfs_errors_total{{errno="{name}"}} 0.0\n' in text
+        assert f'shardfs_errors_total{{errno="{name}",mountpoint="{mounted.path}"}} 0.0\n' in text
+
+
+def test_one_exporter_has_the_figures_of_all_mounts_and_dead_ones_are_down(
+    mount: Mounter, source: Path, tmp_path: Path
+) -> None:
+    first, second = mount(source), mount(source)
+    port = free_port()
+    with subprocess.Popen(
+        command("metrics", f"--listen={port}"), env=environment(), stdout=subprocess.PIPE, text=True
+    ) as exporter:
+        assert exporter.stdout is not None
+        assert exporter.stdout.readline() == f"figures are at http://127.0.0.1:{port}/metrics\n"
+        with prometheus(tmp_path, f"127.0.0.1:{port}") as ask:
+            eventually(lambda: ask(f'shardfs_up{{mountpoint="{first.path}"}}')[1] == 1)
+            assert ask(f'shardfs_pending_chunks{{mountpoint="{second.path}"}}')[1] == 0
+            second.process.kill()
+            eventually(lambda: ask(f'shardfs_up{{mountpoint="{second.path}"}}')[1] == 0)
+            assert ask(f'shardfs_mount_info{{mountpoint="{first.path}"}}')[0]["source"] == str(source)
+        exporter.terminate()
+        assert exporter.wait(PATIENCE) == 0
 
 
 # Each case: series, and what fires after how many minutes. Samples come each minute: "a+bxn" is n more than a.
@@ -161,12 +181,12 @@ def test_the_alerts_of_the_docs_fire_for_what_they_promise_and_for_nothing_else(
         for case, (series, fires) in ALERTS.items()
     ]
     (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "tests": tests}))
-    for command in (["check", "rules", "rules.yml"], ["test", "rules", "tests.yml"]):
-        done = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for arguments in (["check", "rules", "rules.yml"], ["test", "rules", "tests.yml"]):
+        done = subprocess.run([promtool, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     mounted = mount(source, write=True)
     (mounted.path / "c/0/0").write_bytes(b"n" * 24)  # else nothing is pending, and nothing has an age
-    exported = run("stats", "--prometheus", mounted.path).stdout
+    exported = run("metrics", mounted.path).stdout
     for name in re.findall(r"shardfs_\w+", " ".join(re.findall("expr: (.*)", rules))):
         assert re.search(rf"^{name}[ {{]", exported, re.MULTILINE), name
 

@@ -3,6 +3,8 @@
 import fcntl
 import os
 import pty
+import shlex
+import shutil
 import signal
 import stat
 import struct
@@ -20,7 +22,7 @@ import pytest
 
 import shardfs
 from tests.cli.conftest import Background
-from tests.support.commands import FAILED, MOUNT_POINT, UNFINISHED, one_line_of, run
+from tests.support.commands import FAILED, MOUNT_POINT, UNFINISHED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.daemons import daemon_of, has_ended
 from tests.support.datasets import files_below, store
@@ -278,3 +280,45 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(source: Path, p
     lines = [line for line in log.splitlines() if line.endswith(LOCKED) and "pending" in line]
     assert 1 <= len(lines) <= 2 + (time.monotonic() - began)
     assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]
+
+
+@pytest.mark.mount
+def test_all_mounts_end_with_one_command_and_what_fails_stops_no_other(source: Path, tmp_path: Path) -> None:
+    """In a mount namespace of its own, without the mounts of other tests."""
+    if os.geteuid():
+        pytest.skip("only root has a mount namespace without users of its own")
+    second, places = shutil.copytree(source, tmp_path / "second"), [tmp_path / name for name in ("one", "two", "three")]
+    for place in places:
+        place.mkdir()
+    program = " ".join(map(shlex.quote, command()))
+    script = f"""
+    set -e
+    grep -F ' fuse.shardfs ' /proc/mounts | cut -d' ' -f2 | while read -r other; do umount -l "$other"; done
+    {program} mount -q {source} {places[0]}
+    {program} mount -q --write {second} {places[1]}
+    {program} mount -q {source} {places[2]}
+    printf '%s' {NEW.decode()} > {places[1]}/c/0/0
+    cd {places[2]}
+    status=0; {program} umount --all || status=$?
+    cd /
+    grep -F ' fuse.shardfs ' /proc/mounts | cut -d' ' -f2
+    {program} umount --all
+    ! grep -F ' fuse.shardfs ' /proc/mounts
+    exit $status
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation=private", "bash", "-c", script],
+        env=environment() | {"XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (MOUNT_POINT, f"{places[2]}\n"), str(done)
+    assert done.stderr.startswith(f"shardfs: {places[2]} "), done.stderr
+    assert stored(second) == NEW
+
+
+def test_all_contradicts_a_mount_point() -> None:
+    for arguments in (["--all", "/mnt/x"], []):
+        assert "MOUNTPOINT, or --all" in one_line_of(run("umount", *arguments), WRONG_USAGE)
