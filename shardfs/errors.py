@@ -215,6 +215,10 @@ class MountPointError(ShardfsError):
     exit_status = 4
 
 
+class BusyError(MountPointError):
+    """A mount is not unmounted, because programs use it."""
+
+
 class UnfinishedError(ShardfsError):
     """A daemon does not answer or is not done yet; it may still succeed."""
 

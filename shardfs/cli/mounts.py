@@ -130,13 +130,14 @@ def _table(rows: Sequence[Row]) -> list[str]:
 @command(
     examples="""
     shardfs umount /mnt/x
-    shardfs umount --all
+    shardfs umount --all --force
     """
 )
 @optional_mounted_argument
 @click.option("--all", "unmounts_all", is_flag=True, help="Unmount everything that you have mounted; root: all users.")
+@click.option("--force", is_flag=True, help="Unmount even while programs use it, which can then no longer do so.")
 @timeout_option
-def umount(mountpoint: str | None, unmounts_all: bool, timeout: float) -> None:
+def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: float) -> None:
     """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
 
     Standard error tells what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
@@ -148,14 +149,14 @@ def umount(mountpoint: str | None, unmounts_all: bool, timeout: float) -> None:
         raise UsageError("give a MOUNTPOINT, or --all")
     if mountpoint is not None:
         with waiting(mountpoint) as say:
-            unmount(mountpoint, timeout, say)
+            unmount(mountpoint, timeout, say, force=force)
         return
     failures: list[ShardfsError] = []
     own = [mount.path for mount in list_mounts() if os.geteuid() in (0, mount.uid)]
     for path in dict.fromkeys(reversed(own)):  # those on top of others first
         try:
             with waiting(path) as say:
-                unmount(path, timeout, say)
+                unmount(path, timeout, say, force=force)
         except ShardfsError as error:
             complain(str(error))
             failures.append(error)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
+from shardfs.errors import BusyError, FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.control import list_mounts
 from shardfs.stores.local.syscalls import user_name
@@ -217,13 +217,14 @@ def _fusermount() -> str:
 
 
 def run_fusermount(*arguments: str) -> None:
-    """Run fusermount3; raises `MountPointError` with its message."""
+    """Run fusermount3; raises `MountPointError` with its message, `BusyError` if a mount is in use."""
     done = subprocess.run([_fusermount(), *arguments], check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         message = done.stderr.strip() or f"fusermount3 ended with status {done.returncode}"
-        way_out = ""
-        if "busy" in message:
-            way_out = (
-                f"; it stays mounted: `fuser -vm {arguments[-1]}` tells which programs use it; end them and try again"
-            )
-        raise MountPointError(f"{arguments[-1]} cannot be unmounted: {message}{way_out}")
+        what = f"{arguments[-1]} cannot be unmounted: {message}"
+        if "busy" not in message:
+            raise MountPointError(what)
+        raise BusyError(
+            f"{what}; it stays mounted: `fuser -vm {arguments[-1]}` tells which programs use it; end them and try "
+            "again, or cut them off with `shardfs umount --force`"
+        )

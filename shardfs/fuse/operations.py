@@ -35,6 +35,8 @@ from shardfs.vfs.write_buffer import WriteBuffer
 
 log = logging.getLogger(__name__)
 
+_ALL_IDS: Final = 2**32 - 1
+
 P = ParamSpec("P")
 R = TypeVar("R")
 O = TypeVar("O", bound="Operations")  # noqa: E741
@@ -114,6 +116,8 @@ class Operations(pyfuse3.Operations):
         self.pending = 0
         self.fs = fs
         self._options = options
+        self._uids = _stand_ins("uid", os.geteuid())
+        self._gids = _stand_ins("gid", os.getegid())
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
@@ -235,8 +239,8 @@ class Operations(pyfuse3.Operations):
             is_run = is_directory or status.mode & 0o111
             entry.st_mode = ModeT(stat.S_IFMT(status.mode) | (0o777 if is_run else 0o666) & ~options.umask)
         entry.st_nlink = 1 if is_directory else status.nlink  # links of a directory are not counted
-        entry.st_uid = status.uid if options.uid is None else options.uid
-        entry.st_gid = status.gid if options.gid is None else options.gid
+        entry.st_uid = self._uids.get(status.uid, status.uid) if options.uid is None else options.uid
+        entry.st_gid = self._gids.get(status.gid, status.gid) if options.gid is None else options.gid
         entry.st_rdev = status.rdev
         entry.st_size = size
         entry.st_blocks = (size + 511) >> 9
@@ -432,6 +436,20 @@ class WritingOperations(Operations):
         if attributes.status.kind is not Kind.DIRECTORY:
             entry.entry_timeout = 0.0  # a rename or a link may give the name to another file
         return entry
+
+
+def _stand_ins(kind: str, own: int) -> Mapping[int, int]:
+    """Return what is shown in place of the owner ("uid") or group ("gid") of files that a user namespace does not know.
+
+    It is our *own*: the kernel lets nobody write files whose owner or group has no number, not even their owner. What
+    this process may not do to the file is refused by the source.
+    """
+    with open(f"/proc/self/{kind}_map", encoding="ascii") as lines:
+        known = [range(first, first + count) for first, _, count in (map(int, line.split()) for line in lines)]
+    with open(f"/proc/sys/kernel/overflow{kind}", encoding="ascii") as file:
+        unknown = int(file.read())
+    knows_all = sum(map(len, known)) >= _ALL_IDS
+    return {} if knows_all or any(unknown in ids for ids in known) else {unknown: own}
 
 
 def _path_of(fs: Filesystem, arguments: Mapping[str, Any]) -> str:

@@ -4,13 +4,14 @@ import errno
 import os
 import select
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from shardfs.dataset.statistics import Snapshot
-from shardfs.errors import MountPointError, StoreError, UnfinishedError
+from shardfs.errors import BusyError, MountPointError, StoreError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, find_daemon, find_mount
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
@@ -20,8 +21,14 @@ from shardfs.stores.base import Descriptor
 _REST: Final = "stays in the journal, for the next mount with --write or `shardfs recover`"
 
 
-def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
-    """Unmount, and return when everything is in the shards and the daemon is gone.
+def unmount(
+    mountpoint: str,
+    timeout: float = control.TIMEOUT,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    force: bool = False,
+) -> None:
+    """Unmount, and return when everything is in the shards and the daemon is gone; with *force*, also if it is in use.
 
     *say* is called every second with the progress: how much is pending, and how fast it is committed. Where mounts are
     on top of each other, all of them are unmounted. Raises `MountPointError` if that is impossible, and nothing was
@@ -30,10 +37,10 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
     """
     path = mounted_path(mountpoint)
     for _ in range(count_mounts(path)):
-        _unmount_upper(path, timeout, say)
+        _unmount_upper(path, timeout, say, force=force)
 
 
-def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> None:
+def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, force: bool) -> None:
     """Unmount the topmost mount at *path*."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
@@ -50,7 +57,12 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> Non
             raise MountPointError(f"{path} cannot be unmounted: {why}") from None
     daemon = find_daemon(path, figures)
     if figures is not None:
-        run_fusermount("-u", path)
+        try:
+            run_fusermount("-u", path)
+        except BusyError:
+            if daemon is None or not force:
+                raise
+            os.kill(daemon.pid, signal.SIGTERM)  # with which it commits, and unmounts what is in use
     elif count_mounts(path):
         run_fusermount("-u", "-z", path)
     if daemon is not None:

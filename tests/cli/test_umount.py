@@ -193,6 +193,21 @@ def test_a_busy_mount_stays_and_the_message_says_what_to_do(source: Path, place:
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
 
 
+def test_with_force_a_busy_mount_ends_and_what_was_published_is_in_the_shards(
+    source: Path, place: Path, written: int
+) -> None:
+    reader, writer = os.open(place / "c/0/0", os.O_RDONLY), os.open(place / "c/0/1", os.O_WRONLY)
+    os.write(writer, b"x" * 24)  # and it is not closed
+    done = run("umount", "--force", place)
+    assert (done.returncode, stored(source)) == (0, NEW), str(done)
+    assert os.listdir(place) == []
+    for file in (reader, writer):
+        with pytest.raises(OSError, match="not connected"):
+            os.fstat(file)
+        with suppress(OSError):
+            os.close(file)
+
+
 @pytest.mark.parametrize("first", ["signal", "fusermount"])
 def test_a_second_signal_does_not_interrupt_the_last_commit(
     source: Path, place: Path, written: int, background: Background, first: str
