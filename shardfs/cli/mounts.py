@@ -28,9 +28,9 @@ from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
-from shardfs.fuse.options import parse_address
 from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
+from shardfs.vfs.options import parse_address
 
 _PATIENCE: Final = 5.0
 """Seconds that `mounts` waits for a daemon."""
@@ -246,7 +246,7 @@ def metrics(mountpoint: str | None, listen: str | None) -> None:
     if listen is None:
         click.echo(exposition(look()), nl=False)
         return
-    host, port = parse_address(listen)
+    host, port = parse_address("--listen", listen)
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which would take them
     try:
