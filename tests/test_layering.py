@@ -23,10 +23,10 @@ HEIGHTS = {
     "vfs": 3,
     "service": 3,
     "fuse": 4,
-    "serve": 4,
     "bulk": 4,
+    "serve": 5,
 }
-TOP = 5
+TOP = 6
 """The height of the command line, and of everything else beside the rooms."""
 IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs"}

@@ -1,5 +1,6 @@
 """What the arrays of a source are, how much of each is stored, and which views show it."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -8,7 +9,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
 from shardfs.dataset.node import Node
-from shardfs.errors import MetadataError, ShardfsError
+from shardfs.errors import MetadataError, ShardfsError, size
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import fault_of
@@ -42,6 +43,16 @@ VIEW_OPTIONS: Final = (
 )
 
 
+_SHOWN: Final = {
+    ViewOptions("v3"): "unsharded",
+    ViewOptions("v3", decode=True): "decoded",
+    ViewOptions("v2"): "as Zarr v2",
+    ViewOptions("v2", decode=True): "as Zarr v2, decoded",
+    ViewOptions("npy"): "as a .npy file",
+}
+"""What each view shows an array as."""
+
+
 def views_of(source: Source) -> dict[ViewOptions, View]:
     """Return all views of *source*."""
     source.hierarchy.looks_above = True
@@ -58,12 +69,13 @@ async def describe_source(
     views = views_of(source)
     with progress("counting", None, "shard") as advance:
         return [
-            _describe_node(node, views) | await _measure(source, node, advance)
+            describe_node(node, views) | await _measure(source, node, advance)
             async for node in array_nodes(source, array)
         ]
 
 
-def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
+def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
+    """Describe a node of a source whose *views* are those of `views_of`, as its document says."""
     item: Described = {"path": node.path}
     reason = node.reason
     if isinstance(node.metadata, ArrayMetadata):
@@ -143,3 +155,37 @@ def _shallow(part: Json) -> Json:
     except MetadataError:
         return brief(part)
     return part
+
+
+def facts(item: Described) -> list[tuple[str, str]]:
+    """Return the names and values of a description of one array, and what each view shows of it, for people."""
+    found = []
+    for name, value in item.items():
+        if name in ("shape", "inner_chunk_shape") and value == []:
+            value = "()"
+        if name not in ("path", "views", "left_out") and value is not None and value != []:
+            text = f"{size(value)} ({value:,} bytes)" if name.endswith("_nbytes") else _text(value)
+            found.append((name.replace("_nbytes", "").replace("_", " "), text))
+    if ratio := ratio_of(item.get("decoded_nbytes"), item.get("stored_nbytes")):
+        found.append(("ratio", ratio))
+    for options, how in _SHOWN.items():
+        what = how if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
+        found.append((options.text, what))
+    return found
+
+
+def ratio_of(decoded: int | None, stored: int | None) -> str:
+    """Return how many times smaller the stored bytes are; nothing if that is not known."""
+    if not decoded or not stored:
+        return ""
+    return f"{decoded / stored:.2f}" if decoded < 100 * stored else f"{decoded / stored:,.0f}"
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return f"{value['name']} {json.dumps(value.get('configuration', {}))}"[:1000]
+    if isinstance(value, list):
+        return (", " if isinstance(value[0], str) else " × ").join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

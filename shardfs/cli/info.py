@@ -1,6 +1,5 @@
 """`shardfs info`: the arrays of a source, one in detail, and how to mount the source for which program."""
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,28 +8,20 @@ from typing import Any, Final
 import click
 
 from shardfs.bulk.engine import in_session
-from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, views_of
+from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, facts, ratio_of, views_of
 from shardfs.cli.clients import TOOLS, Tool
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import array_nodes, what_else
-from shardfs.errors import counted, first_of
+from shardfs.errors import counted, first_of, size
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json
 from shardfs.format.dtype import type_name
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.fuse.progress import size
 from shardfs.stores.url import StoreOptions
 
-_SHOWN: Final = {
-    ViewOptions("v3"): "unsharded",
-    ViewOptions("v3", decode=True): "decoded",
-    ViewOptions("v2"): "as Zarr v2",
-    ViewOptions("v2", decode=True): "as Zarr v2, decoded",
-    ViewOptions("npy"): "as a .npy file",
-}
 _MAX_NAMED: Final = 3
 _LINKS: Final = "shards that are symbolic links are read, and never changed through a mount"
 """How many arrays are named in a line that is about several."""
@@ -153,7 +144,7 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     total = counted(len(described), "array")
     total += f", {stored:,} of {counted(shards, 'shard')} stored" if sharded else ""
     total += f", {size(sum(item['stored_nbytes'] for item in sized))}" if sized else ""
-    ratio = _ratio(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
+    ratio = ratio_of(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
     lines.append(f"{total}, ratio {ratio}" if ratio else total)
     if {item["sharded"] for item in described if "sharded" in item} == {False}:
         lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
@@ -176,7 +167,7 @@ def _row(item: Described) -> list[str]:
         codecs += f" in {' '.join(item['codecs'][item['codecs'].index(SHARDING) + 1 :])}"
     sizes = ["", "", ""]
     if "shards" in item:
-        ratio = _ratio(item["decoded_nbytes"], item["stored_nbytes"])
+        ratio = ratio_of(item["decoded_nbytes"], item["stored_nbytes"])
         sizes = [f"{item['stored_shards']:,}/{item['shards']:,}", size(item["stored_nbytes"]), ratio]
     shapes = [inner, chunks] if item["sharded"] else [chunks, ""]
     return [path, _times(item["shape"]) or "()", type_name(item["data_type"]), *shapes, codecs, *sizes, views]
@@ -193,12 +184,6 @@ def _chunks(grid: Json) -> str:
     return (_times(shape) or "()") if extension.name == "regular" and isinstance(shape, list) else extension.name
 
 
-def _ratio(decoded: int | None, stored: int | None) -> str:
-    if not decoded or not stored:
-        return ""
-    return f"{decoded / stored:.2f}" if decoded < 100 * stored else f"{decoded / stored:,.0f}"
-
-
 def _views(shown: Sequence[str]) -> str:
     """Return the names of views, with a star for those that need --decode."""
     names = [option.view for option in VIEW_OPTIONS if option.text in shown]
@@ -207,29 +192,7 @@ def _views(shown: Sequence[str]) -> str:
 
 def _render_array(item: Described) -> list[str]:
     """Return everything about one array, one line each."""
-    lines = [item["path"] or "(root)"]
-    for name, value in item.items():
-        if name in ("shape", "inner_chunk_shape") and value == []:
-            value = "()"
-        if name not in ("path", "views", "left_out") and value is not None and value != []:
-            text = f"{size(value)} ({value:,} bytes)" if name.endswith("_nbytes") else _text(value)
-            lines.append(f"  {name.replace('_nbytes', '').replace('_', ' '):<20}{text}")
-    if ratio := _ratio(item.get("decoded_nbytes"), item.get("stored_nbytes")):
-        lines.append(f"  {'ratio':<20}{ratio}")
-    for options, how in _SHOWN.items():
-        what = how if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
-        lines.append(f"  {options.text:<20}{what}")
-    return lines
-
-
-def _text(value: Json) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return f"{value['name']} {json.dumps(value.get('configuration', {}))}"[:1000]
-    if isinstance(value, list):
-        return (", " if isinstance(value[0], str) else " × ").join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return [item["path"] or "(root)", *(f"  {name:<20}{text}" for name, text in facts(item))]
 
 
 def _render_advice(advice: Sequence[Described]) -> list[str]:

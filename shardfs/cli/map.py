@@ -4,16 +4,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from shardfs.bulk import pictures
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.map import map_source
-from shardfs.cli import pictures
+from shardfs.bulk.pictures import Line, draw
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, show, terminal_width
-from shardfs.cli.pictures import draw, for_terminal
 from shardfs.cli.sources import executor, source_options, workers_options
 from shardfs.errors import printable
 from shardfs.stores.url import StoreOptions
@@ -22,6 +22,20 @@ _MAX_ROWS: Final = 16
 _MAX_WIDTH: Final = 100
 _MAX_PAGE_ROWS: Final = 56
 _PAGE_WIDTH: Final = 112
+_COLORS: Final[dict[str, dict[str, Any]]] = {
+    "": {},
+    "name": {"bold": True},
+    "error": {"fg": "red"},
+    "damaged": {"fg": "white", "bg": "red"},
+    "missing": {"fg": "bright_black"},
+    "live": {"fg": "green"},
+    "wasteful": {"fg": "yellow"},
+    "dead": {"fg": "red"},
+    "index": {"fg": "blue"},
+    "gap": {"fg": "bright_black"},
+    "foreign": {"fg": "magenta"},
+}
+"""Each style of a line in a terminal."""
 
 
 @command(
@@ -74,6 +88,11 @@ def map(
         color = False if os.environ.get("NO_COLOR") else None
         width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
         for line in draw(maps, reasons, _MAX_ROWS, width):
-            click.echo(for_terminal(line), color=color)
+            click.echo(_colored(line), color=color)
         if found.instead is not None:
             click.echo(f"There are no Zarr v3 arrays here: {printable(found.instead)}.")
+
+
+def _colored(line: Line) -> str:
+    """Return a line with its colours."""
+    return "".join(click.style(printable(text), reset=bool(style), **_COLORS[style]) for text, style, _ in line)

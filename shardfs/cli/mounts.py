@@ -23,12 +23,12 @@ from shardfs.cli.options import (
 )
 from shardfs.cli.output import complain, show, waiting
 from shardfs.dataset.statistics import Figure, Snapshot
-from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable
+from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, size
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
-from shardfs.fuse.progress import duration, pending, size
+from shardfs.fuse.progress import duration, pending
 from shardfs.fuse.unmount import unmount
 from shardfs.vfs.options import parse_address
 

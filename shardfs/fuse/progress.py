@@ -4,6 +4,7 @@ from collections import deque
 from typing import Final
 
 from shardfs.dataset.statistics import Snapshot
+from shardfs.errors import size
 
 _NSNAPSHOTS: Final = 16  # for the rate: those of the last fifteen seconds, if there is one each second
 
@@ -42,15 +43,6 @@ def pending(snapshot: Snapshot) -> str:
     what = f"{snapshot.pending_chunks:,} chunks are" if snapshot.pending_chunks > 1 else "1 chunk is"
     age = f", since {duration(snapshot.pending_age_seconds)}" if snapshot.pending_age_seconds is not None else ""
     return f"{what} pending ({size(snapshot.pending_bytes)}{age})"
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
 
 
 def duration(seconds: float) -> str:

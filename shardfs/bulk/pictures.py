@@ -1,7 +1,7 @@
 """The pictures of `map`: the grid of shards of an array as cells, and the layout of its most wasteful shards.
 
-They are lines of text in several styles, for a terminal, or in a page for a browser: no script, no other file, no
-network, in light and in dark.
+They are lines of text in several styles, which a terminal shows in colours, and a browser in a page: no script, no
+other file, no network, in light and in dark.
 """
 
 import math
@@ -9,16 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
-from typing import Any, Final, NamedTuple
-
-import click
+from typing import Final, NamedTuple
 
 from shardfs.bulk.map import ArrayMap
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, Use
-from shardfs.errors import counted, printable
+from shardfs.errors import counted, printable, size
 from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
-from shardfs.fuse.progress import size
 
 
 class Part(NamedTuple):
@@ -31,20 +28,19 @@ class Part(NamedTuple):
 
 Line = Sequence[Part]
 
-_STYLES: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "": ({}, ""),
-    "name": ({"bold": True}, "font-weight: bold"),
-    "error": ({"fg": "red"}, "color: #d3302f"),
-    "damaged": ({"fg": "white", "bg": "red"}, "color: #fff; background: #d3302f"),
-    "missing": ({"fg": "bright_black"}, "color: #8a94a3"),
-    "live": ({"fg": "green"}, "color: #2c8f4b"),
-    "wasteful": ({"fg": "yellow"}, "color: #c07d12"),
-    "dead": ({"fg": "red"}, "color: #d3302f"),
-    "index": ({"fg": "blue"}, "color: #3a7bd0"),
-    "gap": ({"fg": "bright_black"}, "color: #8a94a3"),
-    "foreign": ({"fg": "magenta"}, "color: #a347ba"),
+_CSS: Final = {
+    "name": "font-weight: bold",
+    "error": "color: #d3302f",
+    "damaged": "color: #fff; background: #d3302f",
+    "missing": "color: #8a94a3",
+    "live": "color: #2c8f4b",
+    "wasteful": "color: #c07d12",
+    "dead": "color: #d3302f",
+    "index": "color: #3a7bd0",
+    "gap": "color: #8a94a3",
+    "foreign": "color: #a347ba",
 }
-"""Each style in a terminal, and in a page, where it is a class."""
+"""Each style in a page, where it is a class."""
 
 _LAYOUT: Final = {
     Use.LIVE: ("█", "live"),
@@ -220,9 +216,17 @@ def _bar(layout: Layout, width: int) -> Iterator[Part]:
         yield Part(character * len(list(run)), use.name.lower(), word)
 
 
-def for_terminal(line: Line) -> str:
-    """Return a line with its colours."""
-    return "".join(click.style(printable(text), reset=bool(style), **_STYLES[style][0]) for text, style, _ in line)
+def styles() -> str:
+    """Return the rules of CSS for lines in a page."""
+    return "".join(f".{style} {{ {css}; }}\n" for style, css in _CSS.items())
+
+
+def as_html(line: Line) -> str:
+    """Return a line for a page, whatever names it contains."""
+    return "".join(
+        f'<span class="{style}" title="{text_of(title)}">{text_of(text)}</span>' if style else text_of(text)
+        for text, style, title in line
+    )
 
 
 def page(title: str, lines: Iterable[Line]) -> Iterator[str]:
@@ -230,17 +234,14 @@ def page(title: str, lines: Iterable[Line]) -> Iterator[str]:
     yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
     # Whatever names contain, the page loads and runs nothing.
     yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-    yield f"<title>{_text(title)}</title>\n<style>\n:root {{ color-scheme: light dark; }}\n"
+    yield f"<title>{text_of(title)}</title>\n<style>\n:root {{ color-scheme: light dark; }}\n"
     yield "body { font: 16px sans-serif; margin: 2em; }\npre { font-size: 13px; line-height: 1.15; }\n"
-    yield from (f".{style} {{ {css}; }}\n" for style, (_, css) in _STYLES.items() if style)
-    yield f"</style>\n<h1>{_text(title)}</h1>\n<pre>\n"
+    yield f"{styles()}</style>\n<h1>{text_of(title)}</h1>\n<pre>\n"
     for line in lines:
-        for text, style, said in line:
-            yield f'<span class="{style}" title="{_text(said)}">{_text(text)}</span>' if style else _text(text)
-        yield "\n"
+        yield f"{as_html(line)}\n"
     yield "</pre>\n</html>\n"
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """Return any name as text for a page."""
     return escape(printable(text))
