@@ -9,15 +9,24 @@ from shardfs.bulk.shards import look_at_shards
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, lay_out, measure
-from shardfs.dataset.maintenance.walk import Progress, array_nodes, no_progress, walk_all_shards, what_else
+from shardfs.dataset.maintenance.walk import (
+    Progress,
+    array_nodes,
+    no_progress,
+    walk_all_shards,
+    walk_shards,
+    what_else,
+)
 from shardfs.dataset.node import Node
 from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
+from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions
 
 _MAX_DRAWN: Final = 16
 """For how many shards of an array the layout is shown."""
 _MAX_DRAWN_IN_ALL: Final = 1000
+_AT_ONCE: Final = 8
 
 
 @dataclass(slots=True)
@@ -118,3 +127,29 @@ async def map_source(
                 advance(1)
     instead = await what_else(source) if not maps and not reasons else None
     return Maps(source.store.url, list(maps.values()), reasons, instead)
+
+
+async def map_array(array: Array, *, most: int, drawn: int) -> ArrayMap | None:
+    """Return the map of one array, made in this process, with *drawn* layouts; None if more than *most* are stored."""
+    found = ArrayMap(array)
+    stored: list[Coords] = []
+    try:
+        async for coords in walk_shards(array):
+            if len(stored) == most:
+                return None
+            stored.append(coords)
+    except ShardfsError as error:
+        found.error = str(error)
+    uses: dict[Coords, ShardUse] = {}
+
+    async def look(coords: Coords) -> None:
+        try:
+            uses[coords] = await measure(array, coords)
+        except ShardfsError as error:
+            uses[coords] = ShardUse(array.layout.shard_key(coords), 0, 0, 0, None, str(error))
+
+    await for_each(stored, look, _AT_ONCE)
+    found.uses += [(coords, uses[coords]) for coords in stored]
+    for coords, use in found.most_wasteful(drawn):
+        found.layouts.append((use, await lay_out(array, coords)))
+    return found

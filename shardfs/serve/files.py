@@ -1,11 +1,14 @@
 """GET and HEAD: the bytes of a file, or the names in a directory."""
 
+import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from email.utils import formatdate
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
@@ -26,6 +29,7 @@ _TYPES: Final = {
 }  # fmt: skip
 """The media type of a file by the end of its name. None makes a browser run what a dataset contains."""
 
+_WEIGHT: Final = re.compile(r"[01](\.[0-9]{0,3})?")
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 
 
@@ -36,20 +40,57 @@ def conditions_of(exchange: Exchange) -> Conditions:
     return found if exchange.method == "GET" else found._replace(range=None)
 
 
-async def show(exchange: Exchange, paths: Paths, path: str, *, must_be_directory: bool, may_be_cached: bool) -> None:
+async def show(
+    exchange: Exchange,
+    paths: Paths,
+    path: str,
+    *,
+    must_be_directory: bool,
+    may_be_cached: bool,
+    show_directory: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Send the file or the listing at *path*; raises the error that prevents it.
 
-    *may_be_cached*: the client need not ask again for as long as the tree would not look again.
+    *may_be_cached*: the client need not ask again for as long as the tree would not look again. *show_directory* sends
+    a directory in another form than JSON.
     """
+    if show_directory is None:
+        show_directory = partial(_list, exchange, paths, path)
     if must_be_directory:
-        await _list(exchange, paths, path)
+        await show_directory()
         return
     try:
         await _send(exchange, paths, path, may_be_cached=may_be_cached)
     except IsADirectoryHereError:
         if exchange.connection.has_begun_to_reply:
             raise
-        await _list(exchange, paths, path)
+        await show_directory()
+
+
+def prefers_html(exchange: Exchange) -> bool:
+    """Whether a request asks for HTML rather than JSON, as that of a person with a browser does."""
+    weights = {}
+    for part in (exchange.header("accept") or "").lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        given = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        weights[kind] = float(given) if _WEIGHT.fullmatch(given) else 0.0
+    return weights.get("text/html", 0.0) > weights.get(_JSON, 0.0) or weights.get("text/html", 0.0) == 1.0
+
+
+async def send(exchange: Exchange, data: bytes, media_type: str) -> None:
+    """Send what is no file of the dataset."""
+    version = hashlib.sha256(data).hexdigest()[:32]
+    head = [("ETag", f'"{version}"'), ("Cache-Control", "no-cache")]
+    if conditions_of(exchange).is_known(version, exists=True):
+        await exchange.reply(304, head)
+        return
+    head += [("Content-Type", media_type), ("X-Content-Type-Options", "nosniff")]
+    await exchange.reply(200, head, only(data), len(data))
+
+
+async def only(data: Buffer) -> AsyncIterator[Buffer]:
+    """Yield *data*: a body of one piece."""
+    yield data
 
 
 async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: bool) -> None:

@@ -69,6 +69,11 @@ class Guard:
             return [varies]
         return [("Access-Control-Allow-Origin", origin), exposed, varies]
 
+    def origin(self, exchange: Exchange) -> str:
+        """Return the URL of this server as the client knows it, with a slash; a proxy says if that is https."""
+        scheme = "https" if (exchange.header("x-forwarded-proto") or "").strip().lower() == "https" else "http"
+        return f"{scheme}://{self._host(exchange) or 'localhost'}/"
+
     @staticmethod
     def _host(exchange: Exchange) -> str | None:
         """Return the host that the request names; one in the target counts instead of the header."""

@@ -7,10 +7,12 @@
 | `/…` | a file or a directory of the view of `--view` |
 """
 
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from shardfs.errors import (
     AccessDeniedError,
@@ -22,6 +24,7 @@ from shardfs.errors import (
     NotEmptyError,
     NotFoundError,
     NotPermittedError,
+    NotShownError,
     ReadOnlyError,
     RefusedError,
     ShardfsError,
@@ -37,6 +40,8 @@ from shardfs.serve.conditions import PreconditionFailedError
 from shardfs.serve.exchange import ClientError, Exchange
 from shardfs.serve.guard import READING, Guard
 from shardfs.serve.options import ServeOptions
+from shardfs.serve.pages.page import Address, Pages, asset
+from shardfs.serve.pages.planes import Planes, Query
 from shardfs.vfs.all_views import Views
 from shardfs.vfs.paths import Paths
 
@@ -46,6 +51,7 @@ _ORIGIN: Final = re.compile(rb"[a-z][a-z0-9+.-]*://[^/?#]*", re.IGNORECASE)
 _STATUS: Final[Mapping[type[ShardfsError], int]] = {
     NotFoundError: 404,
     NotADirectoryHereError: 404,
+    NotShownError: 422,  # there is no picture of it
     SourceError: 404,  # the source has no such view
     PreconditionFailedError: 412,
     IsADirectoryHereError: 409,
@@ -84,6 +90,9 @@ class Site:
     def __init__(self, views: Views, options: ServeOptions) -> None:
         self.views = views
         self.options = options
+        self.decoded = views.others["decoded/v3"]
+        self.pages = Pages(views.main.source, self.decoded)
+        self.planes = Planes()
         self._guard = Guard(options)
 
     async def answer(self, exchange: Exchange) -> None:
@@ -110,7 +119,7 @@ class Site:
             allowed = ("Allow", ", ".join(self._methods))
             await exchange.reply(204, [allowed, *self._guard.for_preflight(exchange)])
             return
-        own = OWN.get("/".join(names[1:]), nothing) if names[0] == "-" else None
+        own = _own(names) if names[0] == "-" else None
         if own is not healthy and not self._guard.admits(exchange):
             challenge = ("WWW-Authenticate", 'Bearer realm="shardfs"')
             await exchange.say(401, "the header Authorization: Bearer must have the token of this server", [challenge])
@@ -146,12 +155,26 @@ class Site:
                     place.path,
                     must_be_directory=place.is_directory,
                     may_be_cached=not self.options.write,
+                    show_directory=partial(self._page, exchange, place) if files.prefers_html(exchange) else None,
                 )
             except StaleError:
                 if exchange.connection.has_begun_to_reply or attempt == _ATTEMPTS - 1:
                     raise
             else:
                 return
+
+    async def _page(self, exchange: Exchange, place: Place) -> None:
+        """Send the page of a directory; its links need a target that ends with a slash."""
+        names, query = names_in(exchange.target), query_of(exchange.target)
+        if names[-1] != "":
+            location = f"./{quote(os.fsencode(names[-1]), safe='')}/{f'?{query}' if query else ''}"
+            await exchange.reply(
+                308, [("Location", location), ("Cache-Control", "no-cache"), ("Vary", "Accept")], nbytes=0
+            )
+            return
+        up = "../" * (len(names) - 1) or "./"
+        origin = self._guard.origin(exchange)
+        await self.pages.show(exchange, Address(place.paths, place.path, place.prefix, up, origin, query))
 
     @property
     def _methods(self) -> tuple[str, ...]:
@@ -172,9 +195,7 @@ class Site:
         is_directory = names[-1] == ""
         if is_directory:
             names = names[:-1]
-        if any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
-            raise NotFoundError("no file has such a name")
-        return Place(paths, "/".join(names), prefix, is_directory)
+        return Place(paths, path_of(names), prefix, is_directory)
 
     async def refuse(self, exchange: Exchange, allowed: tuple[str, ...], why: str) -> None:
         """Reply that the method is not for this target."""
@@ -190,6 +211,18 @@ def names_in(target: bytes) -> list[str]:
     if not path.startswith(b"/") or b"#" in path or _BAD_ESCAPE.search(path):
         raise ClientError(400, "the target is no path")
     return [unquote_to_bytes(name).decode("utf-8", "surrogateescape") for name in path[1:].split(b"/")]
+
+
+def path_of(names: list[str]) -> str:
+    """Return the path of these *names*; raises `NotFoundError` if no file has such a name."""
+    if any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
+        raise NotFoundError("no file has such a name")
+    return "/".join(names)
+
+
+def query_of(target: bytes) -> str:
+    """Return the query of a target, as it is."""
+    return target.partition(b"?")[2].decode("ascii", "replace")
 
 
 def status_of(error: ShardfsError) -> int:
@@ -214,10 +247,46 @@ async def flush(site: Site, exchange: Exchange) -> None:
         await site.refuse(exchange, ("OPTIONS", "POST") if site.options.write else ("OPTIONS",), why)
 
 
+async def plane(site: Site, exchange: Exchange) -> None:
+    """Send a picture."""
+    if exchange.method not in READING:
+        await site.refuse(exchange, READING, "that can only be read")
+        return
+    if isinstance(site.decoded, SourceError):
+        raise SourceError(str(site.decoded))
+    names = names_in(exchange.target)[2:]
+    path = path_of(names[:-1] if names[-1] == "" else names)
+    query = Query.parse(query_of(exchange.target))
+    conditions = files.conditions_of(exchange)
+    await site.planes.show(exchange, site.decoded, path, query, conditions, may_be_cached=not site.options.write)
+
+
+async def page_part(site: Site, exchange: Exchange) -> None:
+    """Send what pages load."""
+    if exchange.method in READING:
+        name = names_in(exchange.target)[-1]
+        kinds = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+        await files.send(exchange, asset(name), kinds[name.rpartition(".")[2]])
+    else:
+        await site.refuse(exchange, READING, "that can only be read")
+
+
+def _own(names: list[str]) -> Callable[[Site, Exchange], Awaitable[None]]:
+    """Return who answers for these *names*, the first of which is `-`."""
+    return OWN.get("/".join(names[1:])) or OWN.get(f"{names[1] if len(names) > 1 else ''}/", nothing)
+
+
 async def nothing(site: Site, exchange: Exchange) -> None:
     """Reply that there is no such thing."""
     await exchange.say(404, "there is nothing of that name below /-/")
 
 
-OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {"healthy": healthy, "flush": flush}
-"""What is below `/-/`, by name."""
+OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {
+    "healthy": healthy,
+    "flush": flush,
+    "page.css": page_part,
+    "page.js": page_part,
+    "icon.svg": page_part,
+    "plane/": plane,
+}
+"""What is below `/-/`, by name; a name that ends with a slash is that of all below it."""

@@ -1,0 +1,385 @@
+"""The page of a directory: what it is, a picture of it, what is in it, and where its shards are.
+
+All text is escaped, and the policy of a page lets a browser load and run what `/-/` has, and nothing else.
+"""
+
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from functools import cache
+from html import escape
+from importlib.resources import files as resources
+from secrets import token_urlsafe
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import trio
+
+from shardfs.bulk.info import describe_node, facts, views_of
+from shardfs.bulk.map import map_array
+from shardfs.bulk.pictures import as_html, draw, styles, text_of
+from shardfs.dataset.hierarchy import Hierarchy, Source
+from shardfs.dataset.node import Node
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, printable, size
+from shardfs.format.document import Json
+from shardfs.format.dtype import type_name
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
+from shardfs.serve.exchange import ClientError, Exchange, Header
+from shardfs.serve.pages.picture import COLORS, PARTS
+from shardfs.serve.pages.planes import Choice, Pyramid, Query, find_image, find_pyramid
+from shardfs.serve.pages.pyramid import attributes_in, image_in, label_paths
+from shardfs.serve.pages.viewers import Subject, links, snippets
+from shardfs.stores.base import Buffer, Kind, join_key
+from shardfs.stores.parallel import for_each
+from shardfs.vfs.paths import Listed, Paths
+
+_MAX_NAMES: Final = 2000
+_MAX_LOOKED_AT: Final = 100
+"""How many directories of a page are looked at to say what they are."""
+_AT_ONCE: Final = 16
+_MAX_ATTRIBUTES: Final = 20_000
+_MAP_SECONDS: Final = 10.0
+_MAX_SHARDS: Final = {True: 200, False: 4000}
+"""How many shards are looked at for a map, by whether each is a request."""
+_MAP_ROWS, _MAP_WIDTH, _MAP_LAYOUTS = 40, 96, 4
+_POLICY: Final = (
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src 'self' blob:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
+_COMPLEX: Final = "c"
+_COUNTED: Final = "biu"
+
+
+class Address(NamedTuple):
+    """Where a page is: *path* in the view of *paths*; *up* leads to the root of the server, whose URL is *origin*."""
+
+    paths: Paths
+    path: str
+    prefix: str
+    up: str
+    origin: str
+    query: str
+
+
+class Pages:
+    """Makes pages for one source; pictures are of its *decoded* view, if there is one."""
+
+    def __init__(self, source: Source, decoded: Paths | SourceError) -> None:
+        self.decoded = decoded
+        self._source = source.beside()
+        self._views = views_of(self._source)
+
+    async def show(self, exchange: Exchange, address: Address) -> None:
+        """Send the page of a directory; raises the error that prevents it before anything was sent."""
+        nonce = token_urlsafe(16)
+        head: list[Header] = [
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Security-Policy", _POLICY.format(nonce)),
+            ("Cache-Control", "no-cache"),
+            ("Vary", "Accept"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        async with (
+            address.paths.listing(address.path) as batches,
+            aclosing(self._page(address, nonce, batches)) as pieces,
+        ):
+            await exchange.reply(200, head, pieces)
+
+    async def _page(
+        self, address: Address, nonce: str, batches: AsyncIterator[list[Listed]]
+    ) -> AsyncGenerator[Buffer, None]:
+        node = await _node_at(self._source.hierarchy, address.path)
+        parts = [_head(address, nonce), await self._body(address, node)]
+        yield "".join(parts).encode()
+        async with aclosing(self._names(address, node, batches)) as rows:
+            async for row in rows:
+                yield row.encode()
+        if node is not None and node.array is not None:
+            yield b'<section id="map">\n<h2>Map of shards</h2>\n'
+            yield (await self._map(node)).encode()
+            yield b"</section>\n"
+        yield _foot(address, node).encode()
+
+    async def _body(self, address: Address, node: Node | None) -> str:
+        """Return what a page says before the names."""
+        if node is None:
+            return ""
+        parts = [f'<p class="kind">{text_of(_kind_of(node))}</p>\n']
+        if isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None:
+            parts.append(await self._picture(address, node))
+            parts.append(await self._openers(address, node))
+        if isinstance(node.metadata, ArrayMetadata):
+            parts.append(_facts(facts(describe_node(node, self._views))))
+        elif node.reason is not None:
+            parts.append(f'<p class="problem">{text_of(node.reason)}</p>\n')
+        return "".join([*parts, _attributes(node)])
+
+    async def _picture(self, address: Address, node: Node) -> str:
+        """Return a picture with what selects its plane, or why there is none."""
+        try:
+            if isinstance(self.decoded, SourceError):
+                raise self.decoded
+            pyramid = await find_pyramid(self.decoded, node.path)
+            try:
+                query = Query.parse(address.query)
+                choice = Choice.of(pyramid.base.shape, pyramid.names, query)
+            except ClientError:
+                query = Query.parse("")
+                choice = Choice.of(pyramid.base.shape, pyramid.names, query)
+        except ShardfsError as error:
+            return f'<section id="picture">\n<p class="problem">No picture: {text_of(str(error))}</p>\n</section>\n'
+        return _figure(address, pyramid, query, choice)
+
+    async def _openers(self, address: Address, node: Node) -> str:
+        """Return links to viewers, and lines for other programs."""
+        try:
+            image, _ = await find_image(self._source.hierarchy, node)
+        except ShardfsError:
+            return ""
+        own = image if image_in(node) is not None else None
+        labels = await self._labels(node) if own is not None and not own.is_labels else []
+        is_labels = image is not None and image.is_labels
+        subject = Subject(node.path, labels, is_image=own is not None, is_labels=is_labels)
+        items = [
+            f'<li><a href="{_attribute(url)}" rel="noopener noreferrer" target="_blank">{text_of(name)}</a></li>\n'
+            for name, url in links(address.origin, subject)
+        ]
+        lines = [
+            f"<dt>{text_of(name)}</dt><dd><code>{text_of(line)}</code></dd>\n"
+            for name, line in snippets(address.origin, node.path)
+        ]
+        return (
+            f'<section id="viewers">\n<h2>Open with</h2>\n<ul class="links">\n{"".join(items)}</ul>\n'
+            f"<details><summary>From programs</summary>\n<dl>\n{''.join(lines)}</dl>\n</details>\n</section>\n"
+        )
+
+    async def _labels(self, node: Node) -> list[str]:
+        found = await _node_at(self._source.hierarchy, join_key(node.path, "labels"))
+        return [*label_paths(found)] if found is not None else []
+
+    async def _names(
+        self, address: Address, node: Node | None, batches: AsyncIterator[list[Listed]]
+    ) -> AsyncGenerator[str, None]:
+        """Yield the table of the names in a directory."""
+        yield '<section id="names">\n<h2>Files</h2>\n<table>\n<thead><tr><th scope="col">Name</th>'
+        yield '<th scope="col">Kind</th><th scope="col" class="number">Size</th></tr></thead>\n<tbody>\n'
+        if address.path:
+            yield '<tr><td><a href="../">..</a></td><td>directory</td><td></td></tr>\n'
+        count, more = 0, ""
+        has_nodes = node is None or not isinstance(node.metadata, ArrayMetadata)
+        try:
+            async for batch in batches:
+                shown = batch[: _MAX_NAMES - count]
+                kinds = await self._kinds(address, shown) if has_nodes and count < _MAX_LOOKED_AT else {}
+                for listed in shown:
+                    yield _row(listed, kinds.get(listed.name))
+                count += len(shown)
+                if len(shown) < len(batch):
+                    more = f"There are more than {_MAX_NAMES:,} names. With the header Accept: application/json, "
+                    more += "this address lists all."
+                    break
+        except ShardfsError as error:
+            more = f"The listing breaks off: {error}"
+        note = f'<p class="problem">{text_of(more)}</p>\n' if more else ""
+        empty = "<p>There is nothing in it.</p>\n" if not count and not more else ""
+        yield f"</tbody>\n</table>\n{note}{empty}</section>\n"
+
+    async def _kinds(self, address: Address, listed: list[Listed]) -> Mapping[str, str]:
+        """Say of directories which of them are arrays and groups."""
+        found: dict[str, str] = {}
+
+        async def look(name: str) -> None:
+            try:
+                node = await _node_at(self._source.hierarchy, join_key(address.path, name))
+            except ShardfsError as error:
+                found[name] = f"directory, which cannot be read: {error}"
+            else:
+                if node is not None and (node.document is not None or node.reason is not None):
+                    found[name] = _kind_of(node)
+
+        names = [item.name for item in listed if item.kind is Kind.DIRECTORY]
+        await for_each(names[:_MAX_LOOKED_AT], look, _AT_ONCE)
+        return found
+
+    async def _map(self, node: Node) -> str:
+        """Return the map of the shards of an array, or why there is none."""
+        assert node.array is not None
+        is_remote = self._source.store.root is None
+        instead = "<p>There are too many shards to look at now: <code>shardfs map</code> shows them.</p>\n"
+        with trio.move_on_after(_MAP_SECONDS):
+            try:
+                found = await map_array(node.array, most=_MAX_SHARDS[is_remote], drawn=_MAP_LAYOUTS)
+            except ShardfsError as error:
+                return f'<p class="problem">{text_of(str(error))}</p>\n'
+            if found is None:
+                return instead
+            lines = "\n".join(map(as_html, draw([found], {}, _MAP_ROWS, _MAP_WIDTH)))
+            return f'<pre tabindex="0" role="group" aria-label="Map of shards">\n{lines}\n</pre>\n'
+        return instead
+
+
+async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:
+    """Return the node at *path* as it is now; None if it has no directory of its own, as in the npy view."""
+    try:
+        return await hierarchy.node(path, fresh=True)
+    except (NotFoundError, NotADirectoryHereError):
+        return None
+
+
+def _kind_of(node: Node) -> str:
+    """Say in a few words what a node is."""
+    metadata = node.metadata
+    if isinstance(metadata, ArrayMetadata):
+        shape = " × ".join(f"{length:,}" for length in metadata.shape) or "a single element"
+        return f"array, {type_name(metadata.document['data_type'])}, {shape}"
+    if node.reason is not None:
+        return "broken"
+    if isinstance(metadata, GroupMetadata):
+        image = image_in(node)
+        return "group" if image is None else "labels, OME-Zarr" if image.is_labels else "image, OME-Zarr"
+    return "directory"
+
+
+def _row(listed: Listed, kind: str | None) -> str:
+    slash = "/" if listed.kind is Kind.DIRECTORY else ""
+    href = quote(os.fsencode(listed.name), safe="") + slash
+    nbytes = size(listed.size) if listed.kind is Kind.FILE else ""
+    exact = f' title="{listed.size:,} bytes"' if nbytes else ""
+    return (
+        f'<tr><td><a href="./{href}">{text_of(listed.name)}{slash}</a></td>'
+        f'<td>{text_of(kind or _KINDS[listed.kind])}</td><td class="number"{exact}>{nbytes}</td></tr>\n'
+    )
+
+
+def _head(address: Address, nonce: str) -> str:
+    title = text_of(address.path or "/")
+    names = address.path.split("/") if address.path else []
+    trail = [f'<a href="{"../" * len(names) or "./"}">{text_of("/" + address.prefix)}</a>']
+    trail += [
+        f'<a href="{"../" * (len(names) - depth) or "./"}">{text_of(name)}</a>' for depth, name in enumerate(names, 1)
+    ]
+    trail[-1] = trail[-1].replace("<a ", '<a aria-current="page" ')
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title} · shardfs</title>\n"
+        f'<link rel="icon" href="{address.up}-/icon.svg">\n'
+        f'<link rel="stylesheet" nonce="{nonce}" href="{address.up}-/page.css">\n'
+        f'<script nonce="{nonce}" src="{address.up}-/page.js" defer></script>\n</head>\n<body>\n'
+        f'<nav aria-label="Path">{" › ".join(trail)}</nav>\n<main>\n<h1>{title}</h1>\n'
+    )
+
+
+def _foot(address: Address, node: Node | None) -> str:
+    path = quote(os.fsencode(address.path), safe="/")
+    views = ["v3", "v2", "decoded/v3", "npy"]
+    if node is None or isinstance(node.metadata, ArrayMetadata):
+        views.remove("npy")  # an array is a file there
+    others = " · ".join(f'<a href="{address.up}{view}/{path}{"/" if path else ""}">{view}</a>' for view in views)
+    return f"</main>\n<footer>This directory in each view: {others}</footer>\n</body>\n</html>\n"
+
+
+def _attribute(text: str) -> str:
+    return escape(printable(text))
+
+
+def _facts(found: list[tuple[str, str]]) -> str:
+    rows = "".join(f'<tr><th scope="row">{text_of(name)}</th><td>{text_of(text)}</td></tr>\n' for name, text in found)
+    return f'<section id="facts">\n<h2>Description</h2>\n<table>\n{rows}</table>\n</section>\n'
+
+
+def _attributes(node: Node) -> str:
+    attributes: Mapping[str, Json] | None = attributes_in(node)
+    if not attributes:
+        return ""
+    text = json.dumps(attributes, indent=2, ensure_ascii=False)
+    if len(text) > _MAX_ATTRIBUTES:
+        text = text[:_MAX_ATTRIBUTES] + "\n… and more, which the document has"
+    lines = "\n".join(map(text_of, text.split("\n")))
+    return (
+        f'<section id="attributes">\n<details{" open" if len(text) < 1000 else ""}><summary>Attributes</summary>\n'
+        f'<pre tabindex="0" role="group" aria-label="Attributes">{lines}</pre>\n</details>\n</section>\n'
+    )
+
+
+def _figure(address: Address, pyramid: Pyramid, query: Query, choice: Choice) -> str:
+    """Return the picture of a plane, and a form that selects another: scripts submit it as the hand changes it."""
+    base, names = pyramid.base, pyramid.names
+    target = f"{address.up}-/plane/{quote(os.fsencode(base.path), safe='/')}"
+    labels = [name or f"axis {axis}" for axis, name in enumerate(names)]
+    fields = [_slider(axis, labels[axis], length, choice.at[axis]) for axis, length in enumerate(base.shape)
+              if axis not in choice.axes]  # fmt: skip
+    if len(base.shape) > 2:
+        for field, chosen in zip(("rows", "columns"), choice.axes, strict=True):
+            options = [(str(axis), label) for axis, label in enumerate(labels)]
+            fields.append(_select(field, field.capitalize(), options, str(chosen)))
+    if base.dtype.kind == _COMPLEX:
+        fields.append(_select("part", "Part", [(part, part) for part in PARTS], query.style.part))
+    if base.dtype.kind in _COUNTED:
+        fields.append(
+            _select("colors", "Colours", [(name, name) for name in COLORS], query.style.colors or pyramid.usual_colors)
+        )
+    if base.dtype.kind != "b":
+        fields.append(_number("low", "Black below percentile", query.style.low))
+        fields.append(_number("high", "White above percentile", query.style.high))
+    edges = zip(("top", "bottom", "left", "right"), query.edges, strict=True)
+    hidden = "".join(
+        f'<input type="hidden" name="{name}" value="{"" if value is None else value}">\n' for name, value in edges
+    )
+    sides = [(labels[axis], base.shape[axis]) for axis in choice.axes]
+    plane = " × ".join(f"{label} ({length:,})" for label, length in sides) or "the single element"
+    shape = ",".join(str(length) for _, length in ([("", 1)] * (2 - len(sides)) + sides))
+    first = escape(f"{target}?{address.query}" if address.query else target)
+    buttons = "".join(
+        f'<button type="button" data-do="{name}" aria-label="{label}" title="{label}">{sign}</button>\n'
+        for name, label, sign in (
+            ("in", "Zoom in", "+"), ("out", "Zoom out", "−"), ("all", "Show all", "⤢"), ("left", "Move left", "←"),
+            ("right", "Move right", "→"), ("up", "Move up", "↑"), ("down", "Move down", "↓"),
+        )
+    )  # fmt: skip
+    return (
+        f'<section id="picture" data-source="{escape(target)}" data-shape="{shape}">\n<figure>\n'
+        f'<div class="view" tabindex="0" role="group" aria-label="Picture: + and − zoom, 0 shows all, arrows move">\n'
+        f'<img alt="Plane {text_of(plane)}" hidden>\n<noscript><img alt="Plane {text_of(plane)}" src="{first}">'
+        f'</noscript>\n</div>\n<div class="buttons" role="toolbar" aria-label="Part of the plane" hidden>\n{buttons}'
+        f'</div>\n<figcaption>{text_of(plane)}</figcaption>\n<p role="status" id="status"></p>\n</figure>\n'
+        f'<form method="get" action="./">\n{"".join(fields)}{hidden}'
+        "<noscript><button>Show</button></noscript>\n</form>\n"
+        "</section>\n"
+    )
+
+
+def _slider(axis: int, label: str, length: int, value: int) -> str:
+    return (
+        f'<div class="field"><label for="i{axis}">{text_of(label)}</label>'
+        f'<input type="range" id="i{axis}" name="i{axis}" min="0" max="{length - 1}" value="{value}">'
+        f'<output for="i{axis}">{value}</output></div>\n'
+    )
+
+
+def _select(name: str, label: str, options: list[tuple[str, str]], chosen: str) -> str:
+    items = "".join(
+        f'<option value="{value}"{" selected" if value == chosen else ""}>{text_of(text)}</option>'
+        for value, text in options
+    )
+    return (
+        f'<div class="field"><label for="{name}">{label}</label>'
+        f'<select id="{name}" name="{name}">{items}</select></div>\n'
+    )
+
+
+def _number(name: str, label: str, value: float) -> str:
+    return (
+        f'<div class="field"><label for="{name}">{label}</label>'
+        f'<input type="number" id="{name}" name="{name}" min="0" max="100" step="any" value="{value:g}"></div>\n'
+    )
+
+
+@cache
+def asset(name: str) -> bytes:
+    """Return a file that pages load, `page.css`, `page.js` or `icon.svg`."""
+    text = resources(__package__).joinpath(name).read_text(encoding="utf-8")
+    return (text + styles() if name == "page.css" else text).encode()

@@ -1,0 +1,72 @@
+"""Links that open what is served in programs of others, and what to type for those that have no links.
+
+A link is only followed when somebody clicks it: the page itself loads nothing from other hosts.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from shardfs.errors import printable
+
+NEUROGLANCER: Final = "https://neuroglancer-demo.appspot.com/"
+VIZARR: Final = "https://hms-dbmi.github.io/vizarr/"
+VALIDATOR: Final = "https://ome.github.io/ome-ngff-validator/"
+
+
+class Link(NamedTuple):
+    """A *url* that opens a program of this *name*."""
+
+    name: str
+    url: str
+
+
+class Subject(NamedTuple):
+    """What is to be opened: the *path* of an array or an image, the *labels* of an image, and what it is."""
+
+    path: str
+    labels: Sequence[str] = ()
+    is_image: bool = False
+    is_labels: bool = False
+
+
+def links(address: str, subject: Subject) -> list[Link]:
+    """Return the links for what is served at *address*, which ends with a slash."""
+    found = [Link("neuroglancer", neuroglancer(NEUROGLANCER, address, subject))]
+    if subject.is_image:
+        source = quote(f"{address}v2/{_quoted(subject.path)}".rstrip("/"), safe="")
+        found.append(Link("vizarr", f"{VIZARR}?source={source}"))
+        source = quote(f"{address}v3/{_quoted(subject.path)}".rstrip("/"), safe="")
+        found.append(Link("OME-NGFF validator", f"{VALIDATOR}?source={source}"))
+    return found
+
+
+def neuroglancer(client: str, address: str, subject: Subject) -> str:
+    """Return the URL that opens *subject* in the neuroglancer *client*."""
+    layers = [_layer(address, subject.path, is_labels=subject.is_labels)]
+    layers += [_layer(address, path, is_labels=True) for path in subject.labels]
+    state = {"layers": layers, "layout": "4panel" if subject.is_image else "xy"}
+    return f"{client}#!{quote(json.dumps(state), safe='')}"
+
+
+def _layer(address: str, path: str, *, is_labels: bool) -> dict[str, str]:
+    name = printable(path.rpartition("/")[2]) or "source"
+    source = f"zarr3://{address}v3/{_quoted(path)}"
+    return {"type": "segmentation" if is_labels else "image", "name": name, "source": source}
+
+
+def snippets(address: str, path: str) -> list[tuple[str, str]]:
+    """Return programs, and the line that opens what is served in each."""
+    url = f"{address}v3/{_quoted(path)}"
+    kvstore = json.dumps({"driver": "http", "base_url": f"{url}/"})
+    return [
+        ("zarr-python", f'zarr.open("{url}", mode="r")'),
+        ("xarray", f'xarray.open_zarr("{url}", consolidated=False)'),
+        ("tensorstore", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}).result()'),
+        ("napari", f"napari --plugin napari-ome-zarr {url}"),
+    ]
+
+
+def _quoted(path: str) -> str:
+    return quote(path.encode("utf-8", "surrogateescape"), safe="/")
