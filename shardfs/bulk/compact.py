@@ -1,6 +1,7 @@
 """Rewriting shards that have many dead bytes."""
 
 import shlex
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -11,6 +12,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.node import Node
 from shardfs.dataset.state.slots import hold, slots_of
 from shardfs.errors import ShardfsError, SourceError, counted
 from shardfs.stores.url import StoreOptions
@@ -40,6 +42,15 @@ class Report:
         lines = [f"left as it is: {item['shard']}: {item['reason']}" for item in self.left]
         lines.append(f"{counted(self.compacted, 'shard')} compacted, {self.removed_nbytes:,} dead bytes removed")
         return lines
+
+
+async def _writable(source: Source, report: Report) -> AsyncIterator[Node]:
+    """Yield the arrays of *source*, but those in formats that are only read."""
+    async for node in some_arrays(source):
+        if node.is_read_only:
+            report.leave(node.path, "it is in a format that is only read")
+        else:
+            yield node
 
 
 async def compact_source(
@@ -72,7 +83,7 @@ async def compact_source(
             shards = await look_at_shards(
                 source,
                 options,
-                walk_all_shards(some_arrays(source), "looking for dead bytes", progress),
+                walk_all_shards(_writable(source, report), "looking for dead bytes", progress),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,
                 executor=executor,

@@ -2,10 +2,9 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
 from shardfs.dataset.node import Node
@@ -95,7 +94,7 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
         item |= {
             "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
             "inner_chunks": node.any_array.grid.nchunks,
-            "nesting": len(node.any_array.grid.levels) if node.array is not None else 0,
+            "nesting": node.any_array.grid.nindexes if node.array is not None else 0,
             "inner_codecs": [codec.name for codec in node.any_array.codecs],
         }
     shown = {each: view.shown(node) for each, view in views.items()}
@@ -125,7 +124,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
                 state.check()
                 stat = state.stat
             stored_nbytes += stat.size if stat is not None else 0
-            nelements += _nelements(array, coords)
+            nelements += array.grid.nelements_of(coords)
             stored += 1
             advance(1)
     except ShardfsError as failure:
@@ -139,13 +138,6 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
         "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
         "error": error,
     }
-
-
-def _nelements(array: Array, coords: Sequence[int]) -> int:
-    """Return how many elements of the array are in the shard at *coords*."""
-    dimensions = zip(coords, array.grid.shards.dimensions, array.document["shape"], strict=True)
-    spans = ((dimension.span(index), length) for index, dimension, length in dimensions)
-    return math.prod(min(start + edge, length) - start for (start, edge), length in spans)
 
 
 def _shallow(part: Json) -> Json:

@@ -177,7 +177,8 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
         if not found.uses:
             continue
         grid = Grid.of(found, max_rows, width)
-        yield [Part(f"  {grid.caption(found.array.document.get('dimension_names') or ())}")]
+        names = () if found.array.grid.is_scattered else found.array.document.get("dimension_names") or ()
+        yield [Part(f"  {grid.caption(names)}")]
         for row, cells in enumerate(grid.cells):
             wide = 2 if 2 * len(cells) <= width else 1
             yield [Part("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]

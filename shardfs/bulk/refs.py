@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_files, walk_nodes, what_else
-from shardfs.dataset.node import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node, StoredVolume
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.document import decode_text, encode_json, parse_json
 from shardfs.format.index import are_sound
@@ -113,6 +113,8 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
 def require_shown(view: View, node: Node) -> None:
     """Raise `NotShownError` if *view* does not show an array."""
     reason = view.left_out(node)
+    if reason is None and node.is_read_only:
+        reason = "it is a scale of a precomputed volume, and references are of Zarr arrays"
     if reason is not None:
         raise NotShownError(reason)
 
@@ -181,7 +183,7 @@ async def write_references(
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
-        else:
+        elif not isinstance(node.kind, StoredVolume):
             arrays.append(node)
     nchunks = {node.path: node.any_array.grid.nchunks for node in arrays if node.any_array is not None}
     with progress("referencing", sum(nchunks.values()), "chunk") as advance:

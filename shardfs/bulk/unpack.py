@@ -23,8 +23,9 @@ from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, StoredVolume
 from shardfs.errors import ShardfsError
+from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
@@ -134,6 +135,8 @@ class UnpackPlan(Plan):
             self.report.total += 1
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
+            if isinstance(node.kind, StoredVolume):
+                self.sources[join_key(node.path, INFO)] = state_of(node.kind.info_stat)
             if node.sharded_copy is not None:
                 self.report.problems.append(left_out(node.path, node.reason or ""))
             elif reason is not None:

@@ -85,7 +85,7 @@ async def verify_source(
         async for node in some_arrays(source):
             if node.array is not None:
                 report.arrays += 1
-                if data:
+                if data and not node.is_read_only:
                     _note_unchecked(node.array, report)
                 yield node
             elif node.metadata is None:

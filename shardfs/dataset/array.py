@@ -12,6 +12,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from shardfs.dataset.cache import Cache
@@ -27,10 +28,12 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.grid import parse_coordinate
+from shardfs.format.grid import index_in_c_order, parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.precomputed import VolumeGrid, positions_of
 from shardfs.format.sharding import Coords, Place, Segment
+from shardfs.format.uint64_sharded import ListedIndex
 from shardfs.stores.base import Buffer, Entry, Kind, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -141,6 +144,8 @@ _BATCH: Final = 256  # chunk files to stat in one call
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
 
+Coordinates = npt.NDArray[np.int64]
+
 
 class Extent(NamedTuple):
     """The encoded bytes of one version of an inner chunk: *nbytes* bytes from *offset* of *shard*.
@@ -184,6 +189,18 @@ class ListedRun(NamedTuple):
     shard: OpenShard | None = None
     entries: Entries | None = None
     error: ShardfsError | None = None
+
+
+class ScatteredRun(NamedTuple):
+    """Chunks of one minishard, at most `MAX_RUN`, in C order: their coordinates, as rows, and their *entries*.
+
+    *state* is that of their shard. *damaged* marks those whose entries lead out of it.
+    """
+
+    state: ShardState
+    coords: Coordinates
+    entries: Entries
+    damaged: npt.NDArray[np.bool_]
 
 
 class Array:
@@ -285,6 +302,11 @@ class Array:
             if (await self.find(()))[1] is not None:
                 yield ()
             return
+        if isinstance(self.grid, VolumeGrid):
+            async for scattered in self._list_minishards(self.grid, shard[0], 0):
+                for coords in scattered.coords.tolist():
+                    yield tuple(coords)
+            return
         *outer, row = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
         for prefix in product(*outer):
             async for run in self.list_row(prefix, row.start, row.stop):
@@ -336,6 +358,9 @@ class Array:
     async def covered(self, prefix: Coords) -> AsyncIterator[range]:
         """Yield, in order, the ranges of the next coordinate after *prefix* that stored or pending shards cover."""
         axis = len(prefix)
+        if self.grid.is_scattered:
+            yield self.grid.covered(axis, 0)
+            return
         outer = tuple(
             dimension.chunk_at(i * length)
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
@@ -412,8 +437,7 @@ class Array:
             return _with_pending(run, changes)
         run = ListedRun(first, length, state)
         if shard is not None:
-            at = place.entries[-1]
-            entries = shard.index.entries[at : at + stride * (length - 1) + 1 : stride]
+            entries = shard.index.select(place.entries[-1], length, stride)
             sound = are_sound(entries, shard.index.shard_nbytes)
             run = run._replace(shard=shard, entries=entries)
             if sound.all():  # the usual case, and three times as fast
@@ -424,6 +448,63 @@ class Array:
                 sizes = np.where(sound, entries[:, 1], 0)[found].tolist()
                 run = run._replace(numbers=(found + first).tolist(), sizes=sizes, damaged=damaged)
         return _with_pending(run, changes)
+
+    async def list_scattered(self, grid: VolumeGrid, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
+        """Yield all chunks of an array with such a *grid*, minishard by minishard; only those *behind* a chunk.
+
+        What cannot be read has no names. So the error is raised at the end, when all others were listed.
+        """
+        failed: ShardfsError | None = None
+        place = grid.locate(behind) if behind is not None else None
+        for shard in await self.listing.children(()):
+            if place is not None and shard < place.shard[0]:
+                continue
+            is_first = place is not None and shard == place.shard[0]
+            minishard = place.entries[0] if place is not None and is_first else 0
+            try:
+                async for run in self._list_minishards(grid, shard, minishard, behind if is_first else None):
+                    yield run
+            except ShardfsError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _list_minishards(
+        self, grid: VolumeGrid, shard: int, first: int, behind: Coords | None = None
+    ) -> AsyncGenerator[ScatteredRun, None]:
+        """Yield the chunks of the minishards of *shard* from *first* on, of which only those *behind* a chunk.
+
+        The first error that prevents reading a minishard is raised at the end.
+        """
+        state = await self.shard((shard,))
+        state.check()
+        if state.shard is None:
+            return
+        failed: ShardfsError | None = None
+        names = np.flatnonzero(~are_empty(state.shard.index.entries))
+        for minishard in names[names >= first].tolist():
+            place = Place((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
+            try:
+                state, opened = await self._shards.open(self.layout, place)
+            except ShardfsError as error:
+                failed = failed or error
+                continue
+            if opened is None or not isinstance(opened.index, ListedIndex):
+                continue
+            index = opened.index
+            known = np.flatnonzero(grid.within(index.ids, shard, minishard))
+            coords = positions_of(index.ids[known], grid.grid_shape).astype(np.int64)
+            positions = np.ravel_multi_index(tuple(coords.T), grid.grid_shape)
+            order = np.argsort(positions)
+            if behind is not None and minishard == first:
+                order = order[positions[order] > index_in_c_order(behind, grid.grid_shape)]
+            entries, sound = index.entries, index.sound
+            for start in range(0, len(order), MAX_RUN):
+                part = order[start : start + MAX_RUN]
+                chosen = known[part]
+                yield ScatteredRun(state, coords[part], entries[chosen], ~sound[chosen])
+        if failed is not None:
+            raise failed
 
     def _pending(self, prefix: Coords, numbers: range, shard: Coords) -> dict[int, Change]:
         """Return the pending changes of those chunks of the row *prefix* that are in one shard, by last coordinate.

@@ -21,8 +21,11 @@ from shardfs.dataset.node import (
     Broken,
     Group,
     Node,
+    Plain,
     RemovedArray,
     StoredArray,
+    StoredScale,
+    StoredVolume,
     groups_above,
     is_below,
 )
@@ -39,9 +42,9 @@ from shardfs.errors import (
     NotUnshardable,
     StoreError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, parse_json
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import Context, Lens
+from shardfs.format.lens import Context, Lens, Shown
 from shardfs.format.lens.show import (
     Contents,
     Rest,
@@ -51,6 +54,7 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import GroupMetadata
+from shardfs.format.precomputed import INFO, Scale, parse_volume
 from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
 from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
@@ -60,6 +64,7 @@ log = logging.getLogger(__name__)
 _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
+_MAX_INFO_NBYTES: Final = 4 * 2**20  # a larger `info` lists the segments of a volume
 _SETTLED_NS: Final = 2 * 10**9
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
 """Errors that make a node be shown as stored; passing errors are raised instead."""
@@ -288,7 +293,7 @@ class Hierarchy:
                 stored = document, document_stat = await while_it_changes(partial(self.read_document, key))
                 contents = await self._parse(document, context)
         except (NotFoundError, NotADirectoryHereError):
-            return node
+            return await self._load_precomputed(node, known)
         except _VERDICTS as error:
             # For a remote source this says nothing about the document: credentials expire and are renewed.
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
@@ -310,6 +315,52 @@ class Hierarchy:
             self._shown[path] = hash(node.document_stat.identity)
         self._tell(node, known)
         return node
+
+    async def _load_precomputed(self, node: Node, known: Node | None) -> Node:
+        """Return *node*, which has no `zarr.json`, as a volume, or as a scale of one above it, if it is one."""
+        for above, relative in groups_above(node.path):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                kind = (await self.node(above)).kind
+                scale = kind.volume.scales.get(relative) if isinstance(kind, StoredVolume) else None
+                if isinstance(kind, StoredVolume) and scale is not None:
+                    return self._load_scale(node, scale, kind, known)
+        key = join_key(node.path, INFO)
+        was = known.kind if known is not None else None
+        version = was.info_stat.version if isinstance(was, StoredVolume) else None
+        version = was.info if isinstance(was, Plain) else version
+        try:
+            if known is not None and version is not None and (await self._store.stat(key)).version == version:
+                return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
+            text, stat = await while_it_changes(partial(self._read, key, _MAX_INFO_NBYTES))
+            volume = None
+            with suppress(MetadataError):
+                volume = parse_volume(parse_json(text))
+        except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError, MetadataError, CorruptionError):
+            return node
+        if volume is not None:
+            node = replace(
+                node, kind=StoredVolume(volume, stat), shown=self._generated(lambda lens: lens.show_volume(volume))
+            )
+        elif isinstance(was, StoredVolume) and abs(time.time_ns() - stat.mtime_ns) < _SETTLED_NS:
+            raise StoreError(f"{key} is being written: it is not that of a volume")
+        else:
+            node = replace(node, kind=Plain(stat.version))
+        return node
+
+    def _load_scale(self, node: Node, scale: Scale, within: StoredVolume, known: Node | None) -> Node:
+        if known is not None and isinstance(known.kind, StoredScale) and known.kind.within is within:
+            return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
+        array, chunks = None, scale.chunks
+        if chunks is not None:
+            unsharded = UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
+            array = self._array(node.path, unsharded, chunks.fingerprint)
+        shown = self._generated(lambda lens: lens.show_scale(scale))
+        node = replace(node, kind=StoredScale(scale, within, array), shown=shown)
+        self._tell(node, known)
+        return node
+
+    def _generated(self, show: Callable[[Lens], Shown]) -> Shown | None:
+        return None if self._lens is None else show(self._lens)
 
     async def _load_removed(self, node: Node, removed: RemovedArray) -> Node:
         """Return *node* as what its removed document says."""
@@ -354,9 +405,12 @@ class Hierarchy:
 
     async def read_document(self, key: str) -> tuple[bytes, Stat]:
         """Read a document, all of it from one version."""
+        return await self._read(key, MAX_DOCUMENT_NBYTES)
+
+    async def _read(self, key: str, most: int) -> tuple[bytes, Stat]:
         snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
-        if snapshot.size > MAX_DOCUMENT_NBYTES:
-            raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
+        if snapshot.size > most:
+            raise MetadataError(f"the document has {snapshot.size} bytes, more than {most}")
         return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
 
     async def _parse(self, document: bytes, context: Context) -> Contents:

@@ -13,6 +13,7 @@ from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
+from shardfs.format.precomputed import INFO, Scale, Volume
 from shardfs.stores.base import Reader, Stat, Tree, join_key
 
 DOCUMENT: Final = ZARR_JSON
@@ -20,7 +21,9 @@ DOCUMENT: Final = ZARR_JSON
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """A directory without a document."""
+    """A directory without a document; an `info` of the version *info* is not that of a volume."""
+
+    info: object = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,26 @@ class StoredArray:
     document_stat: Stat
     array: Array | None = None
     reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredVolume:
+    """A directory with the `info` of a *volume* of which scales are sharded; *info_stat* is the status of that file."""
+
+    volume: Volume
+    info_stat: Stat
+
+
+@dataclass(frozen=True, eq=False)
+class StoredScale:
+    """A sharded *scale* of the volume *within*, in a directory of its own. It is only read.
+
+    *array* is set if its shards can be read.
+    """
+
+    scale: Scale
+    within: StoredVolume
+    array: Array | None = None
 
 
 class RemovedArray:
@@ -148,7 +171,7 @@ class Node:
 
     path: str
     stat: Stat
-    kind: Plain | Broken | Group | StoredArray | RemovedArray = PLAIN
+    kind: Plain | Broken | Group | StoredArray | StoredVolume | StoredScale | RemovedArray = PLAIN
     in_image: bool = False
     context: Context = NO_CONTEXT
     shown: Shown | None = None
@@ -156,12 +179,14 @@ class Node:
     @property
     def document(self) -> bytes | None:
         """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
-        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document
+        kind = self.kind
+        return None if isinstance(kind, Plain | RemovedArray | StoredVolume | StoredScale) else kind.document
 
     @property
     def document_stat(self) -> Stat | None:
         """The status of `document`."""
-        return None if isinstance(self.kind, Plain | RemovedArray) else self.kind.document_stat
+        kind = self.kind
+        return None if isinstance(kind, Plain | RemovedArray | StoredVolume | StoredScale) else kind.document_stat
 
     @property
     def stamp(self) -> object:
@@ -170,15 +195,20 @@ class Node:
 
     @property
     def metadata(self) -> ArrayMetadata | GroupMetadata | None:
-        """What the document of a group or of an array says, also of one that was removed through the mount."""
+        """What the document of a group or of an array says, also of one that was removed through the mount.
+
+        Of a scale, what a document would say.
+        """
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return None if isinstance(kind, Plain | Broken) else kind.metadata
+        if isinstance(kind, StoredScale):
+            return kind.scale.metadata
+        return None if isinstance(kind, Plain | Broken | StoredVolume) else kind.metadata
 
     @property
     def any_array(self) -> Array | None:
         """The array whose chunks can be read, sharded or not."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return kind.array if isinstance(kind, StoredArray) else None
+        return kind.array if isinstance(kind, StoredArray | StoredScale) else None
 
     @property
     def array(self) -> Array | None:
@@ -190,7 +220,20 @@ class Node:
     def reason(self) -> str | None:
         """Why only the stored files are shown."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
+        if isinstance(kind, StoredScale):
+            return kind.scale.reason
         return kind.reason if isinstance(kind, Broken | StoredArray) else None
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it is of a format that is only read."""
+        return isinstance(self.kind, StoredVolume | StoredScale)
+
+    def owns(self, name: str) -> bool:
+        """Whether *name*, in its directory, is needed by a format that is only read, so that nobody may change it."""
+        if isinstance(self.kind, StoredVolume):
+            return name == INFO or any(key.split("/")[0] == name for key in self.kind.volume.scales)
+        return False
 
     @property
     def copies(self) -> Copies:

@@ -15,10 +15,18 @@ import trio
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, StaleError, StoreError
+from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
 from shardfs.format.codecs import decode, encode
 from shardfs.format.index import IndexLayout, ShardIndex
-from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid, ShardingLevel
+from shardfs.format.sharding import (
+    MAX_DECODED_NBYTES,
+    MAX_INDEX_NBYTES,
+    Coords,
+    Place,
+    ShardGrid,
+    ShardingLevel,
+)
+from shardfs.format.uint64_sharded import ListedIndex, MinishardCodecs
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, Splice
 from shardfs.stores.memory import JoinedContent, MemoryContent
@@ -194,7 +202,24 @@ async def open_inner_shard(
     if found is None:
         return None
     offset, nbytes = found
+    if isinstance(level.index_codecs, MinishardCodecs):
+        return await _open_listed(level.index_codecs, outer, offset, nbytes)
     return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)
+
+
+async def _open_listed(codecs: MinishardCodecs, outer: OpenShard, offset: int, nbytes: int) -> OpenShard:
+    """Open a shard within *outer* whose index is at *offset*, and whose chunks are anywhere."""
+    if nbytes > MAX_INDEX_NBYTES:
+        raise CorruptionError(f"the index of a minishard has {nbytes} bytes, more than are read")
+
+    async def decode_index(read: Buffer) -> ListedIndex:
+        encoded, shard_nbytes = bytes(read), outer.index.shard_nbytes
+        if nbytes > _THREAD_NBYTES:
+            return await trio.to_thread.run_sync(codecs.decode_listed, encoded, shard_nbytes)
+        return codecs.decode_listed(encoded, shard_nbytes)
+
+    index = await read_checked(outer, offset, nbytes, decode_index)
+    return OpenShard(outer.snapshot, outer.offset, index, outer.offset + offset, outer)
 
 
 async def _open(
@@ -291,8 +316,11 @@ async def build(
 
     *old* is the current version, *alignment* the multiple at which appends to it should end. *drop_index*: a replaced
     index need not stay among the payloads. *keep_empty*: a shard without chunks stays, with an empty index, if it has
-    an index. Raises `CorruptionError` if something to be copied cannot be read.
+    an index. Raises `CorruptionError` if something to be copied cannot be read, and `ReadOnlyError` for a format that
+    is only read.
     """
+    if grid.is_scattered:
+        raise ReadOnlyError("shards of this format are only read")
     level, shape = grid.levels[0], grid.index_shape(shard)
     located: list[_Change] = []
     for coords, content in changes.items():

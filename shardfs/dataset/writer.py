@@ -17,7 +17,7 @@ from shardfs.dataset.journal.journal import NOTHING, Journal
 from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, UnreachableError
+from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -97,6 +97,8 @@ class Writer:
         return record
 
     async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
+        if array.grid.is_scattered:
+            raise ReadOnlyError(f"{array.layout.path or 'the array'} is in a format that is only read")
         layout, nbytes = array.layout, content.nbytes
         queue = self.commits.queue(layout, layout.locate(change.coords).shard)
         self.check()

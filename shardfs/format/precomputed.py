@@ -23,9 +23,8 @@ from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import Entries
-from shardfs.format.lens.unsharded import POSITION_BITS, UnshardedArray
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, Segment, ShardGrid
+from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coords, Place, Segment, ShardGrid
 from shardfs.format.uint64_sharded import UINT64_SHARDED, Ids, ShardNames, Uint64Sharding
 
 INFO: Final = "info"
@@ -80,11 +79,19 @@ class VolumeGrid(ShardGrid):
 
     sharding: Uint64Sharding
     size: tuple[int, ...]
+    names: ChunkNames
     item_nbytes: int | None
 
     @classmethod
     def of(
-        cls, size: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: Uint64Sharding, item: int, *, is_raw: bool
+        cls,
+        size: tuple[int, ...],
+        chunk_shape: tuple[int, ...],
+        offset: tuple[int, ...],
+        sharding: Uint64Sharding,
+        item: int,
+        *,
+        is_raw: bool,
     ) -> "VolumeGrid":
         """Describe a scale of *size* elements of up to *item* bytes; raises `MetadataError` if it is too large."""
         grid_shape = ChunkGrid.regular(size, chunk_shape).shape
@@ -95,19 +102,25 @@ class VolumeGrid(ShardGrid):
         shards = ChunkGrid.regular((sharding.nshards,), (1,))
         levels = sharding.levels(max_nbytes)
         row_axis = len(size) - 1
-        return cls(shards, chunk_shape, levels, grid_shape, row_axis, sharding, size, item if is_raw else None)
+        names = ChunkNames("precomputed", "_", offset, chunk_shape[:_AXES], size[:_AXES])
+        return cls(shards, chunk_shape, levels, grid_shape, row_axis, sharding, size, names, item if is_raw else None)
 
     @property
     def is_scattered(self) -> bool:
         """True."""
         return True
 
+    @property
+    def nindexes(self) -> int:
+        """Two: that of a shard, and that of a minishard."""
+        return 2
+
     def locate(self, coords: Coords) -> Place:
         """Return the place of the chunk at *coords*, which are within the grid."""
         chunk_id = morton_code(coords, self.grid_shape)
         shard, minishard = self.sharding.place(chunk_id)
         entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
-        if len(self.levels) > len(entries):
+        if len(self.levels) > self.nindexes:
             return Place((shard,), (*entries, 0), (*shapes, ()))
         return Place((shard,), entries, shapes)
 
@@ -116,6 +129,10 @@ class VolumeGrid(ShardGrid):
         chunk_id = place.entries[1] if len(place.entries) > 1 else 0
         found = positions_of(np.array([chunk_id], np.uint64), self.grid_shape)[0].tolist()
         return tuple(found)
+
+    def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
+        """Return the name of the chunk at *coords*."""
+        return self.names.encode(coords)
 
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
         """Return the shape of the index of a shard."""
@@ -155,8 +172,10 @@ class VolumeGrid(ShardGrid):
 
     def sizes(self, positions: npt.NDArray[np.int64], entries: Entries) -> npt.NDArray[np.uint64] | None:
         """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
-        if len(self.levels) < _AXES:
-            return np.asarray(entries[:, 1])
+        return np.asarray(entries[:, 1]) if len(self.levels) == self.nindexes else self.decoded_sizes(positions)
+
+    def decoded_sizes(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64] | None:
+        """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         if self.item_nbytes is None:
             return None
         chunk, size = np.array(self.chunk_shape, np.int64), np.array(self.size, np.int64)
@@ -197,17 +216,26 @@ class ScaleMetadata(ArrayMetadata):
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A sharded scale: an array that is read only. *reason* says why its shards are shown as stored.
+class ScaleChunks:
+    """The chunks of a scale: where they are, in shards with these names.
 
-    *unsharded* says where its chunks are, and what a Zarr document would say of them; *names* are those of the files.
+    *document* is what one of Zarr would say of them, with these *codecs*. The *fingerprint* differs if they do.
     """
+
+    grid: VolumeGrid
+    shard_names: ShardNames
+    document: dict[str, Any]
+    codecs: tuple[Extension, ...]
+    fingerprint: bytes
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A sharded scale: an array that is only read. Without *chunks*, a *reason* says why its shards are as stored."""
 
     key: str
     metadata: ScaleMetadata
-    unsharded: UnshardedArray | None = None
-    names: ChunkNames | None = None
-    fingerprint: bytes = b""
+    chunks: ScaleChunks | None = None
     reason: str | None = None
 
 
@@ -278,7 +306,7 @@ def _described(document: Document, scale: Document, key: str, *, is_one: bool) -
     data_type = document["data_type"]
     nbytes = item_nbytes(data_type.lower()) if isinstance(data_type, str) else None
     shape, inner = size + nchannels, chunk_shape + nchannels
-    grid = VolumeGrid.of(shape, inner, sharding, nbytes or _LARGEST_ITEM, is_raw=is_raw and nbytes is not None)
+    grid = VolumeGrid.of(shape, inner, offset, sharding, nbytes or _LARGEST_ITEM, is_raw=is_raw and nbytes is not None)
     stored = _array(document, scale, shape, inner)
     codecs: tuple[Extension, ...]
     if is_raw:
@@ -292,13 +320,9 @@ def _described(document: Document, scale: Document, key: str, *, is_one: bool) -
         "codecs": [codec.to_json() for codec in codecs],
     }
     identity = canonical([shown, sharding.__dict__, offset])
-    return Scale(
-        key,
-        ScaleMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS),
-        UnshardedArray(shown, grid, ShardNames.of(sharding), codecs),
-        ChunkNames("precomputed", "_", offset, chunk_shape, size),
-        blake2b(identity.encode(), digest_size=16).digest(),
-    )
+    fingerprint = blake2b(identity.encode(), digest_size=16).digest()
+    chunks = ScaleChunks(grid, ShardNames.of(sharding), shown, codecs, fingerprint)
+    return Scale(key, ScaleMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS), chunks)
 
 
 def _array(document: Document, scale: Document, shape: Coords, inner: Coords) -> dict[str, Any]:

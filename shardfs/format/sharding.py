@@ -25,12 +25,14 @@ from shardfs.format.codecs import (
     split_chain,
 )
 from shardfs.format.document import Extension, parse_codecs
-from shardfs.format.grid import ChunkGrid
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, IndexCodecs, NoIndex
 
 Coords = tuple[int, ...]
 
 MAX_LEVELS: Final = 16
+POSITION_BITS: Final = 36
+"""Bits of an inode number for the position in the grid of inner chunks and directories of chunks."""
 MAX_INDEX_NBYTES: Final = 128 * 2**20
 _LARGE_INDEX_NBYTES: Final = 16 * 2**20
 MAX_DECODED_NBYTES: Final = 512 * 2**20
@@ -110,6 +112,11 @@ class ShardGrid:
         return False
 
     @property
+    def nindexes(self) -> int:
+        """Number of levels with an index: all of them, but for chunks that are encoded around their own codecs."""
+        return len(self.levels)
+
+    @property
     def nchunks(self) -> int:
         """Number of inner chunks that overlap the array."""
         return math.prod(self.grid_shape)
@@ -130,6 +137,10 @@ class ShardGrid:
         ndim = len(chunk_shape)
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
+
+    def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
+        """Return the name of the chunk at *coords* for messages; *keys* are those of shards."""
+        return keys.encode(coords)
 
     def stride(self, place: Place) -> int:
         """Return the distance between the entries of neighbouring chunks of a row in the innermost shard of *place*."""
@@ -195,6 +206,14 @@ class ShardGrid:
     def inner_shape(self, depth: int) -> tuple[int, ...]:
         """Return the shape of the index of a shard at the level *depth*, which is not the outermost."""
         return self.levels[depth].chunks_per_shard(self.levels[depth - 1].span)
+
+    def nelements_of(self, shard: Coords) -> int:
+        """Return how many elements of the array are in the shard at *shard*."""
+        return math.prod(
+            min(start + edge, dimension.extent) - start
+            for dimension, index in zip(self.shards.dimensions, shard, strict=True)
+            for start, edge in (dimension.span(index),)
+        )
 
     def capacity(self, shard: Coords) -> int:
         """Return how many inner chunks within the array the shard at *shard* has."""

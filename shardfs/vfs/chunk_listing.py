@@ -8,12 +8,15 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import Final, Protocol
 
-from shardfs.dataset.array import Array, ListedRun
+import numpy as np
+
+from shardfs.dataset.array import Array, ListedRun, ScatteredRun
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import ShardfsError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.precomputed import VolumeGrid
 from shardfs.format.sharding import Coords
 from shardfs.vfs.chunk_cache import ChunkView, Missing
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, Row, unreadable
@@ -84,6 +87,12 @@ async def _list_directories(tree: ListedChunks, prefix: Coords, start: int) -> A
 async def _list_flat(tree: ListedChunks, start: int) -> AsyncGenerator[Batch, None]:
     """List chunks whose names are whole keys."""
     array, base = tree.array, tree.numbering.bases[-1]
+    if isinstance(array.grid, VolumeGrid):
+        behind = tree.numbering.coords(base + start - 1) if start else None
+        async for run in array.list_scattered(array.grid, behind):
+            for batch in _scattered(tree, array.grid, run):
+                yield batch
+        return
     if start >= array.grid.nchunks:
         return
     first = tree.numbering.coords(base + start)
@@ -165,6 +174,24 @@ def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes:
             yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=bool(owned))
     elif rows:
         yield Batch(sound, rows, is_counted=bool(owned))
+
+
+def _scattered(tree: ListedChunks, grid: VolumeGrid, run: ScatteredRun) -> Iterable[Batch]:
+    """Yield the chunks of a minishard. Attributes are not cached of those that are damaged, or whose size is unknown.
+
+    A cookie is the position + 1, as in other arrays, though positions are in order only within a minishard.
+    """
+    broken = unreadable(run.state.stat)
+    sound = broken._replace(ttl=tree.ttl(run.state))
+    positions = np.ravel_multi_index(tuple(run.coords.T), grid.grid_shape)
+    ino = tree.numbers.version(run.state.generation, tree.numbering.bases[-1])
+    sizes = grid.sizes(run.coords, run.entries)
+    unknown = run.damaged if sizes is not None else np.ones(len(positions), bool)
+    known = np.where(unknown, 0, 0 if sizes is None else sizes).tolist()
+    names = [tree.encoding.encode(coords).encode() for coords in run.coords.tolist()]
+    rows: list[Row] = list(zip(names, (positions + ino).tolist(), known, (positions + 1).tolist(), strict=True))
+    for is_unknown, group in groupby(zip(unknown.tolist(), rows, strict=True), key=lambda pair: pair[0]):
+        yield Batch(broken if is_unknown else sound, [listed for _, listed in group])
 
 
 def _with_own(

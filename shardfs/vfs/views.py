@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Node
+from shardfs.dataset.node import DOCUMENT, Node, StoredScale, StoredVolume
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -44,6 +44,7 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.lens.v3 import V3, every_copy, inline_copies, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
+from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Kind, Reader, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
 from shardfs.vfs.entries.base import Tree
@@ -75,6 +76,10 @@ class View:
         """Return what is generated for *node*; nothing if its hierarchy was not given this view."""
         if node.shown is not None:
             return node.shown
+        if isinstance(node.kind, StoredVolume):
+            return self.lens.show_volume(node.kind.volume)
+        if isinstance(node.kind, StoredScale):
+            return self.lens.show_scale(node.kind.scale)
         if node.metadata is not None:
             return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
         return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)
@@ -96,6 +101,10 @@ class View:
             self._chunk_views[node] = found
         return found
 
+    def info(self, node: Node) -> bytes | None:
+        """Return the `info` that is generated for *node*; None if there is none."""
+        return self.shown(node).info
+
     def left_out(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason
@@ -106,7 +115,7 @@ class View:
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name*, in the directory of *node*, is hidden because it belongs to another view."""
-        return False
+        return self.translates and name == INFO and isinstance(node.kind, StoredVolume)
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,8 @@ class ZarrV2(EditableView):
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is the v3 document, or a v2 document stored beside one."""
-        return name == DOCUMENT or (name in V2_NAMES and node.document is not None)
+        is_v3 = name == DOCUMENT or (name in V2_NAMES and node.document is not None)
+        return is_v3 or super().hides(node, name)
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the chunk keys of v2."""
@@ -316,7 +326,8 @@ class NpyView(View):
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is a Zarr v3 document, which would describe what is not there."""
-        return name == DOCUMENT and (node.metadata is not None or bool(node.copies))
+        is_v3 = name == DOCUMENT and (node.metadata is not None or bool(node.copies))
+        return is_v3 or super().hides(node, name)
 
     def attributes(self, node: Node) -> bytes | None:
         """Return the attributes of *node* as JSON; None if it has none, or is not shown."""

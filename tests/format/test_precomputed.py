@@ -45,9 +45,8 @@ def test_every_chunk_that_tensorstore_writes_is_found(document: dict[str, Any], 
     volume.write(values).result()
     files = stored_files(volume.kvstore)
     found = scale_in(files)
-    assert found.unsharded is not None
-    assert found.names is not None
-    grid = found.unsharded.grid
+    assert found.chunks is not None
+    grid = found.chunks.grid
     assert found.metadata.shape == volume.shape
     chunks = dict(chunks_in(files))
     assert len(chunks) == grid.nchunks
@@ -56,8 +55,8 @@ def test_every_chunk_that_tensorstore_writes_is_found(document: dict[str, Any], 
             slice(index * length, (index + 1) * length) for index, length in zip(coords, grid.chunk_shape, strict=True)
         )
         assert data == values[box].tobytes(order="F")
-        name = found.names.encode(coords)
-        assert found.names.decode(name, 4) == coords
+        name = found.chunks.grid.names.encode(coords)
+        assert found.chunks.grid.names.decode(name, 4) == coords
         for part, dimension, axis in zip(name.split("_"), box, range(3), strict=False):
             offset = document["scales"][0]["voxel_offset"][axis]
             stop = min(dimension.stop, values.shape[axis])
@@ -85,7 +84,9 @@ def test_the_morton_code_of_the_specification() -> None:
 
 
 def test_ids_outside_the_grid_are_not_within_it() -> None:
-    grid = VolumeGrid.of((5, 1, 1), (1, 1, 1), Uint64Sharding.parse(sharding(0, "identity", 0, 0)), 1, is_raw=True)
+    grid = VolumeGrid.of(
+        (5, 1, 1), (1, 1, 1), (0, 0, 0), Uint64Sharding.parse(sharding(0, "identity", 0, 0)), 1, is_raw=True
+    )
     ids = np.array([0, 4, 5, 7, 8, 2**63], np.uint64)
     assert grid.within(ids, 0, 0).tolist() == [True, True, False, False, False, False]
 
@@ -180,7 +181,7 @@ def test_a_scale_that_cannot_be_read_has_a_reason(members: dict[str, Any]) -> No
     document = info(scale((8, 8, 8), (4, 4, 4), sharding()) | members)
     volume = parsed(document)
     assert volume.scales[KEY].reason
-    assert volume.scales[KEY].unsharded is None
+    assert volume.scales[KEY].chunks is None
     assert json.loads(volume.shown) == document
 
 
@@ -193,4 +194,4 @@ def test_numbers_may_be_written_as_floats() -> None:
     document = info(scale((8, 8, 8), (4, 4, 4), sharding(), voxel_offset=[1.0, -2.0, 0]))
     document["scales"][0]["size"] = [8.0, 8, 8.0]
     found = parsed(document).scales[KEY]
-    assert found.names.encode((1, 1, 0)) == "5-9_2-6_0-4"
+    assert found.chunks.grid.names.encode((1, 1, 0)) == "5-9_2-6_0-4"

@@ -2,7 +2,8 @@
 
 import gzip
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,16 +65,13 @@ def info(*scales: dict[str, Any], data_type: str = "uint16", num_channels: int =
     }
 
 
-def opened(kvstore: Any, document: dict[str, Any], index: int = 0, *, create: bool = True) -> Any:
-    """The volume of an `info`, written to *kvstore* if it is to be made, opened by tensorstore."""
+def opened(kvstore: Any, document: dict[str, Any], index: int = 0) -> Any:
+    """A scale of an `info`, made in *kvstore* by tensorstore."""
     made = dict(document["scales"][index])
     made["chunk_size"] = made.pop("chunk_sizes")[0]
-    spec: dict[str, Any] = {"driver": "neuroglancer_precomputed", "kvstore": kvstore, "scale_index": index}
-    if create:
-        members = ("type", "data_type", "num_channels")
-        spec["multiscale_metadata"] = {name: document[name] for name in members}
-        spec["scale_metadata"] = made
-    return tensorstore.open(spec, create=create, open=True).result()
+    spec: dict[str, Any] = {"driver": "neuroglancer_precomputed", "kvstore": kvstore, "scale_metadata": made}
+    spec["multiscale_metadata"] = {name: document[name] for name in ("type", "data_type", "num_channels")}
+    return tensorstore.open(spec, create=True, open=True).result()
 
 
 def stored_files(kvstore: Any) -> dict[str, bytes]:
@@ -84,8 +82,8 @@ def stored_files(kvstore: Any) -> dict[str, bytes]:
 def chunks_in(files: Mapping[str, bytes], key: str = KEY) -> Iterator[tuple[tuple[int, ...], bytes]]:
     """Coordinates and bytes of the chunks of a scale that are stored in *files*, found by the pure format."""
     found = scale_in(files, key)
-    assert found.unsharded is not None, found.reason
-    grid, names = found.unsharded.grid, found.unsharded.key_encoding
+    assert found.chunks is not None, found.reason
+    grid, names = found.chunks.grid, found.chunks.shard_names
     for coords in np.ndindex(grid.grid_shape):
         place = grid.locate(coords)
         assert grid.coords(place) == coords
@@ -136,3 +134,28 @@ def shard(minishards: list[list[tuple[int, bytes]]], *, index: bool = False) -> 
         table += struct.pack("<QQ", len(payload), len(payload) + len(encoded))
         payload += encoded
     return table + payload
+
+
+def write_volume(directory: Path, document: dict[str, Any], values: Sequence[np.ndarray]) -> None:
+    """Write a volume to *directory*, with the *values* of each scale; tensorstore leaves out chunks of zeros."""
+    for index, data in enumerate(values):
+        opened({"driver": "file", "path": str(directory)}, document, index).write(data).result()
+
+
+def read_volume(directory: Path, index: int = 0) -> np.ndarray:
+    """The values of a scale, read by tensorstore."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": str(directory)}}
+    found = tensorstore.open(spec | {"scale_index": index}, read=True, open=True).result()
+    return np.asarray(found.read().result())
+
+
+def names_in(document: dict[str, Any], index: int = 0) -> dict[str, tuple[slice, ...]]:
+    """The chunks of a scale by the names that the specification gives them, and where they are in it."""
+    members = document["scales"][index]
+    size, edges, offset = members["size"], members["chunk_sizes"][0], members["voxel_offset"]
+    found = {}
+    for coords in np.ndindex(*[-(-length // edge) for length, edge in zip(size, edges, strict=True)]):
+        ranges = [(i * edge, min((i + 1) * edge, length)) for i, edge, length in zip(coords, edges, size, strict=True)]
+        name = "_".join(f"{at + start}-{at + stop}" for (start, stop), at in zip(ranges, offset, strict=True))
+        found[name] = tuple(slice(*each) for each in ranges)
+    return found

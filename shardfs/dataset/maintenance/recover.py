@@ -64,6 +64,8 @@ class TornShard:
 async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
     """Yield every shard of *source* whose index cannot be read, or cannot be one."""
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
+        if array.grid.is_scattered:  # nobody appends to it
+            continue
         key, state = array.layout.shard_key(shard), await array.shard(shard)
         level, snapshot = array.grid.levels[0], state.snapshot
         layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)

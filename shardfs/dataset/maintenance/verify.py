@@ -18,7 +18,9 @@ from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
 from shardfs.format.numcodec import MAX_ITEM_NBYTES, Codec
+from shardfs.format.precomputed import VolumeGrid, positions_of
 from shardfs.format.sharding import Coords, Place
+from shardfs.format.uint64_sharded import ListedIndex
 from shardfs.stores.base import Buffer
 
 _PIECE_NBYTES: Final = 64 * 2**20
@@ -173,7 +175,7 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
         key=array.layout.shard_key(coords),
         size=state.stat.size if state.stat else 0,
         chunks=nchunks,
-        capacity=prod(len(array.grid.covered(axis, index)) for axis, index in enumerate(coords)),
+        capacity=array.grid.capacity(coords),
         live=int(np.diff(_covered(payloads + indexes)).sum()) if indexes else None,
         error=problems[0].message if problems else None,
     )
@@ -190,12 +192,15 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
         if isinstance(shard, Problem):
             problems.append(shard)
             continue
-        if len(place.shapes) < len(array.grid.levels):
+        if len(place.shapes) < array.grid.nindexes:
             continue
         entries = shard.index.entries
         suspects = damaged(entries, shard.index.shard_nbytes)
         if decoder is not None:
             suspects = np.flatnonzero(~are_empty(entries)).tolist()
+        if isinstance(array.grid, VolumeGrid) and isinstance(shard.index, ListedIndex):
+            problems += await _listed_damage(array, array.grid, shard, shard.index, place, data=data)
+            continue
         for entry in suspects:
             try:
                 found = shard.index.range(entry)
@@ -204,6 +209,43 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
             except ShardfsError as error:
                 problems.append(_problem(array, _entered(place, entry), error))
     return problems or None
+
+
+async def _listed_damage(
+    array: Array, grid: VolumeGrid, shard: OpenShard, index: ListedIndex, place: Place, *, data: bool
+) -> list[Problem]:
+    """Return the damage in a minishard, and which of the chunks that it lists do not belong there."""
+    number, minishard = place.shard[0], place.entries[0]
+    known = grid.within(index.ids, number, minishard)
+    key = array.layout.shard_key(place.shard)
+    problems = [
+        Problem(key, None, f"minishard {minishard} lists chunk {chunk_id}, which does not belong there")
+        for chunk_id in index.ids[~known].tolist()
+    ]
+    suspects = known if data else known & ~index.sound
+    sizes = grid.decoded_sizes(positions_of(index.ids, grid.grid_shape).astype(np.int64))
+    for position in np.flatnonzero(suspects).tolist():
+        entered = _entered(place, index.key(position))
+        try:
+            nbytes = await _check_listed(grid, shard, entered.entries[-1])
+            if sizes is not None and nbytes != sizes[position]:
+                raise CorruptionError(f"the chunk has {nbytes} bytes, its shape needs {sizes[position]}")
+        except ShardfsError as error:
+            problems.append(_problem(array, entered, error))
+    return problems
+
+
+async def _check_listed(grid: VolumeGrid, shard: OpenShard, chunk_id: int) -> int:
+    """Read a chunk of a minishard, and undo its gzip; returns how many bytes it has then."""
+    found = shard.index.range(chunk_id)
+    assert found is not None
+    if grid.nindexes < len(grid.levels):
+        opened = await open_inner_shard(grid.levels[-1], (), shard, chunk_id)
+        assert opened is not None
+        return opened.index.shard_nbytes
+    for start in range(0, found[1], _PIECE_NBYTES):
+        await shard.read(found[0] + start, min(_PIECE_NBYTES, found[1] - start), found)
+    return found[1]
 
 
 async def lay_out(array: Array, coords: Coords) -> Layout | None:
@@ -275,7 +317,7 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
             continue
         is_encoded = is_encoded or shard.decoded is not None
         indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
-        if len(place.shapes) == len(array.grid.levels):
+        if len(place.shapes) == array.grid.nindexes:
             entries = shard.index.entries
             nchunks += int(np.count_nonzero(~are_empty(entries)))
             payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
@@ -300,14 +342,17 @@ async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard
 async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
     yield shard, place
     levels, depth = array.grid.levels, len(place.shapes)
-    if depth == len(levels):
+    if depth == array.grid.nindexes:
         return
-    shape = levels[depth].chunks_per_shard(levels[depth - 1].span)
+    shape = array.grid.inner_shape(depth)
     for entry in range(shard.index.nentries):
         entered = _entered(place, entry)
         try:
             inner = await open_inner_shard(levels[depth], shape, shard, entry)
         except ShardfsError as error:
+            if array.grid.is_scattered:
+                yield Problem(array.layout.shard_key(place.shard), None, f"minishard {entry}: {error}"), entered
+                continue
             error = type(error)(f"the shard within, which begins with this chunk: {error}")
             yield _problem(array, entered, error), entered
             continue
@@ -322,7 +367,7 @@ def _entered(place: Place, entry: int) -> Place:
 
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     layout = array.layout
-    chunk = layout.key_encoding.encode(array.grid.coords(place))
+    chunk = array.grid.chunk_name(array.grid.coords(place), layout.key_encoding)
     is_large = isinstance(error, OversizedDataError)
     return Problem(layout.shard_key(place.shard), chunk, str(error), too_large=is_large)
 

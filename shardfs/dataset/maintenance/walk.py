@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from difflib import get_close_matches
 from functools import partial
+from itertools import product
 from typing import Final, Protocol
 
 from shardfs.dataset.array import Array
@@ -70,7 +71,7 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
-    """Yield every node with a document, parents first, in the order of their names.
+    """Yield every node with a document, and volumes with their scales, parents first, in the order of their names.
 
     Directories of chunks are not entered. Raises the error that prevents reading the source itself; a directory below
     it that cannot be read is a node with a reason.
@@ -81,7 +82,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         node: Node | None = None
         try:
             node = await source.hierarchy.node(path)
-            if node.document is not None or node.reason is not None:
+            if node.document is not None or node.reason is not None or node.is_read_only:
                 yield node
             entries = await source.store.list(path)
         except ShardfsError as error:
@@ -136,7 +137,7 @@ async def walk_shards(
     async def below(prefix: Coords, stored: Sequence[Coords]) -> AsyncIterator[Coords]:
         """Yield those below *prefix*; *stored* are the prefixes of the array's own shards that overlap them."""
         axis = len(prefix)
-        if axis == chosen.ndim:
+        if axis == chosen.shard_ndim:
             yield prefix
             return
         found: dict[int, list[Coords]] = {}
@@ -157,7 +158,11 @@ async def walk_shards(
             async for shard in below((*prefix, number), found[number]):
                 yield shard
 
-    if chosen.ndim or await array.listing.any():
+    if grid is not None and array.grid.is_scattered:  # any of its shards may have chunks of any of these
+        if await array.listing.any():
+            for coords in product(*(range(dimension.nchunks) for dimension in grid.shards.dimensions)):
+                yield coords
+    elif chosen.ndim or await array.listing.any():
         async for shard in below((), [()]):
             yield shard
 

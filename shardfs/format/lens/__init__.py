@@ -19,6 +19,7 @@ from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, Metadata
 from shardfs.format.npy import NpyFile
+from shardfs.format.precomputed import Scale, Volume
 
 
 class Context(NamedTuple):
@@ -67,12 +68,14 @@ class NpyForm(NamedTuple):
 class Shown:
     """What a view generates for one node: *documents* by name, and how its *chunks* are shown, if they are.
 
-    *reason* is set if the node is not shown at all, *caveat* if some readers get wrong values.
+    *info* is that of a volume in the format precomputed, which nobody can edit. *reason* is set if the node is not
+    shown at all, *caveat* if some readers get wrong values.
     """
 
     documents: Mapping[str, bytes] = field(default_factory=dict)
     chunks: ChunkForm | None = None
     npy: NpyForm | None = None
+    info: bytes | None = None
     reason: str | None = None
     caveat: str | None = None
 
@@ -124,6 +127,14 @@ class Lens(ABC):
         Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.
         """
         raise NotShownError("it has no form in this view")
+
+    def show_volume(self, volume: Volume) -> Shown:
+        """Return what is generated for a volume in the format precomputed: by default nothing, as it is no node."""
+        return Shown()
+
+    def show_scale(self, scale: Scale) -> Shown:
+        """Return what is generated for a scale of a volume."""
+        return Shown(reason=scale.reason or f"it is a scale of a precomputed volume, which {self.name} does not show")
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Return what is generated for a node whose document cannot be used for this *reason*: by default nothing.

@@ -26,11 +26,9 @@ from shardfs.format.metadata import (
     normal_key_encoding,
     parse_array,
 )
-from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardGrid, parse_sharding
+from shardfs.format.sharding import MAX_INDEX_NBYTES, POSITION_BITS, ShardGrid, parse_sharding
 
 ZARR_JSON: Final = "zarr.json"
-POSITION_BITS: Final = 36
-"""Bits of an inode number for the position in the grid of inner chunks and directories of chunks."""
 _MAX_ENTRIES: Final = MAX_INDEX_NBYTES // ENTRY_NBYTES
 _INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 _TEXT_LENGTH: Final = 120

@@ -35,6 +35,7 @@ from shardfs.format.metadata import (
     parse_document,
     parse_node,
 )
+from shardfs.format.precomputed import Scale, Volume
 
 CONSOLIDATED: Final = "consolidated_metadata"
 MAX_PATH_LENGTH: Final = 4096
@@ -88,6 +89,16 @@ class V3(Lens):
         codec = codec_of(array) if self.decodes else None
         document = decoded_document(array) if self.decodes else array.document
         return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
+
+    def show_volume(self, volume: Volume) -> Shown:
+        """Show the `info` without sharding, unless arrays are shown in another form."""
+        return Shown() if self.translates else Shown(info=volume.shown)
+
+    def show_scale(self, scale: Scale) -> Shown:
+        """Show chunks as files of a scale that is not sharded, unless it is shown as stored."""
+        if self.translates:
+            return super().show_scale(scale)
+        return Shown() if scale.chunks is None else Shown(chunks=ChunkForm(scale.chunks.grid.names))
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Show a document as it is stored, but without consolidated metadata, which nothing can be held against."""

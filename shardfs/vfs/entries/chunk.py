@@ -22,6 +22,7 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
+    ReadOnlyError,
     RefusedError,
     StaleError,
 )
@@ -32,8 +33,20 @@ from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
 from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
-from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, changed, new_file
+from shardfs.vfs.handles import (
+    OTHERS,
+    UNKNOWN_FILE,
+    Attributes,
+    Batch,
+    ChunkHandle,
+    Owner,
+    PassthroughHandle,
+    absent,
+    changed,
+    new_file,
+)
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, in_table
+from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_ROWS: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
@@ -169,13 +182,20 @@ class ChunkTree:
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array.
 
-        *name* has the form of a chunk or directory of chunks. Raises `RefusedError` for one outside the grid.
+        *name* has the form of a chunk or directory of chunks. Raises `RefusedError` for one outside the grid, and
+        `ReadOnlyError` in a format that is only read.
         """
         await self.check()
+        self.check_writable()
         coords = self._coords_of(position, name)
         if not self._contains(coords):
             raise RefusedError(f"{self.encoding.encode(coords)} of {self.path or 'the array'} lies beyond its shape")
         return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnlyError` in a format that is only read."""
+        if self.array.grid.is_scattered:
+            raise ReadOnlyError(f"{self.path} is a scale of a precomputed volume, which is only read")
 
     def directory_at(self, path: str) -> "ChunkDirectory | None":
         """Return the directory of chunks at *path*, relative to the array; None if it is none."""
@@ -443,6 +463,11 @@ class Chunk(PublishedEntry):
         """Let *ino* stand for the chunk, which does not exist yet."""
         self.chunks.keep_version(ino, self.coords)
 
+    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
+        """Open the current version; raises `ReadOnlyError` in a format that is only read."""
+        self.chunks.check_writable()
+        return await super().open_to_write(flags)
+
     async def check_removable(self) -> None:
         """Raise the error that prevents changing the shard."""
         layout = self.chunks.array.layout
@@ -475,6 +500,7 @@ class Chunk(PublishedEntry):
         Mode and owner are those of the shard and do not change; as long as there is no shard, they are kept for a new
         one.
         """
+        self.chunks.check_writable()
         ino, chunk = self.ino, self
         buffer = self.fs.writable.buffers.of_ino(ino)
         if buffer is not None:

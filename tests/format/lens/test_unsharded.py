@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.lens.unsharded import (
-    POSITION_BITS,
     UnshardedArray,
     check_resized,
     count_positions,
@@ -19,6 +18,7 @@ from shardfs.format.lens.unsharded import (
     shard_new,
 )
 from shardfs.format.metadata import ArrayMetadata, parse_array, parse_node
+from shardfs.format.sharding import POSITION_BITS
 from tests.support.corpus import (
     BIG,
     CRC32C,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, RefusedError
 from shardfs.format.grid import ChunkGrid
-from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, describe, reshard
+from shardfs.format.lens.unsharded import check_resized, describe, reshard
 from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_node
+from shardfs.format.sharding import POSITION_BITS
 from tests.support.corpus import (
     BASE,
     BIG,

@@ -1,0 +1,64 @@
+"""The `info` of a volume in the format precomputed, as it is without shards; nobody can edit it."""
+
+from shardfs.dataset.node import Node, StoredVolume
+from shardfs.errors import ReadOnlyError, StaleError
+from shardfs.stores.base import NewAttributes
+from shardfs.vfs.entries.base import Entry, Tree
+from shardfs.vfs.handles import Attributes, DocumentHandle, PassthroughHandle
+from shardfs.vfs.write_buffer import WriteBuffer
+
+
+class InfoFile(Entry):
+    """The generated `info` of the volume in its directory; *identity* is a hash of its text."""
+
+    __slots__ = ("identity", "path")
+    path: str
+
+    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
+        super().__init__(fs, ino)
+        self.path = path
+        self.identity = identity
+
+    async def attributes(self) -> Attributes:
+        """Return the attributes of the stored `info`, with the size of the generated text."""
+        return (await self._open(fresh=False)).attributes
+
+    async def open(self) -> DocumentHandle:
+        """Open the current text; raises `StaleError` if that is another version."""
+        return await self._open(fresh=True)
+
+    async def _open(self, *, fresh: bool) -> DocumentHandle:
+        node = await self.fs.hierarchy.node(self.node_path, fresh=fresh)
+        text = self.fs.view.info(node)
+        if not isinstance(node.kind, StoredVolume) or text is None:
+            raise StaleError(f"{self.path} was replaced")
+        handle = self.opened(node, node.kind, text)
+        if handle.ino != self.ino:
+            raise StaleError(f"{self.path} was replaced")
+        return handle
+
+    def opened(self, node: Node, volume: StoredVolume, text: bytes) -> DocumentHandle:
+        """Return a handle for the *text* that is generated for a *volume* at *node*."""
+        ino = self.fs.inodes.number(InfoFile, self.path, hash(text))
+        ttl = self.fs.hierarchy.remaining(node.path)
+        return DocumentHandle(Attributes(ino, len(text), ttl, volume.info_stat), text)
+
+    def stored_key(self) -> str | None:
+        """Return the key of the stored `info`."""
+        return self.path
+
+    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
+        """Refuse."""
+        raise self._refusal
+
+    async def set_attributes(self, changes: NewAttributes) -> None:
+        """Refuse."""
+        raise self._refusal
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Refuse."""
+        raise self._refusal
+
+    @property
+    def _refusal(self) -> ReadOnlyError:
+        return ReadOnlyError(f"{self.path} is of a precomputed volume with sharded scales, which is only read")
