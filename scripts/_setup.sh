@@ -134,7 +134,9 @@ setup_program() {
         cd "$directory"
         apt-get -qq download "$package" || { _apt_get update && apt-get -qq download "$package"; }
         dpkg-deb -x ./*.deb .
-        install "${missing[@]/#/usr/bin/}" "$SHARDFS_VENV/bin"
+        for program in "${missing[@]}"; do
+            install usr/*bin/"$program" "$SHARDFS_VENV/bin"
+        done
     ) >"$log" 2>&1; then
         cat "$log" >&2
         _say "cannot unpack ${missing[*]}; tests that need it are skipped"

@@ -303,7 +303,7 @@ class Exchange:
         """Reply with one line of plain text, which no cache keeps."""
         data = f"{text}\n".encode(errors="backslashreplace")
         plain = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
-        await self.reply(status, [*plain, *headers], _only(data), len(data))
+        await self.reply(status, [*plain, *headers], only(data), len(data))
 
     @property
     def line(self) -> str:
@@ -320,5 +320,6 @@ def _reason(status: int) -> str:
     return http.HTTPStatus(status).phrase
 
 
-async def _only(data: bytes) -> AsyncIterator[Buffer]:
+async def only(data: bytes) -> AsyncIterator[Buffer]:
+    """Yield *data*, the whole body of a reply."""
     yield data

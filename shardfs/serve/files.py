@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from shardfs.errors import IsADirectoryHereError
 from shardfs.serve.conditions import Conditions
-from shardfs.serve.exchange import Exchange, Header
+from shardfs.serve.exchange import Exchange, Header, only
 from shardfs.stores.base import Buffer, Kind
 from shardfs.vfs.handles import Attributes
 from shardfs.vfs.paths import Listed, Paths, pieces_of
@@ -86,11 +86,6 @@ async def send(exchange: Exchange, data: bytes, media_type: str) -> None:
         return
     head += [("Content-Type", media_type), ("X-Content-Type-Options", "nosniff")]
     await exchange.reply(200, head, only(data), len(data))
-
-
-async def only(data: Buffer) -> AsyncIterator[Buffer]:
-    """Yield *data*: a body of one piece."""
-    yield data
 
 
 async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: bool) -> None:

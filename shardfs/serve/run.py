@@ -9,15 +9,19 @@ import trio
 
 from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.maintenance.walk import foreign_format
+from shardfs.serve.figures import Figures
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
+from shardfs.service.log import LastError
+from shardfs.service.process import Systemd, more_time
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.all_views import open_views
 
 log = logging.getLogger(__name__)
 
+_PERIOD_SECONDS: Final = 10.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,23 +41,57 @@ async def _serve(
     url: str, store_options: StoreOptions, options: ServeOptions, ready: Callable[[str, str | None], None]
 ) -> None:
     listeners = await listen(*options.address)
-    async with (
-        open_source(url, store_options, ttl=options.metadata_ttl) as source,
-        open_views(source, options) as views,
-        open_nursery() as nursery,
-    ):
-        server = Server(Site(views, options).answer, options.limits)
-        await nursery.start(_end_on_signal, server)
-        ready(url_of(listeners[0]), None if source.names is None else foreign_format(source.names))
-        await server.run(listeners)
+    address, systemd = url_of(listeners[0]), Systemd()
+    async with open_nursery() as nursery:
+        report = _Report(systemd)
+        nursery.start_soon(report.run)
+        async with (
+            open_source(url, store_options, ttl=options.metadata_ttl) as source,
+            open_views(source, options) as views,
+        ):
+            logging.getLogger("shardfs").addHandler(LastError(source.statistics))
+            figures = Figures(views, options, address)
+            server = Server(Site(views, options, figures).answer, options.limits, figures.traffic)
+            await nursery.start(_end_on_signal, server, report)
+            ready(address, None if source.names is None else foreign_format(source.names))
+            report.is_ready(figures)
+            await server.run(listeners)
         nursery.cancel_scope.cancel()
     log.info("%s is no longer served", url)
 
 
-async def _end_on_signal(server: Server, task_status: "trio.TaskStatus[None]") -> None:
+class _Report:
+    """Tells systemd how the server is, and asks for more time while a journal is replayed, and while it commits."""
+
+    def __init__(self, systemd: Systemd) -> None:
+        self._systemd = systemd
+        self._figures: Figures | None = None
+        self._is_ready = False
+
+    def is_ready(self, figures: Figures) -> None:
+        """Report that the server answers."""
+        self._figures, self._is_ready = figures, True
+        self._systemd.say("READY=1", f"STATUS={figures.status}")
+
+    def is_ending(self) -> None:
+        """Report that it ends as soon as all is committed."""
+        self._is_ready = False
+        self._systemd.say("STOPPING=1", more_time(3 * _PERIOD_SECONDS))
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        while True:
+            more = [] if self._is_ready else [more_time(3 * _PERIOD_SECONDS)]
+            status = [f"STATUS={self._figures.status}"] if self._figures is not None else []
+            self._systemd.say("WATCHDOG=1", *status, *more)
+            await trio.sleep(min(_PERIOD_SECONDS, self._systemd.seconds))
+
+
+async def _end_on_signal(server: Server, report: _Report, task_status: "trio.TaskStatus[None]") -> None:
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
         async for number in signals:
-            log.info("%s: no new requests; those under way are answered, and what was written is committed",
-                     signal.Signals(number).name)  # fmt: skip
+            name = signal.Signals(number).name
+            log.info("%s: requests under way are answered, and what was written is committed", name)
+            report.is_ending()
             server.end()

@@ -11,6 +11,7 @@ import trio
 
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.serve.exchange import ClientError, ClientGoneError, Connection, Exchange
+from shardfs.serve.figures import Traffic
 from shardfs.serve.options import Limits
 from shardfs.stores.parallel import open_nursery
 
@@ -40,10 +41,14 @@ def url_of(listener: trio.SocketListener) -> str:
 
 
 class Server:
-    """Lets clients in, at most as many as *limits* say, and gives each of their requests to *answer*."""
+    """Lets clients in, at most as many as *limits* say, and gives each of their requests to *answer*.
 
-    def __init__(self, answer: Callable[[Exchange], Awaitable[None]], limits: Limits) -> None:
+    What comes and goes is counted in *traffic*.
+    """
+
+    def __init__(self, answer: Callable[[Exchange], Awaitable[None]], limits: Limits, traffic: Traffic) -> None:
         self._answer = answer
+        self._traffic = traffic
         self._limits = limits
         self._connections: set[Connection] = set()
         self._ending = trio.Event()
@@ -79,6 +84,7 @@ class Server:
                 await trio.sleep(_PAUSE_SECONDS)
                 continue
             if len(self._connections) >= self._limits.connections:
+                self._traffic.turned_away()
                 if len(clients.child_tasks) < self._limits.connections + _MAX_TURNED_AWAY:
                     clients.start_soon(_turn_away, stream)
                 else:
@@ -86,6 +92,7 @@ class Server:
                 continue
             connection = Connection(stream, self._limits)
             self._connections.add(connection)
+            self._traffic.connected(1)
             clients.start_soon(self._serve, connection)
 
     async def _serve(self, connection: Connection) -> None:
@@ -96,6 +103,7 @@ class Server:
             connection.abort()
         finally:
             self._connections.discard(connection)
+            self._traffic.connected(-1)
             await connection.close()
 
     async def _next(self, connection: Connection) -> bool:
@@ -124,6 +132,7 @@ class Server:
             connection.end()
             await exchange.say(500, "this is a fault of shardfs; its log says more")
         finally:
+            self._traffic.replied(exchange.method, exchange.status, exchange.nsent)
             log.debug("%s in %.1f ms", exchange.line, 1e3 * (time.perf_counter() - begun))
         return True
 

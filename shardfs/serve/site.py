@@ -37,7 +37,8 @@ from shardfs.errors import (
 )
 from shardfs.serve import changes, files
 from shardfs.serve.conditions import PreconditionFailedError
-from shardfs.serve.exchange import ClientError, Exchange
+from shardfs.serve.exchange import ClientError, Exchange, only
+from shardfs.serve.figures import Figures
 from shardfs.serve.guard import READING, Guard
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.pages.page import Address, Pages, asset
@@ -85,10 +86,11 @@ class Place(NamedTuple):
 
 
 class Site:
-    """Answers the requests for one source, which *views* shows."""
+    """Answers the requests for one source, which *views* shows; *figures* are those of the server."""
 
-    def __init__(self, views: Views, options: ServeOptions) -> None:
+    def __init__(self, views: Views, options: ServeOptions, figures: Figures) -> None:
         self.views = views
+        self.figures = figures
         self.options = options
         self.decoded = views.others["decoded/v3"]
         self.pages = Pages(views.main.source, self.decoded)
@@ -271,6 +273,16 @@ async def page_part(site: Site, exchange: Exchange) -> None:
         await site.refuse(exchange, READING, "that can only be read")
 
 
+async def metrics(site: Site, exchange: Exchange) -> None:
+    """Reply with figures for Prometheus."""
+    if exchange.method in READING:
+        text = site.figures.exposition().encode()
+        plain = [("Content-Type", "text/plain; version=0.0.4; charset=utf-8"), ("Cache-Control", "no-store")]
+        await exchange.reply(200, plain, only(text), len(text))
+    else:
+        await site.refuse(exchange, READING, "that can only be read")
+
+
 def _own(names: list[str]) -> Callable[[Site, Exchange], Awaitable[None]]:
     """Return who answers for these *names*, the first of which is `-`."""
     return OWN.get("/".join(names[1:])) or OWN.get(f"{names[1] if len(names) > 1 else ''}/", nothing)
@@ -283,6 +295,7 @@ async def nothing(site: Site, exchange: Exchange) -> None:
 
 OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {
     "healthy": healthy,
+    "metrics": metrics,
     "flush": flush,
     "page.css": page_part,
     "page.js": page_part,

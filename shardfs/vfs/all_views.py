@@ -1,6 +1,6 @@
 """All views of one source at once, which no mount has: what a door shows that has a name for each of them."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -44,6 +44,11 @@ class Views:
         self.main = main
         self.others = others
         self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+
+    @property
+    def all(self) -> Collection[Paths]:
+        """All views that are shown."""
+        return {self.main, *(paths for paths in self.others.values() if isinstance(paths, Paths))}
 
     async def publish(self, path: str, content: Content, check: Check | None, *, exclusive: bool = False) -> bool:
         """Do what `Paths.publish` does, in all views, if *check* agrees; return whether the file is new.
@@ -90,8 +95,8 @@ class Views:
     def _changed(self, path: str) -> None:
         """Let other views look again at what a file at *path* may say of its node, and of those around it."""
         if self.main.fs.is_document(path):
-            for paths in self.others.values():
-                if isinstance(paths, Paths) and paths is not self.main:
+            for paths in self.all:
+                if paths is not self.main:
                     paths.forget()
 
 

@@ -17,6 +17,7 @@ import trio
 
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.state.slots import hold
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -253,6 +254,10 @@ class Paths:
     async def flush(self) -> None:
         """Commit what was published; raises the error that prevents it."""
         await self._writable().fs.flush_all()
+
+    def pending(self) -> Pending:
+        """Return what was published and is not committed."""
+        return Pending() if self._session is None else pending_in(self._session.writer.commits.pending)
 
     def _writable(self) -> Session:
         if self._session is None:

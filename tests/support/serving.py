@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import trio
 
 from shardfs.dataset.hierarchy import open_source
+from shardfs.serve.figures import Figures
 from shardfs.serve.options import ServeOptions
-from shardfs.serve.server import Server, listen
+from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.all_views import Views, open_views
@@ -140,7 +141,8 @@ def served(
             open_source(str(source), store_options, ttl=chosen.metadata_ttl) as opened,
             open_views(opened, chosen) as views,
         ):
-            server = Server(Site(views, chosen).answer, chosen.limits)
+            figures = Figures(views, chosen, url_of(listeners[0]))
+            server = Server(Site(views, chosen, figures).answer, chosen.limits, figures.traffic)
             port = listeners[0].socket.getsockname()[1]
             started.put((port, views, server, trio.lowlevel.current_trio_token()))
             await server.run(listeners)

@@ -1,0 +1,104 @@
+"""The figures of a server: what it counts of its clients, and what Prometheus and systemd are told."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shardfs.dataset.statistics import Snapshot
+from shardfs.errors import counted
+from shardfs.serve.options import ServeOptions
+from shardfs.service.log import path as log_path
+from shardfs.service.process import resident_nbytes
+from shardfs.service.prometheus import SERVER, exposition
+from shardfs.version import __version__
+from shardfs.vfs.all_views import Views
+
+_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "POST"})
+_OF_A_MOUNT: Final = frozenset({"requests", "errors", "bytes_read"})
+"""Counts of the requests of a kernel, of which a server has none."""
+
+
+class Traffic:
+    """What a server counts: its *nconnections*, and since it began how many clients were *turned_away*, and replies."""
+
+    def __init__(self) -> None:
+        self.nconnections = 0
+        self.nturned_away = 0
+        self._nreplies: Counter[tuple[str, str]] = Counter()
+        self._sent_nbytes = 0
+
+    def connected(self, change: int) -> None:
+        """Count a client that comes (1) or goes (-1)."""
+        self.nconnections += change
+
+    def turned_away(self) -> None:
+        """Count a client for whom there was no room."""
+        self.nturned_away += 1
+
+    def replied(self, method: str, status: int, nbytes: int) -> None:
+        """Count a reply with *nbytes* bytes of body; 0 is the status of none.
+
+        Methods that mean nothing are counted as one: whoever asks may not choose names of figures.
+        """
+        self._nreplies[method if method in _METHODS else "other", str(status or "none")] += 1
+        self._sent_nbytes += nbytes
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the figures."""
+        replies = CounterMetricFamily("shardfs_http_replies", "Replies to requests.", labels=["method", "status"])
+        for labels, count in sorted(self._nreplies.items()):
+            replies.add_metric(labels, count)
+        yield replies
+        yield CounterMetricFamily("shardfs_http_sent_bytes", "Bytes of their bodies.", self._sent_nbytes)
+        yield CounterMetricFamily(
+            "shardfs_http_turned_away", "Clients for whom there was no connection left.", self.nturned_away
+        )
+        yield GaugeMetricFamily("shardfs_http_connections", "Clients that are connected.", self.nconnections)
+
+
+class Figures:
+    """The figures of a server at *url*: its *traffic*, and those of the source that *views* shows."""
+
+    def __init__(self, views: Views, options: ServeOptions, url: str) -> None:
+        self.traffic = Traffic()
+        self._views = views
+        self._options = options
+        self._url = url
+        self._begun = time.monotonic()
+
+    def exposition(self) -> str:
+        """Return all figures in the text format of Prometheus."""
+        return exposition(self._take(), SERVER, self.traffic.metrics)
+
+    @property
+    def status(self) -> str:
+        """What is going on, in a few words."""
+        clients, pending = counted(self.traffic.nconnections, "client"), self._views.main.pending()
+        chunks = f", {counted(pending.nchunks, 'chunk')} pending" if pending.nchunks else ""
+        return f"{clients}{chunks}{f': {pending.reason}' if pending.reason else ''}"
+
+    def _take(self) -> Snapshot:
+        main, options, pending = self._views.main, self._options, self._views.main.pending()
+        counts = main.source.statistics.counts()
+        return Snapshot(
+            version=__version__,
+            source=main.source.store.url,
+            mountpoint=self._url,
+            view=options.view + (", decoded" if options.decode else ""),
+            access="read-write" if options.write else "read-only",
+            pid=os.getpid(),
+            log=log_path(),
+            uptime_seconds=time.monotonic() - self._begun,
+            memory_bytes=resident_nbytes(),
+            open_files=sum(len(paths.fs.open_files) for paths in self._views.all),
+            pending_chunks=pending.nchunks,
+            pending_bytes=pending.nbytes,
+            pending_age_seconds=pending.age,
+            pending_reason=pending.reason,
+            counts={name: value for name, value in counts.items() if name not in _OF_A_MOUNT},
+            store=main.source.store.statistics(),
+        )
