@@ -20,6 +20,7 @@ from . import (
     s3_commit,
     s3_copy,
     s3_read,
+    serve,
     spec_example,
     store,
     update,
@@ -177,6 +178,11 @@ def _store(plan: Plan) -> None:
             store.run_read(dataset, placement, plan.times(5), service)
 
 
+def _serve(plan: Plan) -> None:
+    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+        serve.run(dataset, plan.placed(FREE), plan.times(7))
+
+
 def _views(plan: Plan) -> None:
     name, shape = ("views-quick", (256, 256, 128)) if plan.quick else ("views", (512, 512, 256))
     views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
@@ -197,6 +203,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "bulk": _bulk,
     "zarr-write": _zarr_write,
     "store": _store,
+    "serve": _serve,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,
