@@ -72,7 +72,7 @@ class Figures:
 
     def exposition(self) -> str:
         """Return all figures in the text format of Prometheus."""
-        return exposition(self._take(), SERVER, self.traffic.metrics)
+        return exposition({self._url: self._take()}, SERVER, self.traffic.metrics)
 
     @property
     def status(self) -> str:
