@@ -27,8 +27,7 @@ from shardfs.dataset.node import Node, groups_above
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.serve.conditions import Conditions
-from shardfs.serve.exchange import ClientError, Exchange
-from shardfs.serve.files import only
+from shardfs.serve.exchange import ClientError, Exchange, only
 from shardfs.serve.pages.picture import COLORS, PARTS, Picture, Style, draw
 from shardfs.serve.pages.plane import MAX_PIXELS, Decoded, Plane, Samples, describe, open_decoded, read_plane, sampled
 from shardfs.serve.pages.pyramid import Image, image_in
