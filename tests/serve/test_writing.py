@@ -22,6 +22,7 @@ from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import document
 from tests.support.datasets import age, store
 from tests.support.mounting import PATIENCE, command, environment
+from tests.support.processes import end_with_parent
 from tests.support.s3_server import Bucket
 from tests.support.serving import Client, Served, served
 
@@ -238,7 +239,12 @@ def test_nothing_is_written_without_the_option_and_by_one_server_at_a_time(sourc
 def start(source: Path, *arguments: str) -> tuple["subprocess.Popen[str]", int]:
     line = command("serve", "--listen", "127.0.0.1:0", *arguments, source)
     process = subprocess.Popen(
-        line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        line,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        preexec_fn=end_with_parent,
     )
     assert process.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
