@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from shardfs.dataset.state.directory import StateDirectory
-from shardfs.dataset.state.lock import locked
+from shardfs.dataset.state.lock import find_holder, locked
 from shardfs.dataset.state.slots import hold, hold_all
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
@@ -155,3 +155,57 @@ def test_what_a_lock_file_says_keeps_nobody_from_locking_it(tmp_path: Path, text
     Path(state.lock).write_text(text)
     with locked(state):
         pass
+
+
+READS_LOCK = """
+import fcntl, os, struct, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_whoever_may_only_read_the_lock_file_is_not_taken_for_a_writer(tmp_path: Path) -> None:
+    state = StateDirectory(str(tmp_path))
+    with ExitStack() as stack:
+        stack.enter_context(locked(state))
+        content = Path(state.lock).read_bytes()
+    Path(state.path).mkdir()
+    Path(state.lock).write_bytes(content)  # as a killed process leaves it
+    with subprocess.Popen(
+        [sys.executable, "-c", READS_LOCK, state.lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdin is not None
+        assert reader.stdout.readline() == b"locked\n"
+        assert find_holder(state) is None
+        with pytest.raises(SourceError, match="fuser -v") as caught, locked(state):
+            pass
+        assert state.lock in str(caught.value)
+        reader.stdin.close()
+        assert reader.wait(PATIENCE) == 0
+    with locked(state):
+        assert find_holder(state) is not None
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_in_a_directory_for_everybody_only_roots_and_own_state_counts(tmp_path: Path, mode: int) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    public, source = tmp_path / "public", tmp_path / "public/data.zarr"
+    source.mkdir(parents=True)
+    public.chmod(mode)
+    journal = public / ".shardfs" / JOURNAL
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    with pytest.raises(SourceError, match="overlaps"), locked(StateDirectory(str(source))):
+        pass
+    for path in (public / ".shardfs", journal.parent, journal):
+        os.chown(path, NOBODY, NOBODY)
+    if mode == 0o1777:
+        with locked(StateDirectory(str(source))):
+            pass
+    else:
+        with pytest.raises(SourceError, match="overlaps"), locked(StateDirectory(str(source))):
+            pass

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
@@ -117,7 +118,12 @@ def try_lock(state: StateDirectory, mountpoint: str | None = None) -> Descriptor
                 return None
             raise SourceError(_left_by_another_user(state)) from None
         if not ofd_lock(file.fd):
-            return None
+            if is_ofd_locked(file.fd) or ofd_lock(file.fd):
+                return None
+            raise SourceError(
+                f"{shown(state.lock)} is kept locked by a program that only reads it, which shardfs never does; "
+                f"`fuser -v {shlex.quote(shown(state.lock))}` names it: end it and try again"
+            )
         if is_lock_of(state, file):
             break  # else whoever had it has removed it
     if _other_host(state) is not None:
@@ -202,8 +208,23 @@ def _require_in_place(state: StateDirectory) -> None:
 
 def _require_no_overlap(root: str) -> None:
     """Raise `SourceError` if a directory around *root* or within it is being written, or has a journal."""
-    for other in (*map(str, PurePath(root).parents), *_descendants(root)):
-        _require_idle(root, StateDirectory(other))
+    for other in (*states_above(root), *map(StateDirectory, _descendants(root))):
+        _require_idle(root, other)
+
+
+def states_above(root: str) -> Iterator[StateDirectory]:
+    """Yield the state directories that the directories above *root* may have, the nearest first.
+
+    Where everybody may create files, as in `/tmp`, those of other users count for nothing: they would keep everybody
+    from working there.
+    """
+    for parent in map(str, PurePath(root).parents):
+        state = StateDirectory(parent)
+        with suppress(OSError):  # there is none
+            directory, owner = os.stat(parent), os.lstat(state.path).st_uid
+            is_public = directory.st_mode & stat.S_ISVTX and directory.st_mode & stat.S_IWOTH
+            if not is_public or owner in (0, os.geteuid(), directory.st_uid, os.stat(root).st_uid):
+                yield state
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:

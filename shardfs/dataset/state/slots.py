@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import PurePath
 from typing import Final
 
 from shardfs.dataset.state.directory import (
@@ -28,7 +27,16 @@ from shardfs.dataset.state.directory import (
     state_home,
     sync_directory,
 )
-from shardfs.dataset.state.lock import Holder, find_holder, is_lock_of, locked, tidy, try_lock, write_holder
+from shardfs.dataset.state.lock import (
+    Holder,
+    find_holder,
+    is_lock_of,
+    locked,
+    states_above,
+    tidy,
+    try_lock,
+    write_holder,
+)
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Reader
 from shardfs.stores.kept_files import read_note, write_note
@@ -121,8 +129,8 @@ def slot_with_changes(store: Reader) -> Slot | None:
         slots = slots_of(store)
         found += [slot for slot in slots if store.root is not None or slot.holder != Holder()]
     if store.root is not None:
-        above = (StateDirectory(str(parent)) for parent in PurePath(store.root).parents)
-        found += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above if state.has_pending()]
+        above = (state for state in states_above(store.root) if state.has_pending())
+        found += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above]
     is_left = (slot.state.has_pending() if slot.holder is not None else slot.state.has_journal() for slot in found)
     return next((slot for slot, is_it in zip(found, is_left, strict=True) if is_it), None)
 
