@@ -18,11 +18,12 @@ from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsE
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
-from shardfs.format.lens.packed import Decoder, decoder_of
+from shardfs.format.lens.packed import Decoder, decoder_at, decoder_of
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2_attributes import has_missing_value, naming_no_axes, shown_fill_value
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
+from shardfs.format.precomputed import CutOffCodec
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
@@ -93,7 +94,7 @@ class _Form:
     """
 
     array: Array
-    encoding: tuple[str, V2Decoder | None]
+    encoding: tuple[str, V2Decoder | CutOffCodec | None]
     decode: Decoder | None
     fill: bytes | str
 
@@ -113,11 +114,15 @@ class _Form:
         """The size of a decoded chunk in bytes; 0 if chunks are not decoded."""
         return len(self.fill) * math.prod(self.array.grid.chunk_shape) if self.decode is not None else 0
 
-    def values(self, chunk: Buffer | None) -> object:
-        """Return a value that is equal for chunks of equal values; that of an undecodable chunk equals no other."""
+    def values(self, chunk: Buffer | None, coords: Coords) -> object:
+        """Return a value that is equal for chunks of equal values; that of an undecodable chunk equals no other.
+
+        The chunk is at *coords*.
+        """
         if self.decode is None or isinstance(self.fill, str):
             return object()
-        return self.decode(chunk) if chunk is not None else self.fill * math.prod(self.array.grid.chunk_shape)
+        decode = decoder_at(self.decode, coords)
+        return decode(chunk) if chunk is not None else self.fill * math.prod(self.array.grid.chunk_shape)
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,8 @@ class _Pair:
         if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
             return None
         has_all = one.fill != other.fill and _is_missing_value(source, packed)
-        return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid, has_all)
+        coarse = (other if one.array.grid.is_unsharded or one.array.grid.is_scattered else one).array.grid
+        return None if coarse.is_scattered else cls(one, other, coarse, has_all)
 
     async def shards(self, failed: Callable[[ShardfsError], None]) -> Sequence[Coords]:
         """Return the shards of the coarser grid in which either has anything.
@@ -181,7 +187,7 @@ class _Pair:
             try:
                 one, other = [await form.array.read_once(coords) for form in (self.source, self.packed)]
                 is_same = one == other and (is_alike or one is None)
-                if not is_same and self.source.values(one) != self.packed.values(other):
+                if not is_same and self.source.values(one, coords) != self.packed.values(other, coords):
                     problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
             except ShardfsError as error:
                 problems[f"{name}: {error}"] = None

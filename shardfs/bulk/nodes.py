@@ -11,13 +11,14 @@ from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, Node, StoredScale, StoredVolume
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
     MetadataError,
     NotADirectoryHereError,
     NotFoundError,
+    NotShownError,
     NotUnshardable,
     ShardfsError,
     StaleError,
@@ -28,10 +29,11 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
 from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usual_nbytes
-from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.unsharded import codec_of, describe, describe_scale
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array
+from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array, parse_group
+from shardfs.format.precomputed import INFO, CutOffCodec, Scale
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
@@ -50,11 +52,11 @@ class BulkNode:
     documents: Mapping[str, bytes]
     states: Mapping[str, str]
     array: Array | None = None
-    decoder: V2Decoder | None = None
+    decoder: V2Decoder | CutOffCodec | None = None
 
     @property
     def is_v2(self) -> bool:
-        """Whether it is stored as Zarr v2."""
+        """Whether it is stored as Zarr v2, or in another format."""
         return DOCUMENT not in self.documents
 
     def is_superseded(self, name: str) -> bool:
@@ -82,6 +84,11 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     node = await source.hierarchy.node(path)
     if node.sharded_copy is not None:
         raise CorruptionError(str(node.reason))
+    if isinstance(node.kind, StoredVolume):
+        group = parse_group({"zarr_format": 3, "node_type": "group", "attributes": {}})
+        return BulkNode(path, group, {INFO: node.kind.volume.shown}, {INFO: state_of(node.kind.info_stat)})
+    if isinstance(node.kind, StoredScale):
+        return _scale(node, node.kind.scale)
     if node.metadata is None or node.document is None:
         if node.reason is None:
             return None
@@ -90,6 +97,18 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     assert metadata is not None
     states = {DOCUMENT: state_of(node.document_stat)}
     return BulkNode(path, metadata, {DOCUMENT: node.document}, states, node.any_array)
+
+
+def _scale(node: Node, scale: Scale) -> BulkNode:
+    """Return a scale of a volume as an array; raises `NotUnshardable` with the reason why it is none."""
+    chunks = scale.chunks
+    if chunks is None:
+        raise NotUnshardable(scale.reason or "")
+    try:
+        decoder = CutOffCodec.of(codec_of(describe_scale(chunks)), chunks.grid.size)
+    except NotShownError as error:
+        raise NotUnshardable(str(error)) from None
+    return BulkNode(node.path, parse_array(chunks.document), {}, {}, node.array, decoder)
 
 
 async def _find_v2(source: Source, path: str) -> BulkNode | None:

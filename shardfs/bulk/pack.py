@@ -40,6 +40,7 @@ from shardfs.format.dtype import DataType
 from shardfs.format.grid import index_in_c_order
 from shardfs.format.lens.packed import Packing, Transcoder
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
+from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.lens.v3 import Consolidated
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
@@ -207,7 +208,7 @@ class _Shard:
         found: list[tuple[Coords, Buffer]] = []
         for coords, data in chunks:
             try:
-                found.append((coords, transcoder(data)))
+                found.append((coords, transcoder(data, coords)))
             except CorruptionError as error:
                 self._left_out(error, coords)
         return found
@@ -230,8 +231,8 @@ class PlannedArray:
     """What becomes of the array at *path*; its text is shown to the user.
 
     Without *shards*, its chunks stay files. *shard_nbytes* is the size of a full shard without compression, approximate
-    if elements vary in size. *transcoded* says why chunks are transcoded: "--codecs", or "v2" for codecs that v3 does
-    not have. *was* and *becomes* are the codecs.
+    if elements vary in size. *transcoded* says why chunks are transcoded: "--codecs", "v2" for codecs that v3 does not
+    have, or "precomputed" for chunks that are cut off at the edge. *was* and *becomes* are the codecs.
     """
 
     path: str
@@ -253,7 +254,7 @@ class PlannedArray:
         grid, element = transfer.target.grid, DataType.find(transfer.document["data_type"])
         origin, why = (0,) * grid.ndim, None
         if transfer.transcoder is not None:
-            why = "v2" if node.decoder is not None else "--codecs"
+            why = "--codecs" if node.decoder is None else "v2" if isinstance(node.decoder, V2Decoder) else "precomputed"
         found = cls(node.path, grid.nchunks, was=transfer.was, becomes=transfer.becomes, transcoded=why)
         if grid.is_unsharded:
             return found

@@ -31,7 +31,7 @@ class Tool:
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
     only those that are their own inverse. It reads arrays of at least *min_ndim* axes, which are not empty if it
     *needs_elements*. If it *masks_fill_values*, it takes v3 fill values for missing values even if axes have names. A
-    tool that *copies* needs none of that.
+    tool that *copies* needs none of that. One that *reads_precomputed* needs no view of Zarr for such volumes.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Tool:
     needs_elements: bool = False
     masks_fill_values: bool = False
     copies: bool = False
+    reads_precomputed: bool = False
     caveat: str = ""
 
     def without_mount(self, source: str, shown: ViewOptions, options: StoreOptions) -> str:
@@ -72,6 +73,8 @@ class Tool:
             return reason
         if isinstance(node.kind, StoredScale) and shown == _V3:
             return "it is shown in the format precomputed, not as Zarr"
+        if isinstance(node.kind, StoredScale) and self.reads_precomputed:
+            return "it opens the volume by precomputed://, with or without a mount"
         data_type = _name_of(metadata.document["data_type"])
         if self.data_types is not None and data_type not in self.data_types:
             return f"it does not know the data type {data_type}"
@@ -207,6 +210,7 @@ TOOLS: Final = (
         codecs=_COMPRESSORS | {"crc32c"},
         assumes_little_endian=True,
         min_ndim=3,
+        reads_precomputed=True,
     ),
     Tool(
         "zarr-python 3.1",

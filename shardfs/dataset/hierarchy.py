@@ -52,7 +52,7 @@ from shardfs.format.lens.show import (
     read_document,
     read_large_document,
 )
-from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.lens.unsharded import UnshardedArray, describe_scale
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.precomputed import INFO, Scale, parse_volume
 from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
@@ -352,8 +352,7 @@ class Hierarchy:
             return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
         array, chunks = None, scale.chunks
         if chunks is not None:
-            unsharded = UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
-            array = self._array(node.path, unsharded, chunks.fingerprint)
+            array = self._array(node.path, describe_scale(chunks), chunks.fingerprint)
         shown = self._generated(lambda lens: lens.show_scale(scale))
         node = replace(node, kind=StoredScale(scale, within, array), shown=shown)
         self._tell(node, known)

@@ -189,6 +189,12 @@ class Node:
         return None if isinstance(kind, Plain | RemovedArray | StoredVolume | StoredScale) else kind.document_stat
 
     @property
+    def info_stat(self) -> Stat | None:
+        """The status of the `info` of a volume, also for its scales."""
+        kind = self.kind.within if isinstance(self.kind, StoredScale) else self.kind
+        return kind.info_stat if isinstance(kind, StoredVolume) else None
+
+    @property
     def stamp(self) -> object:
         """What differs for another version of the document."""
         return self.document_stat.version if self.document_stat is not None else None

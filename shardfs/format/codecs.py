@@ -434,6 +434,10 @@ class ChunkCodec:
             )
         return codec
 
+    def at(self, coords: tuple[int, ...]) -> "ChunkCodec":
+        """Return the codec of the chunk at *coords*: the same for all, unless chunks are stored cut off at the edge."""
+        return self
+
     @property
     def nbytes(self) -> int:
         """Size of every decoded chunk in bytes; chunks at the edge of the array are full chunks."""

@@ -10,7 +10,7 @@ Source: neuroglancer, "Volume" of the precomputed data source.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
@@ -18,11 +18,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.errors import MetadataError
+from shardfs.errors import CorruptionError, MetadataError, RefusedError
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import Entries
+from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coords, Place, Segment, ShardGrid
 from shardfs.format.uint64_sharded import UINT64_SHARDED, Ids, ShardNames, Uint64Sharding
@@ -206,6 +208,56 @@ def positions_of(codes: Ids, grid_shape: Coords) -> npt.NDArray[np.uint64]:
     return positions
 
 
+@dataclass(frozen=True, slots=True)
+class CutOffCodec(ChunkCodec):
+    """Elements in Fortran order, of chunks that are cut off at the end of a scale of *size*: decoded, they are full.
+
+    There are zeros in the elements beyond the scale, which nobody reads. *position* is that of the chunk.
+    """
+
+    size: Coords = ()
+    position: Coords = ()
+
+    @classmethod
+    def of(cls, codec: ChunkCodec, size: Coords) -> "CutOffCodec":
+        """Return the codec of the chunks of a scale of *size*, whose full chunks have this *codec*."""
+        return cls(codec.data_type, codec.chunk_shape, codec.order, codec.endian, codec.after, size=size)
+
+    def at(self, coords: Coords) -> "CutOffCodec":
+        """Return the codec of the chunk at *coords*."""
+        return replace(self, position=coords)
+
+    @property
+    def is_identity(self) -> bool:
+        """False: a chunk at the edge grows."""
+        return False
+
+    def decode(self, encoded: Buffer) -> memoryview:
+        """Return the elements of a full chunk; raises `CorruptionError` if *encoded* has not the size of the chunk."""
+        lengths = [
+            min(edge, size - index * edge)
+            for edge, size, index in zip(self.chunk_shape, self.size, self.position, strict=True)
+        ]
+        item = self.data_type.nbytes
+        if len(encoded) != math.prod(lengths) * item:
+            raise CorruptionError(f"the chunk has {len(encoded)} bytes instead of {math.prod(lengths) * item}")
+        dtype = np.dtype((np.void, item))
+        full = np.zeros(self.chunk_shape, dtype)
+        full[tuple(map(slice, lengths))] = np.frombuffer(encoded, dtype).reshape(lengths[::-1]).T
+        return full.reshape(-1).view(np.uint8).data.toreadonly()
+
+    def __call__(self, encoded: Buffer) -> Buffer:
+        """Decode a chunk, as other decoders of bulk work do."""
+        return self.decode(encoded)
+
+    def __str__(self) -> str:
+        return "raw of neuroglancer precomputed"
+
+    def encode(self, decoded: Buffer) -> bytes:
+        """Refuse: the format is only read."""
+        raise RefusedError("chunks of this format are only read")
+
+
 class ScaleMetadata(ArrayMetadata):
     """A scale, described as an array of Zarr would be."""
 
@@ -227,6 +279,11 @@ class ScaleChunks:
     document: dict[str, Any]
     codecs: tuple[Extension, ...]
     fingerprint: bytes
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether no chunk is cut off."""
+        return not any(size % edge for size, edge in zip(self.grid.size, self.grid.chunk_shape, strict=True))
 
 
 @dataclass(frozen=True)

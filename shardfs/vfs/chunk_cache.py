@@ -201,7 +201,7 @@ def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
 
 
 def _name(array: ArrayLayout, coords: Coords) -> str:
-    return f"{array.key_encoding.encode(coords)} of {array.path or 'the array'}"
+    return f"{array.grid.chunk_name(coords, array.key_encoding)} of {array.path or 'the array'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,8 @@ def _scattered(tree: ListedChunks, grid: VolumeGrid, run: ScatteredRun) -> Itera
     positions = np.ravel_multi_index(tuple(run.coords.T), grid.grid_shape)
     ino = tree.numbers.version(run.state.generation, tree.numbering.bases[-1])
     sizes = grid.sizes(run.coords, run.entries)
+    if tree.codec is not None:
+        sizes = np.full(len(positions), tree.codec.nbytes, np.uint64)
     unknown = run.damaged if sizes is not None else np.ones(len(positions), bool)
     known = np.where(unknown, 0, 0 if sizes is None else sizes).tolist()
     names = [tree.encoding.encode(coords).encode() for coords in run.coords.tolist()]

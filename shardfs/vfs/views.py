@@ -101,9 +101,9 @@ class View:
             self._chunk_views[node] = found
         return found
 
-    def info(self, node: Node) -> bytes | None:
-        """Return the `info` that is generated for *node*; None if there is none."""
-        return self.shown(node).info
+    def fixed(self, node: Node) -> Mapping[str, bytes]:
+        """Return the documents generated for a *node* that is only read, by name."""
+        return self.shown(node).documents if node.is_read_only else {}
 
     def left_out(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""

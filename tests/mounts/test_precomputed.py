@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore
+import zarr
 
 import shardfs
 from tests.support.commands import run, run_json
@@ -63,6 +65,13 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "volume"
 
 
+def succeed(*arguments: str | Path) -> str:
+    """Run a command, which must succeed; returns what it prints."""
+    done = run(*arguments)
+    assert done.returncode == 0, str(done)
+    return done.stdout + done.stderr
+
+
 def document_of(source: Path) -> Any:
     return json.loads((source / "info").read_bytes())
 
@@ -99,12 +108,12 @@ def test_commands_see_a_sharded_array(source: Path, tmp_path: Path) -> None:
     (found,) = run_json("map", "--json", source, KEY)["arrays"]
     assert sum(each["chunks"] for each in found["shards"]) == len(names_in(document))
     assert {each["dead"] for each in found["shards"]} == {0}
-    assert "live" in run("map", source, KEY).stdout
+    assert "live" in succeed("map", source, KEY)
     for options in ([], ["--data"]):
         report = run_json("verify", "--json", *options, source)
         assert report["sound"]
         assert report["arrays"] == 2
-    run("unpack", source, tmp_path / "unpacked")
+    succeed("unpack", source, tmp_path / "unpacked")
     assert np.array_equal(read_volume(tmp_path / "unpacked"), read_volume(source))
     with shardfs.open(source) as dataset:
         chunk = dataset[KEY].read_chunk((0, 0, 0, 0))
@@ -326,7 +335,7 @@ def test_compact_and_recover_leave_it_alone(tmp_path: Path) -> None:
     report = run_json("compact", "--json", source)
     assert report["compacted"] == 0
     assert "only read" in report["left"][0]["reason"]
-    run("recover", source)
+    succeed("recover", source)
     assert {path: data for path, data in files_below(source).items() if ".shardfs" not in str(path)} == before
 
 
@@ -400,3 +409,93 @@ def test_a_volume_in_a_bucket(remote: Remote) -> None:
     remote.taken()
     (fresh / names[1]).read_bytes()  # the neighbour along z is in the same minishard
     assert [request.method for request in remote.taken()] == ["GET"]
+
+
+VIEWS = {"--decode": "zarr3", "--view=v2 --decode": "zarr", "--view=v2": "zarr"}
+
+
+@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("name", ["identity raw", "murmur gzip"])
+def test_raw_scales_are_arrays_in_views_of_zarr(mount: Mounter, tmp_path: Path, name: str, options: str) -> None:
+    document = volume(SPECIFICATIONS[name], num_channels=2)
+    document["scales"][1]["size"] = [3 * edge for edge in CHUNK]  # no chunk of which is cut off
+    write_volume(tmp_path / "source", document, [values_of(each["size"], 2) for each in document["scales"]])
+    mounted = mount(tmp_path / "source", arguments=options.split())
+    root, decodes = mounted.path, "--decode" in options
+    shown = [each for each in document["scales"] if decodes or each is document["scales"][1]]
+    assert {each.name for each in root.iterdir() if each.is_dir()} == {each["key"] for each in shown}
+    assert not (root / "info").exists()
+    group = zarr.open_group(str(root), mode="r")
+    for each in shown:
+        values, array = values_of(each["size"], 2), group[each["key"]]
+        assert np.array_equal(np.asarray(array), values)
+        assert array.attrs["voxel_offset"] == each["voxel_offset"]
+        spec = {"driver": VIEWS[options], "kvstore": {"driver": "file", "path": str(root / each["key"])}}
+        assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), values)
+        for file in (root / each["key"]).iterdir():
+            assert file.stat().st_size == len(file.read_bytes())
+    if not decodes:
+        assert "cut off" in mounted.log
+
+
+def test_chunks_that_zarr_has_no_codec_for_are_left_out(mount: Mounter, tmp_path: Path) -> None:
+    document = volume(sharding(), data_type="uint8")
+    for each in document["scales"]:
+        each["encoding"] = "jpeg"
+    put(tmp_path / "source", document, {"0.shard": shard([[(0, b"jpeg")], [], [], []])})
+    mounted = mount(tmp_path / "source", arguments=["--decode"])
+    assert KEY not in os.listdir(mounted.path)
+    assert "neuroglancer.jpeg" in mounted.log
+    done = run("pack", tmp_path / "source", tmp_path / "packed")
+    assert done.returncode != 0
+    assert "neuroglancer.jpeg" in done.stdout + done.stderr
+    assert not (tmp_path / "packed" / KEY).exists()
+
+
+def test_views_of_zarr_are_only_read(mount: Mounter, tmp_path: Path) -> None:
+    document = info(scale((4, 2, 2), (2, 2, 2), sharding(0, "identity", 1, 0)), data_type="uint8")
+    put(tmp_path / "source", document, {"0.shard": shard([[(0, b"1" * 8)], []])})
+    before = files_below(tmp_path / "source")
+    mounted = mount(tmp_path / "source", write=True, arguments=["--decode"])
+    mounted.expect("only read")
+    for name in ("zarr.json", f"{KEY}/zarr.json", f"{KEY}/c.0.0.0.0", f"{KEY}/c.1.0.0.0"):
+        with pytest.raises(OSError, match="Read-only"):
+            (mounted.path / name).write_bytes(b"{}")
+    for name in ("zarr.json", f"{KEY}/zarr.json", f"{KEY}/c.0.0.0.0"):
+        with pytest.raises(OSError, match="Read-only"):
+            (mounted.path / name).unlink()
+        with pytest.raises(OSError, match="Read-only"):
+            (mounted.path / name).chmod(0o600)
+    mounted.unmount()
+    assert {name: data for name, data in files_below(tmp_path / "source").items() if name in before} == before
+
+
+@pytest.mark.parametrize("options", [[], ["--codecs=zstd"]], ids=["as they are", "zstd"])
+def test_pack_makes_sharded_arrays_of_scales(source: Path, tmp_path: Path, options: list[str]) -> None:
+    packed, document = tmp_path / "packed", document_of(source)
+    (source / "note").write_text("beside")
+    assert "raw of neuroglancer precomputed" in succeed("pack", "--dry-run", *options, source, packed)
+    assert not packed.exists()
+    succeed("pack", *options, source, packed)
+    group = zarr.open_group(str(packed), mode="r")
+    for each in document["scales"]:
+        array = group[each["key"]]
+        assert array.shards is not None
+        assert array.chunks == (*CHUNK, 2)
+        assert np.array_equal(np.asarray(array), values_of(each["size"], 2))
+        assert array.metadata.dimension_names == ("x", "y", "z", "channel")
+    assert (packed / "note").read_text() == "beside"
+    assert not (packed / "info").exists()
+    succeed("verify", source, packed)
+    assert "0 objects stored" in succeed("pack", "--sync", *options, source, packed)
+
+
+def test_pack_leaves_out_and_reports_damaged_chunks(tmp_path: Path) -> None:
+    document = info(scale((64, 2, 2), (2, 2, 2), sharding(0, "identity", 0, 0)), data_type="uint8")
+    chunks = {number: bytes([number]) * 8 for number in range(32)} | {5: b"short"}
+    put(tmp_path / "source", document, {"0.shard": shard([list(chunks.items())])})
+    done = run("pack", "--shards=8", tmp_path / "source", tmp_path / "packed")
+    assert done.returncode == 1
+    assert "5 bytes instead of 8" in done.stdout + done.stderr
+    values = np.asarray(zarr.open_group(str(tmp_path / "packed"), mode="r")[KEY])[:, 0, 0, 0]
+    assert values.tolist() == [0 if number == 5 else number for number in range(32) for _ in range(2)]

@@ -68,14 +68,12 @@ class NpyForm(NamedTuple):
 class Shown:
     """What a view generates for one node: *documents* by name, and how its *chunks* are shown, if they are.
 
-    *info* is that of a volume in the format precomputed, which nobody can edit. *reason* is set if the node is not
-    shown at all, *caveat* if some readers get wrong values.
+    *reason* is set if the node is not shown at all, *caveat* if some readers get wrong values.
     """
 
     documents: Mapping[str, bytes] = field(default_factory=dict)
     chunks: ChunkForm | None = None
     npy: NpyForm | None = None
-    info: bytes | None = None
     reason: str | None = None
     caveat: str | None = None
 

@@ -31,6 +31,8 @@ from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, parse_array
 from shardfs.format.numcodec import PREFIX
+from shardfs.format.precomputed import CutOffCodec
+from shardfs.format.sharding import Coords
 
 SHARD_NBYTES: Final = 256 * 2**20
 
@@ -195,9 +197,14 @@ class Transcoder:
         except (MetadataError, NotShownError, RefusedError) as error:
             raise NotUnshardable(f"its chunks would have to be transcoded: {error}") from None
 
-    def __call__(self, chunk: Buffer) -> Buffer:
-        """Return a chunk in its new codecs; raises `CorruptionError` if it is damaged."""
-        return self.encode(self.decode(chunk))
+    def __call__(self, chunk: Buffer, coords: Coords) -> Buffer:
+        """Return the chunk at *coords* in its new codecs; raises `CorruptionError` if it is damaged."""
+        return self.encode(decoder_at(self.decode, coords)(chunk))
+
+
+def decoder_at(decode: Decoder, coords: Coords) -> Decoder:
+    """Return the decoder of the chunk at *coords*: the same for all, unless they are cut off at the edge."""
+    return decode.at(coords) if isinstance(decode, CutOffCodec) else decode
 
 
 def fitting_counts(grid_shape: Sequence[int], chunk_shape: Sequence[int], most: int) -> tuple[int, ...]:

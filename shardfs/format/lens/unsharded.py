@@ -26,6 +26,7 @@ from shardfs.format.metadata import (
     normal_key_encoding,
     parse_array,
 )
+from shardfs.format.precomputed import ScaleChunks
 from shardfs.format.sharding import MAX_INDEX_NBYTES, POSITION_BITS, ShardGrid, parse_sharding
 
 ZARR_JSON: Final = "zarr.json"
@@ -73,6 +74,11 @@ def fault_of(array: ArrayMetadata) -> str | None:
     except MetadataError as error:
         return str(error)
     return None
+
+
+def describe_scale(chunks: ScaleChunks) -> UnshardedArray:
+    """Describe a scale of a precomputed volume; its key encoding is that of shards."""
+    return UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
 
 
 def _describe_sharded(array: ArrayMetadata) -> UnshardedArray:

@@ -38,7 +38,14 @@ from shardfs.format.dtype import (
 )
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Context, FillValues, Shown
-from shardfs.format.lens.unsharded import UnshardedArray, codec_of, decoded_document, describe, require_decoded
+from shardfs.format.lens.unsharded import (
+    ZARR_JSON,
+    UnshardedArray,
+    codec_of,
+    decoded_document,
+    describe,
+    require_decoded,
+)
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
     SEPARATOR,
@@ -56,6 +63,7 @@ from shardfs.format.lens.v2_attributes import (
 from shardfs.format.lens.v2_codecs import codecs_of, normal_codec, object_data_type, v2_codecs, v3_codecs
 from shardfs.format.lens.v3 import MAX_PATH_LENGTH, V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group, parse_node
+from shardfs.format.precomputed import ScaleChunks, Volume
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"
@@ -131,6 +139,23 @@ class V2(V3):
         codec = codec_of(array) if self.decodes else None
         fill, caveat = lens._fill(array)
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
+
+    def show_volume(self, volume: Volume) -> Shown:
+        """Show a group."""
+        return Shown({ZGROUP: encode_json({"zarr_format": 2})})
+
+    def _show_as_array(self, chunks: ScaleChunks) -> Shown:
+        """Show a scale as an array, its chunks as they are stored if none of them is cut off."""
+        shown = super()._show_as_array(chunks)
+        document = parse_json(shown.documents[ZARR_JSON])
+        codec = shown.chunks.codec if shown.chunks is not None else None
+        if not self.decodes:
+            if not chunks.are_whole:
+                raise NotShownError("its chunks are cut off at its edge: --decode shows them")
+            document, codec = chunks.document, None
+        documents = array_documents(parse_array(document), self.separator)
+        form = ChunkForm(ChunkKeyEncoding("v2", self.separator), codec)
+        return Shown({name: encode_json(each) for name, each in documents.items()}, form)
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Leave the node out: other files beside it are not v2."""

@@ -24,6 +24,7 @@ from shardfs.format.lens.unsharded import (
     codec_of,
     decoded_document,
     describe,
+    describe_scale,
     reshard,
 )
 from shardfs.format.metadata import (
@@ -35,13 +36,14 @@ from shardfs.format.metadata import (
     parse_document,
     parse_node,
 )
-from shardfs.format.precomputed import Scale, Volume
+from shardfs.format.precomputed import INFO, CutOffCodec, Scale, ScaleChunks, Volume
 
 CONSOLIDATED: Final = "consolidated_metadata"
 MAX_PATH_LENGTH: Final = 4096
 """The longest path that can be that of a node."""
 
 _FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type", "storage_transformers"})
+_GROUP: Final = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
@@ -91,14 +93,30 @@ class V3(Lens):
         return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
 
     def show_volume(self, volume: Volume) -> Shown:
-        """Show the `info` without sharding, unless arrays are shown in another form."""
-        return Shown() if self.translates else Shown(info=volume.shown)
+        """Show the `info` without sharding; where arrays are shown in another form, a group of Zarr."""
+        if not self.translates:
+            return Shown({INFO: volume.shown})
+        return Shown({ZARR_JSON: encode_json(_GROUP)})
 
     def show_scale(self, scale: Scale) -> Shown:
-        """Show chunks as files of a scale that is not sharded, unless it is shown as stored."""
-        if self.translates:
-            return super().show_scale(scale)
-        return Shown() if scale.chunks is None else Shown(chunks=ChunkForm(scale.chunks.grid.names))
+        """Show chunks as files of a scale that is not sharded, or decoded as those of an array of Zarr."""
+        chunks = scale.chunks
+        if not self.translates:
+            return Shown() if chunks is None else Shown(chunks=ChunkForm(chunks.grid.names))
+        if chunks is None:
+            return Shown(reason=scale.reason)
+        try:
+            return self._show_as_array(chunks)
+        except (MetadataError, NotShownError) as error:
+            return Shown(reason=str(error))
+
+    def _show_as_array(self, chunks: ScaleChunks) -> Shown:
+        """Show a scale as an array; raises `NotShownError` with the reason why it is none."""
+        array = describe_scale(chunks)
+        codec = CutOffCodec.of(codec_of(array), chunks.grid.size)
+        keys = ChunkKeyEncoding("default", ".")
+        document = {**decoded_document(array), "chunk_key_encoding": keys.to_json()}
+        return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(keys, codec))
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Show a document as it is stored, but without consolidated metadata, which nothing can be held against."""

@@ -49,8 +49,8 @@ class TreeView(Protocol):
     def chunk_view(self, node: Node) -> ChunkView | None:
         """Return how the chunks of *node* are shown; None if its files pass through."""
 
-    def info(self, node: Node) -> bytes | None:
-        """Return the `info` that is generated for *node*; None if there is none."""
+    def fixed(self, node: Node) -> Mapping[str, bytes]:
+        """Return the documents generated for a *node* that is only read, by name."""
 
     def left_out(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""

@@ -432,7 +432,9 @@ class Chunk(PublishedEntry):
         reopen = self.current if self.fs.store.rewrites else None
         if chunks.codec is None:
             return ChunkHandle(attributes, extent, reopen)
-        decoded = DecodedChunk(self.fs.chunk_cache, chunks.array.layout, self.coords, extent, chunks.codec)
+        decoded = DecodedChunk(
+            self.fs.chunk_cache, chunks.array.layout, self.coords, extent, chunks.codec.at(self.coords)
+        )
         return ChunkHandle(attributes, decoded, reopen)
 
     async def attribute(self, name: bytes) -> bytes:

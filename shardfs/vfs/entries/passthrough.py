@@ -7,7 +7,7 @@ from contextlib import suppress
 from stat import S_IMODE
 from typing import Final
 
-from shardfs.dataset.node import DOCUMENT, Node, RemovedArray, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node, RemovedArray
 from shardfs.errors import (
     CorruptionError,
     ExistsError,
@@ -21,12 +21,11 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reserved, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.entries.base import Chunks, Entry, Tree
 from shardfs.vfs.entries.document import Document
-from shardfs.vfs.entries.info import InfoFile
+from shardfs.vfs.entries.fixed import FixedDocument
 from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
 
@@ -312,9 +311,9 @@ class Directory(Special):
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of a name in the chunk tree, or of a stored file."""
         fs, node = self.fs, await self._readable()
-        info = self._info(node)
-        if info is not None and name == INFO:
-            return info
+        fixed = fs.view.fixed(node).get(name)
+        if fixed is not None:
+            return FixedDocument(fs, join_key(self.path, name)).opened(node, fixed).attributes
         shown = (await fs.documents(node)).get(name) if name in fs.view.document_names else None
         if shown is not None:
             return Document(fs, join_key(self.path, name)).opened(node, shown).attributes
@@ -362,8 +361,10 @@ class Directory(Special):
         """Yield generated documents, stored names, scratch files beside chunks, and chunks, in this order."""
         fs, node = self.fs, await self._readable()
         chunks = fs.chunk_tree(node)
-        info = self._info(node)
-        generated = {} if info is None else {INFO: info}
+        generated = {
+            name: FixedDocument(fs, join_key(self.path, name)).opened(node, text).attributes
+            for name, text in fs.view.fixed(node).items()
+        }
         generated |= {
             name: Document(fs, join_key(self.path, name)).opened(node, shown).attributes
             for name, shown in (await fs.documents(node)).items()
@@ -379,13 +380,6 @@ class Directory(Special):
                 yield batch
             async for batch in chunks.list_in_array(cookie):
                 yield batch
-
-    def _info(self, node: Node) -> Attributes | None:
-        """Return the attributes of the `info` that is generated for *node*; None if there is none."""
-        text = self.fs.view.info(node)
-        if text is None or not isinstance(node.kind, StoredVolume):
-            return None
-        return InfoFile(self.fs, join_key(self.path, INFO)).opened(node, node.kind, text).attributes
 
     def hides(self, node: Node, chunks: Chunks | None, name: str) -> bool:
         """Whether the file stored under *name* is not shown as it is stored."""

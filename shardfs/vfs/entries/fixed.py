@@ -1,15 +1,16 @@
-"""The `info` of a volume in the format precomputed, as it is without shards; nobody can edit it."""
+"""Documents generated for what is only read: a volume in the format precomputed, and its scales."""
 
-from shardfs.dataset.node import Node, StoredVolume
+from shardfs.dataset.node import Node
 from shardfs.errors import ReadOnlyError, StaleError
+from shardfs.format.precomputed import INFO
 from shardfs.stores.base import NewAttributes
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.handles import Attributes, DocumentHandle, PassthroughHandle
 from shardfs.vfs.write_buffer import WriteBuffer
 
 
-class InfoFile(Entry):
-    """The generated `info` of the volume in its directory; *identity* is a hash of its text."""
+class FixedDocument(Entry):
+    """A document generated for the node of its directory, which nobody can edit; *identity* is a hash of its text."""
 
     __slots__ = ("identity", "path")
     path: str
@@ -29,23 +30,22 @@ class InfoFile(Entry):
 
     async def _open(self, *, fresh: bool) -> DocumentHandle:
         node = await self.fs.hierarchy.node(self.node_path, fresh=fresh)
-        text = self.fs.view.info(node)
-        if not isinstance(node.kind, StoredVolume) or text is None:
-            raise StaleError(f"{self.path} was replaced")
-        handle = self.opened(node, node.kind, text)
-        if handle.ino != self.ino:
+        text = self.fs.view.fixed(node).get(self.name)
+        handle = self.opened(node, text) if text is not None else None
+        if handle is None or handle.ino != self.ino:
             raise StaleError(f"{self.path} was replaced")
         return handle
 
-    def opened(self, node: Node, volume: StoredVolume, text: bytes) -> DocumentHandle:
-        """Return a handle for the *text* that is generated for a *volume* at *node*."""
-        ino = self.fs.inodes.number(InfoFile, self.path, hash(text))
+    def opened(self, node: Node, text: bytes) -> DocumentHandle:
+        """Return a handle for the *text* that is generated for *node*."""
+        ino = self.fs.inodes.number(FixedDocument, self.path, hash(text))
         ttl = self.fs.hierarchy.remaining(node.path)
-        return DocumentHandle(Attributes(ino, len(text), ttl, volume.info_stat), text)
+        assert node.info_stat is not None
+        return DocumentHandle(Attributes(ino, len(text), ttl, node.info_stat), text)
 
     def stored_key(self) -> str | None:
-        """Return the key of the stored `info`."""
-        return self.path
+        """Return the key of the stored `info`; None for other documents."""
+        return self.path if self.name == INFO else None
 
     async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
         """Refuse."""
