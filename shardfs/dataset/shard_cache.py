@@ -213,6 +213,13 @@ class ShardCache:
         for other in layout.pending.layouts:
             self._states.forget((other, coords, ()))
 
+    def retire(self, layout: ArrayLayout) -> None:
+        """Forget the shards of a layout that no array has any more; who has opened one reads on."""
+        for key in self._states.known():
+            if key[0] is layout:
+                self._states.forget(key)
+        self.generations.retire(layout)
+
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
             self._statistics.index_loads += 1

@@ -183,7 +183,7 @@ class Writer:
 
 
 async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:
-    """Remove every stored chunk of *array* that is outside *shape*.
+    """Remove every stored chunk of *array*, as it was before, that is outside its new *shape*.
 
     If a shard cannot be changed, the others are changed first, and then its error is raised.
     """
@@ -194,6 +194,7 @@ async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ..
             await _empty_outside(commits, array, shard, inside)
         except ShardfsError as error:
             failure = failure or error
+    array.retire()
     if failure is not None:
         raise failure
 

@@ -457,6 +457,8 @@ class Filesystem:
             tree.show(chunk_view)
             self._use(tree)
             return tree
+        if tree is not None:
+            self._recent.pop(tree, None)
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
             numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
         numbers.number(chunk_view.array.layout.serial)

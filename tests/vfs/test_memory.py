@@ -1,5 +1,7 @@
 """What the kernel forgets, the tree forgets."""
 
+import gc
+import os
 import stat
 import tracemalloc
 from collections import Counter
@@ -8,14 +10,18 @@ from unittest.mock import patch
 
 import pytest
 
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.node import Node
 from shardfs.dataset.statistics import Statistics
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.views import ZarrV2
+from tests.crash.harness import Process
+from tests.crash.histories import INNER, make_source, payload_of
 from tests.support.corpus import BASE, CRC32C, LITTLE, array, extension, sharding
 from tests.support.datasets import store
+from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import Opened, find, in_trio, open_source, open_tree, read_file
 
 
@@ -145,3 +151,26 @@ async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_ha
         assert len(await read_file(fs, (await find(fs, f"a{n}/0")).ino)) == nbytes + 4
     assert tracemalloc.get_traced_memory()[0] < 2.5 * nbytes
     tracemalloc.stop()
+
+
+@in_trio
+async def test_an_array_that_gets_one_shape_after_the_other_keeps_nothing_of_the_earlier_ones(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, QuickDisk())
+    fs = process.fs
+    for turn in range(20):
+        shape = INNER * (3 + turn % 4)
+        await process.edit("start", lambda document, shape=shape: document.update(shape=[shape]))  # type: ignore[misc]
+        for number in range(3):
+            await process.write("start", number, payload_of("start", 1 + turn))
+            assert await process.read("start", number)
+        await process.commit()
+        for ino in range(ROOT + 1, 1000):
+            fs.forget(ino, 1000)
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: ASYNC240
+    assert len([file for file in files if file.startswith(f"{root}/start/c/")]) <= 1
+    gc.collect()
+    layouts = [each for each in gc.get_objects() if isinstance(each, ArrayLayout) and each.path == "start"]
+    assert len(layouts) <= 2, "the heap of commits still has the one before"
+    await process.finish()
