@@ -24,10 +24,11 @@ import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import ShardfsError, StoreError
+from shardfs.format.outline import outline_of
 from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions, is_remote, open_session, open_store_in
+from shardfs.stores.url import StoreOptions, applicable, open_session, open_store_in
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class Context:
         Raises the errors of `open_store_in`.
         """
         if url not in self._sources:
-            chosen = options if is_remote(url) else StoreOptions()
-            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, ttl=TTL))
+            chosen = applicable(options, url)
+            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, outline_of=outline_of, ttl=TTL))
         return self._sources[url]
 
     async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
 from shardfs.dataset.node import Node
-from shardfs.errors import MetadataError, ShardfsError, size
+from shardfs.errors import MetadataError, ShardfsError, UnsupportedError, size
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import fault_of
@@ -108,6 +108,11 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
     }
 
 
+_NOT_COUNTED: Final = (
+    "how much is stored is not known, because web servers list nothing; --assume-complete asks for each shard"
+)
+
+
 async def _measure(source: Source, node: Node, advance: Advance) -> Described:
     """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
     array = node.any_array
@@ -127,6 +132,8 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
             nelements += array.grid.nelements_of(coords)
             stored += 1
             advance(1)
+    except UnsupportedError:  # by a source that cannot be listed
+        return {"not_counted": _NOT_COUNTED}
     except ShardfsError as failure:
         error = str(failure)
     itemsize = item_nbytes(array.document["data_type"])

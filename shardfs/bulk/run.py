@@ -116,7 +116,7 @@ async def fill(
         await job.reading(context).store.check()
         if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
             raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
-        if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).store):
+        if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).writable):
             raise _not_empty(job)
         async for line in plan.look(job, context):
             announce(line)

@@ -12,7 +12,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
-from shardfs.errors import ShardfsError, counted
+from shardfs.errors import ShardfsError, UnsupportedError, counted
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
@@ -95,6 +95,8 @@ async def verify_source(
                 report.unchecked.append({"array": node.path, "reason": reason})
 
     def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
+        if isinstance(error, UnsupportedError):  # by a source that cannot be listed
+            raise error
         report.found.append(Problem(path or "(root)", None, str(error)))
 
     async def shards() -> AsyncIterator[tuple[Array, Coords]]:

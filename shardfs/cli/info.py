@@ -131,6 +131,7 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     notes: dict[tuple[str, str], list[str]] = {}
     for item in described:
         found = [("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))]
+        found.append(("note", item.get("not_counted")))
         if item.get("linked_shards"):
             found.append(("note", _LINKS))
         for kind, note in found:

@@ -145,8 +145,9 @@ def mount(
 ) -> None:
     """Mount SOURCE at the empty directory MOUNTPOINT, read-only unless you give --write.
 
-    SOURCE is a path, a file:// URL or an s3:// URL. It can be one array, a group, or a directory with several datasets;
-    other files are shown as they are. The command returns when the mount answers. `shardfs umount` ends the mount.
+    SOURCE is a path, or a URL: file://, s3://, https://, http://, gs:// or az://. It can be one array, a group, or a
+    directory with several datasets; other files are shown as they are. The command returns when the mount answers.
+    `shardfs umount` ends the mount.
 
     The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one .npy file. `shardfs info --tools
     SOURCE` tells which one your program needs.

@@ -98,7 +98,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, those for remote sources last."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        for title, is_remote in (("Options", False), ("Options for s3:// sources", True)):
+        for title, is_remote in (("Options", False), ("Options for remote sources", True)):
             chosen = [option for option in options if isinstance(option, RemoteOption) is is_remote]
             records = [record for option in chosen if (record := option.get_help_record(ctx)) is not None]
             if records:

@@ -32,6 +32,12 @@ _STORE_OPTIONS: Final = (
         metavar="N",
         help="Number of requests at a time.",
     ),
+    click.option(
+        "--assume-complete",
+        cls=RemoteOption,
+        is_flag=True,
+        help="To list chunks of an https:// source, ask for each shard that an array may have.",
+    ),
 )
 
 single_writer_option = click.option(

@@ -54,6 +54,7 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray, describe_scale
 from shardfs.format.metadata import GroupMetadata
+from shardfs.format.outline import outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
 from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -481,5 +482,5 @@ async def open_source(
 
     The arguments are those of `open_store` and `Source.of`. Raises `SourceError` if the source cannot be read.
     """
-    async with open_store(url, options or StoreOptions(), ttl=ttl) as store:
+    async with open_store(url, options or StoreOptions(), outline_of=outline_of, ttl=ttl) as store:
         yield Source.of(store, max_open=max_open, names=await store.check())

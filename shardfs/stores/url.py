@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os.path import abspath, lexists, realpath
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -13,6 +13,8 @@ import trio
 
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Reader
+from shardfs.stores.clouds.location import SCHEMES, CloudLocation, without_secrets
+from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.parallel import open_nursery
@@ -22,7 +24,11 @@ DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 
 _S3: Final = "s3://"
 S3_LIBRARIES: Final = ("boto3", "obstore")
-"""The libraries that `shardfs[s3]` installs."""
+"""The libraries that `shardfs[s3]` installs; other clouds need only the second."""
+
+_FOR_ALL: Final = frozenset({"cache", "cache_size", "max_connections"})
+_FOR_WEB: Final = frozenset({"assume_complete"})
+"""Options for all remote sources, and for those on web servers; all others are for S3."""
 
 
 def how_to_install(extra: str) -> str:
@@ -36,11 +42,13 @@ class StoreOptions(S3Options):
     """How to reach a remote source, and how to cache it; a local source takes none of these options.
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
-    directory that keeps at most *cache_size* of fetched data, also for later mounts.
+    directory that keeps at most *cache_size* of fetched data, also for later mounts. *assume_complete*: to list the
+    chunks of a source on a web server, ask for each shard that an array may have.
     """
 
     cache: str | None = None
     cache_size: int = DEFAULT_CACHE_NBYTES
+    assume_complete: bool = False
 
     def __post_init__(self) -> None:
         if self.anonymous and self.request_payer:
@@ -85,40 +93,71 @@ async def open_session() -> AsyncIterator[trio.Nursery]:
 
 @asynccontextmanager
 async def open_store(
-    source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
+    source: str, options: StoreOptions = _DEFAULTS, *, outline_of: OutlineOf | None = None, ttl: float | None = None
 ) -> AsyncIterator[Reader]:
     """Open the store of *source* as `open_store_in` does, in a session that lasts as long as the block."""
     async with open_session() as session:
-        yield open_store_in(session, source, options, ttl=ttl)
+        yield open_store_in(session, source, options, outline_of=outline_of, ttl=ttl)
 
 
 def open_store_in(
-    session: trio.Nursery, source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None
+    session: trio.Nursery,
+    source: str,
+    options: StoreOptions = _DEFAULTS,
+    *,
+    outline_of: OutlineOf | None = None,
+    ttl: float | None = None,
 ) -> Reader:
-    """Open the store of *source*: a path, a `file://` or an `s3://` URL.
+    """Open the store of *source*: a path, or a URL that begins with `file`, `s3`, `https`, `http`, `gs` or `az`.
 
-    Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, and 60 for a bucket. Raises
+    *outline_of* reads the documents of a source on a web server, which lists nothing; without it, there is an error.
+    Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, else 60. Raises
     `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
     `Reader.check`.
     """
     place = _parse(source)
+    _check_options(options, place)
     if isinstance(place, Location):
         return _open_s3(session, place, options, ttl)
-    for field in fields(options):
-        if getattr(options, field.name) != field.default:
-            raise UsageError(f"--{_option(field.name)} is for s3:// sources, and {source} is on this machine")
+    if isinstance(place, CloudLocation):
+        return _open_cloud(session, place, options, outline_of, ttl)
     return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
+
+
+def applicable(options: StoreOptions, source: str) -> StoreOptions:
+    """Return those of *options* that are for such sources as *source*, which is used beside another one."""
+    place = _parse(source)
+    names = [field.name for field in fields(options) if not _is_usable(field.name, place)]
+    return replace(options, **{name: getattr(_DEFAULTS, name) for name in names})
+
+
+def _check_options(options: StoreOptions, place: "_Place") -> None:
+    """Raise `UsageError` for an option that is not for *place*."""
+    for name in (field.name for field in fields(options)):
+        if getattr(options, name) != getattr(_DEFAULTS, name) and not _is_usable(name, place):
+            kinds = "remote" if name in _FOR_ALL else "https:// and http://" if name in _FOR_WEB else "s3://"
+            what = f"{place} is on this machine" if isinstance(place, str) else f"this is {place.url}"
+            raise UsageError(f"--{_option(name)} is for {kinds} sources, and {what}")
+
+
+def _is_usable(name: str, place: "_Place") -> bool:
+    """Whether the option *name* is for *place*."""
+    if name in _FOR_ALL:
+        return not isinstance(place, str)
+    if name in _FOR_WEB:
+        return isinstance(place, CloudLocation) and place.is_web
+    return isinstance(place, Location)
 
 
 def is_remote(source: str) -> bool:
     """Whether *source* is no local directory; raises `SourceError` if it names nothing."""
-    return isinstance(_parse(source), Location)
+    return not isinstance(_parse(source), str)
 
 
 def url_of(source: str) -> str:
     """Return the URL of *source*, or its absolute path without links; it need not exist."""
     place = _parse(source)
-    return place.url if isinstance(place, Location) else realpath(place)
+    return realpath(place) if isinstance(place, str) else place.url
 
 
 def resolve(source: str) -> tuple[str, str | None]:
@@ -127,30 +166,40 @@ def resolve(source: str) -> tuple[str, str | None]:
     Raises `SourceError` for what is known without contacting a remote store.
     """
     place = _parse(source)
-    if isinstance(place, Location):
+    if not isinstance(place, str):
         return place.url, None
     store = LocalStore(place)
     return store.url, store.root
 
 
-def _parse(source: str) -> str | Location:
-    """Return the path or the location in a bucket that *source* names."""
+_Place = str | Location | CloudLocation
+
+
+def _parse(source: str) -> _Place:
+    """Return the path or the remote location that *source* names."""
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
-        if source.startswith(("s3:", "file:")) and not lexists(source):
+        if source.startswith(tuple(f"{scheme}:" for scheme in ("s3", "file", *SCHEMES))) and not lexists(source):
             scheme, _, rest = source.partition(":")
             url = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
-            raise SourceError(f"{source} does not exist; did you mean {url}? A pathlib.Path cannot hold a URL")
+            shown, url = without_secrets(source), without_secrets(url)
+            raise SourceError(f"{shown} does not exist; did you mean {url}? A pathlib.Path cannot hold a URL")
         return source
     if source[: len(_S3)].lower() == _S3:
         return Location.parse(_S3 + source[len(_S3) :])
+    if source.partition("://")[0].lower() in SCHEMES:
+        return CloudLocation.parse(source)
+    shown = without_secrets(source)
     try:
         parts = urlsplit(source)
     except ValueError as error:
-        raise SourceError(f"{source} is not a valid URL: {error}") from None
+        raise SourceError(f"{shown} is not a valid URL: {error}") from None
     if parts.scheme != "file":
-        raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path, a file:// or an s3:// URL")
+        raise SourceError(
+            f"{shown}: {parts.scheme}:// is not supported; SOURCE is a path, or a URL that begins with file://, s3://, "
+            "https://, http://, gs:// or az://"
+        )
     if parts.netloc not in ("", "localhost"):
         raise SourceError(f"{source} names the host {parts.netloc}; a file:// URL has three slashes: file:///path")
     path = unquote(parts.path, errors="surrogateescape")
@@ -176,3 +225,29 @@ def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, t
     client = S3Client(location, options, Counts())
     cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
     return RoutedStore(S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache))
+
+
+def _open_cloud(
+    session: trio.Nursery,
+    location: CloudLocation,
+    options: StoreOptions,
+    outline_of: OutlineOf | None,
+    ttl: float | None,
+) -> Reader:
+    try:
+        from shardfs.stores.clouds.client import CloudClient
+        from shardfs.stores.clouds.store import TTL, BucketStore, WebStore
+        from shardfs.stores.disk_cache import DiskCache
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in S3_LIBRARIES:
+            raise
+        raise SourceError(f"{location.url} needs obstore; install it with: {how_to_install('s3')}") from None
+    client = CloudClient(location, max_connections=options.max_connections)
+    cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
+    ttl = TTL if ttl is None else ttl
+    if not location.is_web:
+        return BucketStore(client, session, ttl=ttl, cache=cache)
+    if outline_of is None:
+        raise SourceError(f"{location.url} cannot be opened here: nothing reads its documents, and it lists no names")
+    complete = options.assume_complete
+    return WebStore(client, session, outline_of, ttl=ttl, cache=cache, assumes_complete=complete)

@@ -37,6 +37,7 @@ STORE = StoreOptions(
     max_connections=3,
     cache="/cache",
     cache_size=54321,
+    assume_complete=True,
 )
 MOUNT = MountOptions(
     metadata_ttl=0.5,
@@ -180,13 +181,14 @@ def test_a_folder_that_may_not_be_entered_is_an_error_for_every_output(source: P
 
 
 URLS = [
-    ("gs://bucket/data.zarr", ("gs://", "file://", "s3://")),
-    ("https://example.org/data.zarr", ("https://", "file://")),
+    ("ftp://bucket/data.zarr", ("ftp://", "file://", "s3://", "https://")),
+    ("gs://", ("no bucket",)),
+    ("https:///data.zarr", ("no server",)),
     ("://data.zarr", ("not supported",)),
     ("file://server/data.zarr", ("server", "file:///")),
     ("file://", ("file://",)),
     ("file://[/data.zarr", ("file://[",)),
-    ("https://[::1/data.zarr", ("https://[",)),
+    ("https://[::1/data.zarr", ("https://[", "not a valid URL")),
     ("file:///data%00.zarr", ("data",)),
     ("file://PLACE/../source?version=2", ("?",)),
     ("file://PLACE/../source#version=2", ("#",)),

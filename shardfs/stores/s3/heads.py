@@ -18,8 +18,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, StoreError, printable
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range, Requests
 from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class Heads:
 
     def __init__(
         self,
-        client: S3Client,
+        client: Requests,
         *,
         ttl: float,
         clock: Callable[[], float] = time.monotonic,
@@ -444,8 +443,7 @@ class Heads:
             listing.hidden.add(full)
             if not self._has_hidden and (full != prefix or stat is None):
                 self._has_hidden = True
-                location = self._client.location
-                where = f"s3://{location.bucket}/{printable(location.full(full))}"
+                where = printable(self._client.location.url_of(full))
                 log.warning("objects that no file system can show are hidden, as %s", where)
         listing.token = page.token
         listing.npages += 1

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
@@ -25,9 +25,8 @@ from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
-from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
-from shardfs.stores.s3.requests import ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import ObjectStat, Properties, Range, Requests
 
 GATHER_SECONDS: Final = 0.001
 """How long a reader waits for others that want something near; a small part of the time of a request."""
@@ -50,6 +49,7 @@ _MAX_WAITING_NBYTES: Final = 64 * 2**20
 
 _DOWNLOAD_NBYTES: Final = 16 * 2**20
 
+_Client = TypeVar("_Client", bound=Requests, covariant=True)
 _VersionId = tuple[str, str]
 """Name and ETag of an object."""
 
@@ -163,7 +163,7 @@ class _Version:
         "came_whole",
     )
 
-    def __init__(self, objects: "Objects", key: str, name: str, stat: ObjectStat) -> None:
+    def __init__(self, objects: "Objects[Requests]", key: str, name: str, stat: ObjectStat) -> None:
         self._objects = objects
         self._key = key
         self._id = name, stat.etag
@@ -394,7 +394,7 @@ class _Redirect(NamedTuple):
     kept_nbytes: int
 
 
-class Objects:
+class Objects(Generic[_Client]):
     """The objects of a source, by version: what their readers share, and which versions replaced others.
 
     It owns the bytes in memory, at most *memory_nbytes*, which stay valid as long as their version; and the last
@@ -404,7 +404,7 @@ class Objects:
 
     def __init__(
         self,
-        client: S3Client,
+        client: _Client,
         session: trio.Nursery,
         heads: Heads,
         cache: DiskCache | None,
@@ -545,7 +545,7 @@ class S3Snapshot:
 
     __slots__ = ("__weakref__", "_objects", "key", "object", "size", "stat", "version")
 
-    def __init__(self, objects: Objects, key: str, state: ObjectStat) -> None:
+    def __init__(self, objects: Objects[Requests], key: str, state: ObjectStat) -> None:
         self._objects = objects
         self.key = key
         self.object = state

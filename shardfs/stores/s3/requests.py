@@ -4,8 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
+
+import trio
 
 from shardfs.errors import SourceError, printable
 from shardfs.stores.base import Address
@@ -186,6 +188,43 @@ class ListPage(NamedTuple):
     objects: Sequence[tuple[str, ObjectStat]]
     prefixes: Sequence[str]
     token: str | None
+
+
+class Place(Protocol):
+    """Where a source is."""
+
+    def url_of(self, key: str) -> str:
+        """Return the URL of a key of the store."""
+
+
+class Requests(Protocol):
+    """Requests that read objects, of S3 or another cloud: see `client.S3Client`."""
+
+    @property
+    def location(self) -> Place:
+        """Where the source is."""
+
+    @property
+    def address(self) -> Address:
+        """The permanent name of the source."""
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        """What each request holds while it is under way."""
+
+    async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
+        """Return a range of at least one byte of an object, of the version *etag* if given; less at its end."""
+
+    def get_blocking(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
+        """Do what `get` does, in a worker thread."""
+
+    async def head(self, key: str) -> Fetched:
+        """Return the state of an object, and no bytes."""
+
+    async def list_page(
+        self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
+    ) -> ListPage:
+        """Return one page of the keys that begin with *prefix*; without *delimiter*, all of them."""
 
 
 @dataclass(frozen=True, slots=True)

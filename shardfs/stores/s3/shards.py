@@ -100,7 +100,7 @@ class Writing:
     *scratch* is a local directory for old bytes on their way into a new version.
     """
 
-    objects: Objects
+    objects: Objects[S3Client]
     conditions: Conditions
     single_writer: bool
     scratch: str

@@ -1,0 +1,435 @@
+"""Requests to one source in a cloud, by obstore; nothing else knows that library here.
+
+Every request that fails for a passing reason is repeated, with back-off: all only read. Messages contain only our own
+words: those of a library or a server may contain what is secret.
+"""
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
+
+import obstore
+import trio
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.exceptions import (
+    NotFoundError as NothingThereError,
+)
+from obstore.store import AzureStore, GCSStore, HTTPStore
+
+from shardfs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StoreError,
+    UnreachableError,
+    printable,
+)
+from shardfs.stores.clouds.location import CloudLocation
+from shardfs.stores.s3.requests import DOCUMENT, Counts, Fetched, ListPage, ObjectStat, Range
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ClientConfig
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 4
+_FIRST_PAUSE: Final = 0.2
+_CHECKED_SECONDS: Final = 0.1
+_SHOWN: Final = 200
+_NOWHERE: Final = datetime.fromtimestamp(0, UTC)
+"""What obstore has as time of a reply that states none."""
+
+_PROBED: Final = f".shardfs-{uuid4().hex}"
+"""A name that nothing has."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
+_TIMED_OUT: Final = re.compile(r"^ +kind: Timeout,$|^ +TimedOut,?$", re.MULTILINE)
+_NOT_CONNECTED: Final = re.compile(r"ConnectError\(|kind: Connect,|ConnectionRefused|dns error")
+_NOT_TRUSTED: Final = re.compile(r"InvalidCertificate|UnknownIssuer|certificate")
+_VERSION: Final = re.compile(r"modified (\d+) with \d+ bytes")
+
+_NO_RANGES: Final = "asked for a range, the server gives the whole file"
+_PROXY: Final = "a proxy or a setting of the server that compresses does that: switch it off there"
+_REASONS: Final = (
+    ("RangeNotSupported", f"{_NO_RANGES}; programs cannot read parts of files there (`python -m http.server` is such)"),
+    ("UnexpectedRange", "the server answered another range than it was asked for"),
+    ("NoContentRange", "the server does not say which range it gives"),
+    ("ContentRange", "the server does not say which range it gives"),
+    ("ContentLength", "the reply has no valid Content-Length"),
+    ("LastModified", "the reply has no valid Last-Modified"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds: to connect, of silence, and for a whole reply; after those of silence, bytes per second of a body."""
+
+    connect: float = 5.0
+    silence: float = 15.0
+    whole: float = 3600.0
+    rate: float = 1024.0
+
+
+_TIMEOUTS: Final = Timeouts()
+
+
+class _Failed(Exception):  # noqa: N818 - not an error yet: it may be tried again
+    """Why an attempt failed: *status* is that of HTTP, 0 without a reply."""
+
+    def __init__(
+        self, reason: str, status: int = 0, *, is_passing: bool = False, is_silent: bool = False, has_part: bool = True
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.is_passing = is_passing
+        self.is_silent = is_silent
+        self.has_part = has_part
+        """False if the server may have no such range, or no ranges."""
+
+
+class CloudClient:
+    """Requests to the source at *location*; all keys are relative to it. *counts* counts them.
+
+    At most *max_connections* requests are made at a time, not counting those of `get_blocking`. Every method raises
+    `NotFoundError`, `AccessDeniedError`, `UnreachableError` and `StoreError`, and with a condition `ConflictError`.
+
+    Versions are told apart by strong ETags, else by Last-Modified and size; a reply with neither is refused. A web
+    server that refuses access to whatever does not exist (403), as S3 does without the permission to list, says so of
+    names that nothing has; then, and as long as the document of the source can be read, 403 means absent.
+    """
+
+    def __init__(self, location: CloudLocation, *, max_connections: int = 64, timeouts: Timeouts = _TIMEOUTS) -> None:
+        self.location = location
+        self.address = location.address
+        self.counts = Counts()
+        self.limiter = trio.CapacityLimiter(max_connections)
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._store: AzureStore | GCSStore | HTTPStore | None = None
+        self._refuses_absent: bool | None = None
+
+    async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
+        """Return a range of at least one byte of an object, of the version *etag* if given; less at its end."""
+        return await self._in_thread(partial(self.get_blocking, key, part, etag=etag))
+
+    def get_blocking(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
+        """Do what `get` does, in a worker thread."""
+        is_suffix = part.offset < 0
+        try:
+            fetched = self._send("GetObject", key, lambda: self._get(key, part, etag))
+        except _Failed as failed:
+            if failed.has_part:
+                raise self._error("GET", key, failed) from None
+            # It may be empty, or shorter; and not all servers count from the end.
+            stat = self._head(key)
+            _require(key, etag, stat)
+            wanted = part.within(stat.size)
+            if wanted.nbytes and not is_suffix:
+                raise self._error("GET", key, failed) from None
+            if not wanted.nbytes:
+                return Fetched(stat, wanted.offset, memoryview(b""))
+            try:
+                fetched = self._send("GetObject", key, lambda: self._get(key, wanted, stat.etag))
+            except _Failed as again:
+                raise self._error("GET", key, again) from None
+        with self._lock:
+            self.counts.bytes_received += fetched.data.nbytes
+        return fetched
+
+    async def head(self, key: str) -> Fetched:
+        """Return the state of an object, and no bytes."""
+        stat = await self._in_thread(partial(self._head, key))
+        return Fetched(stat, 0, memoryview(b""))
+
+    async def list_page(
+        self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
+    ) -> ListPage:
+        """Return all names below *prefix*, a directory with a slash at its end, or ""; obstore has no pages of them."""
+        return await self._in_thread(partial(self._list, prefix))
+
+    async def has_below(self, prefix: str) -> bool:
+        """Whether any key begins with *prefix*, a directory with a slash at its end."""
+        return await self._in_thread(partial(self._has_below, prefix))
+
+    async def is_there(self, key: str) -> bool:
+        """Whether the server says that *key* exists."""
+        try:
+            await self.head(key)
+        except NotFoundError:
+            return False
+        return True
+
+    async def has_nonsense(self) -> bool:
+        """Whether the server has something under a name that nothing has, as pages of errors that say success."""
+        return await self.is_there(_PROBED)
+
+    def _head(self, key: str) -> ObjectStat:
+        try:
+            return self._send("HeadObject", key, lambda: self._attempt_head(key))
+        except _Failed as failed:
+            raise self._error("HEAD", key, failed) from None
+
+    def _attempt_head(self, key: str) -> ObjectStat:
+        with _failures():
+            return _stat_of(obstore.head(self._obstore(), self._full(key)))
+
+    def _get(self, key: str, part: Range, etag: str | None) -> Fetched:
+        options: GetOptions = {
+            "range": {"suffix": part.nbytes} if part.offset < 0 else (part.offset, part.offset + part.nbytes)
+        }
+        if etag is not None:
+            modified = _VERSION.fullmatch(etag)
+            if modified is None:
+                options["if_match"] = etag
+            else:
+                options["if_unmodified_since"] = datetime.fromtimestamp(int(modified[1]), UTC)
+        with _failures():
+            result = obstore.get(self._obstore(), self._full(key), options=options)
+            stat = _stat_of(result.meta)
+            if str(result.attributes.get("Content-Encoding") or "identity") != "identity":
+                raise _Failed(f"the reply is compressed (Content-Encoding); {_PROXY}", 200)
+            _require(key, etag, stat)
+            expected, (start, stop) = part.within(stat.size), result.range
+            if (start, stop - start) != expected:
+                raise _Failed("the server answered another range than it was asked for", 206)
+            return Fetched(stat, start, self._body(result.stream(min_chunk_size=1), stop - start))
+
+    def _body(self, pieces: Iterator[Any], nbytes: int) -> memoryview:
+        body, begun = bytearray(), time.monotonic()
+        for piece in pieces:
+            body += piece
+            seconds = time.monotonic() - begun
+            if len(body) > nbytes:
+                raise _Failed("the server sends more than the range that it states", 206)
+            if seconds > self._timeouts.silence and len(body) < self._timeouts.rate * seconds:
+                raise _Failed("the reply comes too slowly", is_passing=True, is_silent=True)
+        if len(body) < nbytes:
+            raise _Failed("the reply was cut short", is_passing=True)
+        return memoryview(body)
+
+    def _list(self, prefix: str) -> ListPage:
+        full, start = self.location.full(prefix), len(self.location.full(""))
+
+        def attempt() -> ListPage:
+            with _failures():
+                found = obstore.list_with_delimiter(self._obstore(), full or None)
+                objects = [(meta["path"][start:], _stat_of(meta)) for meta in found["objects"]]
+                return ListPage(objects, [f"{name[start:].rstrip('/')}/" for name in found["common_prefixes"]], None)
+
+        try:
+            return self._send("ListObjects", prefix, attempt)
+        except _Failed as failed:
+            raise self._error("LIST", prefix, failed) from None
+
+    def _has_below(self, prefix: str) -> bool:
+        def attempt() -> bool:
+            with _failures():
+                return bool(next(iter(obstore.list(self._obstore(), self.location.full(prefix), chunk_size=1)), ()))
+
+        try:
+            return self._send("ListObjects", prefix, attempt)
+        except _Failed as failed:
+            raise self._error("LIST", prefix, failed) from None
+
+    def _send(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
+        """Return the result of *attempt*; raises the last `_Failed`."""
+        nsilent = 0
+        for number in range(1, ATTEMPTS + 1):
+            with self._lock:
+                self.counts.requests[operation] += 1
+                self.counts.retries += number > 1
+            try:
+                return attempt()
+            except _Failed as failed:
+                nsilent += failed.is_silent
+                if not failed.is_passing or number == ATTEMPTS or nsilent == 2:
+                    raise
+                log.warning("%s of %s: %s; trying again", operation, self._shown(key), failed.reason)
+            _pause(random.uniform(0, _FIRST_PAUSE * 2**number))  # noqa: S311 - nothing is kept secret
+        raise AssertionError
+
+    def _error(self, method: str, key: str, failed: _Failed) -> ShardfsError:
+        target, status = self._shown(key), failed.status
+        if status in (404, 410) or (status == 403 and self._means_absent(key)):
+            return NotFoundError(f"{key} does not exist")
+        if status in (401, 403, 407):
+            return AccessDeniedError(f"{target} may not be read (status {status}){_ANONYMOUS.get(status, '')}")
+        if status == 412:
+            with self._lock:
+                self.counts.conflicts += 1
+            return ConflictError(f"{target} was replaced")
+        kind = UnreachableError if failed.is_silent else StoreError
+        return kind(f"{method} of {target} failed: {failed.reason}")
+
+    def _means_absent(self, key: str) -> bool:
+        """Whether 403 for *key* means that nothing is there."""
+        if not self.location.is_web or key in (DOCUMENT, _PROBED):
+            return key == _PROBED
+        try:
+            if self._refuses_absent is None:
+                self._refuses_absent = self._status_of(_PROBED) == 403
+                if self._refuses_absent:
+                    log.warning(
+                        "%s answers 403 for names that do not exist: what it refuses is taken for absent",
+                        self.location.url,
+                    )
+            return self._refuses_absent and self._status_of(DOCUMENT) == 200
+        except _Failed:
+            return False
+
+    def _status_of(self, key: str) -> int:
+        try:
+            self._send("HeadObject", key, lambda: self._attempt_head(key))
+        except _Failed as failed:
+            if not failed.status:
+                raise
+            return failed.status
+        return 200
+
+    def _shown(self, key: str) -> str:
+        url = self.location.url_of(key)
+        return printable(url if len(url) <= _SHOWN else f"…{url[-_SHOWN:]}")
+
+    def _full(self, key: str) -> str:
+        """Return the key for obstore, which rejects or changes some; those stand for nothing."""
+        full = self.location.full(key)
+        try:
+            full.encode()
+            is_plain = _CONTROL.search(full) is None
+        except UnicodeEncodeError:
+            is_plain = False
+        if not is_plain or any(part in ("", ".", "..") for part in full.split("/")):
+            raise _Failed("no object can have this name", 404)
+        return full
+
+    def _obstore(self) -> AzureStore | GCSStore | HTTPStore:
+        with self._lock:  # created on first use: after a fork it would hang
+            if self._store is None:
+                self._store = make_store(self.location, self._timeouts)
+            return self._store
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self.limiter)
+
+
+_ANONYMOUS: Final = {401: ": it wants a name and a password, and shardfs sends none to web servers"}
+
+
+def make_store(location: CloudLocation, timeouts: Timeouts = _TIMEOUTS) -> AzureStore | GCSStore | HTTPStore:
+    """Return the client of obstore for *location*; it takes credentials for buckets from the environment."""
+    client_options: ClientConfig = {
+        "allow_http": location.scheme == "http",
+        "connect_timeout": timedelta(seconds=timeouts.connect),
+        "read_timeout": timedelta(seconds=timeouts.silence),
+        "timeout": timedelta(seconds=timeouts.whole),
+        "default_headers": {"accept-encoding": "identity"},
+    }
+    retry_config: Any = {"max_retries": 0}
+    try:
+        match location.scheme:
+            case "gs":
+                return GCSStore(location.bucket, client_options=client_options, retry_config=retry_config)
+            case "az":
+                return AzureStore(location.bucket, client_options=client_options, retry_config=retry_config)
+            case _:
+                return HTTPStore(location.url, client_options=client_options, retry_config=retry_config)
+    except (BaseError, ValueError) as error:
+        raise SourceError(
+            f"{location.url} cannot be opened: the settings in the environment for this cloud are missing or invalid "
+            f"({type(error).__name__})"
+        ) from None
+
+
+def _require(key: str, etag: str | None, stat: ObjectStat) -> None:
+    """Raise `_Failed` if the server gave another version than *etag*."""
+    if etag is not None and stat.etag != etag:
+        raise _Failed("the server gave another version than it was asked for", 412)
+
+
+def _stat_of(meta: Mapping[str, Any]) -> ObjectStat:
+    """Return the state of an object; its ETag names a version also if the server has no strong ETag for it."""
+    etag, modified, size = meta["e_tag"], meta["last_modified"], meta["size"]
+    seconds = int(modified.timestamp())
+    if etag and not etag.startswith("W/"):
+        version = etag if etag.startswith('"') else f'"{etag}"'
+    elif modified != _NOWHERE:
+        version = f"modified {max(0, seconds)} with {size} bytes"
+    else:
+        raise _Failed(
+            "the reply has neither a strong ETag nor Last-Modified, so versions of a file cannot be told apart", 200
+        )
+    return ObjectStat(size, version, max(0, seconds) * 10**9)
+
+
+class _failures:  # noqa: N801 - used as a context manager
+    """Turns what obstore raises into `_Failed`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (BaseError, FileNotFoundError, InvalidPathError)):
+            raise _failure_of(error) from None
+
+
+def _failure_of(error: Exception) -> _Failed:
+    """Return what an exception of obstore means.
+
+    Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: so a line
+    with a member is no part of a key or of a reply.
+    """
+    dump = str(error).rpartition("\n\nDebug source:\n")[2]
+    status = _STATUS.search(dump)
+    number = int(status[1]) if status is not None else 0
+    if isinstance(error, PreconditionError):
+        return _Failed("the object was replaced", 412)
+    if isinstance(error, (NothingThereError, FileNotFoundError)):
+        return _Failed("it does not exist", number or 404)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return _Failed("access is refused", number or 403)
+    for name, reason in _REASONS:
+        if re.search(rf"^ +source: \w*{name}|^ +source: Header \{{\n +source: \w*{name}", dump, re.MULTILINE):
+            return _Failed(reason, 206, has_part="Range" not in name)
+    if number:
+        is_passing = number in (408, 429) or number >= 500
+        return _Failed(f"status {number}", number, is_passing=is_passing, has_part=number != 416)
+    if isinstance(error, NotSupportedError):  # as ranges that count from the end, by Azure
+        return _Failed(_NO_RANGES, 200, has_part=False)
+    if _NOT_TRUSTED.search(dump):
+        return _Failed("its certificate is not trusted", is_silent=True)
+    if _TIMED_OUT.search(dump):
+        return _Failed("no answer in time", is_passing=True, is_silent=True)
+    if _NOT_CONNECTED.search(dump):
+        return _Failed("the server cannot be reached", is_passing=True, is_silent=True)
+    return _Failed("no usable reply", is_passing=True)
+
+
+def _pause(seconds: float) -> None:
+    """Sleep; if the caller's task is cancelled meanwhile, end with that."""
+    end = time.monotonic() + seconds
+    while (rest := end - time.monotonic()) > 0:
+        with suppress(RuntimeError):  # outside trio's threads there is no cancellation
+            trio.from_thread.check_cancelled()
+        time.sleep(min(rest, _CHECKED_SECONDS))

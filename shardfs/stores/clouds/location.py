@@ -1,0 +1,92 @@
+"""Where a source on a web server or in a bucket is, from its URL."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from shardfs.errors import SourceError
+from shardfs.stores.base import Address
+
+SCHEMES: Final = ("http", "https", "gs", "az")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_MAX_NBYTES: Final = 1000
+_SAFE: Final = "/%:@!$&'()*+,;=~-._"
+_SECRET: Final = re.compile(r"^([^/?#]*:/*)[^/?#]*@|([?#]).*", re.DOTALL)
+
+
+def without_secrets(url: str) -> str:
+    """Return *url*, valid or not, for messages: without what may be a password, a signature or a token."""
+    return _SECRET.sub(lambda found: f"{found[2]}…" if found[2] else f"{found[1]}…@", url)
+
+
+@dataclass(frozen=True, slots=True)
+class CloudLocation:
+    """What is below one URL. *base* is the URL of the server, or of the bucket, and *prefix* the rest, if any."""
+
+    scheme: str
+    base: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, source: str) -> "CloudLocation":
+        """Return the location in a URL of one of the `SCHEMES`; raises `SourceError`, which repeats no secret.
+
+        In a bucket, names are taken literally: `%20` is part of the key. Slashes at the end are ignored.
+        """
+        shown = without_secrets(source)
+        scheme, _, rest = source.partition("://")
+        scheme = scheme.lower()
+        is_web = scheme in ("http", "https")
+        host, _, path = rest.partition("/")
+        path = path.rstrip("/")
+        if "@" in host:
+            raise SourceError(f"{shown} holds a name or a password, which shardfs does not send")
+        if is_web and ("?" in rest or "#" in rest):
+            raise SourceError(
+                f"{shown} has a query or a fragment, which shardfs does not send; in a path, ? and # are %3F and %23"
+            )
+        if any(part in (".", "..") for part in path.split("/")) or any(char < " " for char in source):
+            raise SourceError(f"{shown} has . or .. or a control character in its path, which mean nothing there")
+        try:
+            nbytes = len(path.encode())
+            is_server = bool(urlsplit(f"{scheme}://{host}").hostname) and urlsplit(f"{scheme}://{host}").port != 0
+        except ValueError:  # of the port, or of the encoding
+            raise SourceError(f"{shown} is not a valid URL") from None
+        if nbytes > _MAX_NBYTES:
+            raise SourceError(f"a URL with a path of {nbytes} bytes is too long for a source")
+        if is_web and not is_server:
+            raise SourceError(f"{shown} names no server; write for example https://example.org/path/data.zarr")
+        if not is_web and not _BUCKET.fullmatch(host):
+            what = "container" if scheme == "az" else "bucket"
+            raise SourceError(f"{shown} names no {what}; write for example {scheme}://{what}/path/data.zarr")
+        return cls(scheme, f"{scheme}://{host}", quote(path, safe=_SAFE) if is_web else path)
+
+    @property
+    def is_web(self) -> bool:
+        """Whether it is on a web server, which lists nothing, and not in a bucket."""
+        return self.scheme in ("http", "https")
+
+    @property
+    def bucket(self) -> str:
+        """The name of the bucket, or of the server."""
+        return self.base.partition("://")[2]
+
+    @property
+    def url(self) -> str:
+        """The URL, as a user may write it."""
+        return f"{self.base}/{self.prefix}" if self.prefix else self.base
+
+    @property
+    def address(self) -> Address:
+        """The permanent name of the source."""
+        return Address(self.url)
+
+    def url_of(self, key: str) -> str:
+        """Return the URL of a key of the store."""
+        name = quote(key, errors="surrogateescape") if self.is_web else key
+        return f"{self.url}/{name.removesuffix('/')}" if key else self.url
+
+    def full(self, key: str) -> str:
+        """Return the key for a client of obstore: that of a web server begins where the source does."""
+        return f"{self.prefix}/{key}" if self.prefix and not self.is_web else key

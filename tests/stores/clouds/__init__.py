@@ -1,0 +1,1 @@
+"""Sources on web servers, and in buckets of other clouds than AWS."""

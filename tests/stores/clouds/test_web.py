@@ -1,0 +1,303 @@
+"""Sources on a web server: found without listings, read by ranges, and refused where it lies or versions may mix."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+import zarr
+
+import shardfs
+from shardfs.dataset.hierarchy import Source, open_source
+from shardfs.errors import AccessDeniedError, NotFoundError, SourceError, StaleError, StoreError, UnsupportedError
+from shardfs.stores.url import StoreOptions
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import Paths, open_paths
+from tests.support.commands import one_line_of, run, run_json
+from tests.support.mounting import PATIENCE, Mounter
+from tests.support.opened import in_trio
+from tests.support.serving import served
+from tests.support.web_server import Web, web_server
+
+VALUES = np.arange(1, 4097, dtype="u2").reshape(64, 64)
+OME = {"ome": {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}, {"path": "s/1"}], "axes": []}]}}
+
+
+def write_group(path: Path) -> None:
+    """An image of two scales and a label, beside an array that nothing names; half of scale 0 is missing."""
+    group = zarr.open_group(path, mode="w", zarr_format=3, attributes=OME)
+    for name, shape, stored in (("0", 64, 32), ("s/1", 32, 32), ("beside", 32, 32)):
+        array = group.create_array(name, shape=(shape, shape), chunks=(8, 8), shards=(16, 16), dtype="u2")
+        array[:stored] = VALUES[:stored, :shape]
+    labels = group.create_group("labels", attributes={"ome": {"labels": ["cells"]}})
+    labels.create_array("cells", shape=(8,), chunks=(2,), shards=(8,), dtype="u1")[...] = 7
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    write_group(tmp_path / "files/image.zarr")
+    with web_server(tmp_path / "files") as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(url: str, options: StoreOptions | None = None) -> AsyncIterator[tuple[Source, Paths]]:
+    async with open_source(url, options) as source, open_paths(source, TreeOptions()) as paths:
+        yield source, paths
+
+
+@in_trio
+async def test_a_chunk_takes_one_request_once_its_index_is_known(web: Web) -> None:
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        first = bytes(await paths.read("c/0/0"))
+        web.asked()
+        second = bytes(await paths.read("c/1/1"))
+        (request,) = web.asked()
+        assert request[:2] == ("GET", "/image.zarr/s/1/c/0/0")
+        assert first != second
+        await paths.read("c/1/1")
+        await paths.read("zarr.json")
+        assert web.asked() == []
+        await paths.read("c/2/0")  # in another shard: its index, and the chunk
+        assert [request[:2] for request in web.asked()] == [("GET", "/image.zarr/s/1/c/1/0")] * 2
+
+
+@in_trio
+async def test_nodes_are_found_by_what_documents_say(web: Web) -> None:
+    async with opened(f"{web.url}/image.zarr") as (_, paths):
+        assert {one.name for one in await paths.names("")} == {"zarr.json", "0", "s", "labels"}
+        assert {one.name for one in await paths.names("s")} == {"zarr.json", "1"}
+        assert {one.name for one in await paths.names("labels")} == {"zarr.json", "cells"}
+        assert b"unsigned" not in bytes(await paths.read("beside/zarr.json"))  # by its name alone
+        for missing in ("nothing", "nothing/zarr.json", "0/nothing", "0/c/7/7", "0/c/100/0"):
+            with pytest.raises(NotFoundError):
+                await paths.read(missing)
+
+
+@in_trio
+async def test_consolidated_metadata_names_all_nodes(web: Web) -> None:
+    zarr.consolidate_metadata(web.root / "image.zarr")
+    async with opened(f"{web.url}/image.zarr") as (_, paths):
+        assert {one.name for one in await paths.names("")} == {"zarr.json", "0", "s", "labels", "beside"}
+
+
+@in_trio
+async def test_chunks_are_listed_only_if_each_shard_may_be_asked_for(web: Web) -> None:
+    url = f"{web.url}/image.zarr/0"
+    async with opened(url) as (_, paths):
+        with pytest.raises(UnsupportedError, match="--assume-complete"):
+            await paths.names("c")
+    async with opened(url, StoreOptions(assume_complete=True)) as (_, paths):
+        assert len(await paths.names("c")) == 8
+        assert len(await paths.names("c/3")) == 8
+        assert list(await paths.names("c/7")) == []  # in shards that are not stored
+
+
+@pytest.mark.parametrize("etags", [True, False], ids=["ETag", "Last-Modified"])
+@pytest.mark.parametrize("conditions", [True, False], ids=["conditions", "no conditions"])
+@in_trio
+async def test_a_version_that_changes_between_index_and_chunk_is_stale(web: Web, etags: bool, conditions: bool) -> None:
+    web.etags, web.conditions = etags, conditions
+    shard = web.root / "image.zarr/s/1/c/0/0"
+    async with open_source(f"{web.url}/image.zarr/s/1") as source:
+        array = await source.hierarchy.array("")
+        assert array is not None
+        _, extent = await array.find((0, 0))
+        assert extent is not None
+        stat = shard.stat()
+        shard.write_bytes(shard.read_bytes()[::-1])
+        os.utime(shard, (stat.st_mtime + 5, stat.st_mtime + 5))
+        with pytest.raises(StaleError):
+            await extent.read(0, extent.nbytes)
+
+
+LIES = {
+    "whole": "the server gives the whole file",
+    "other range": "another range than it was asked for",
+    "no range": "does not say which range",
+    "longer": "more than the range that it states",
+    "shorter": "cut short",
+    "compressed": "compressed",
+    "no version": "neither a strong ETag nor Last-Modified",
+}
+
+
+@pytest.mark.parametrize("fault", LIES)
+@in_trio
+async def test_a_reply_that_is_not_what_was_asked_for_is_an_error(web: Web, fault: str) -> None:
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        await paths.read("c/0/0")
+        web.faults.add(fault)
+        with pytest.raises(StoreError, match=LIES[fault]):
+            await paths.read("c/1/1")
+        web.faults.clear()
+        assert await paths.read("c/1/1")
+    web.faults.add(fault)
+    with pytest.raises(SourceError, match=LIES[fault]):
+        async with opened(f"{web.url}/image.zarr/s/1"):
+            pass
+
+
+@in_trio
+async def test_weak_etags_and_servers_that_do_not_count_from_the_end_are_read(web: Web) -> None:
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        expected = bytes(await paths.read("c/0/0"))
+    web.faults |= {"weak", "no suffix"}
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        assert bytes(await paths.read("c/0/0")) == expected
+
+
+@in_trio
+async def test_redirects_are_followed_and_passing_failures_tried_again(web: Web) -> None:
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        expected = bytes(await paths.read("c/0/0"))
+    (web.root / "image.zarr/s/1/c/0/0").rename(web.root / "elsewhere")
+    web.moved["/image.zarr/s/1/c/0/0"] = "/elsewhere"
+    web.failures = 2
+    async with opened(f"{web.url}/image.zarr/s/1") as (source, paths):
+        assert bytes(await paths.read("c/0/0")) == expected
+        assert source.store.statistics()["retries"] == 2
+
+
+@in_trio
+async def test_refused_is_absent_only_where_the_server_refuses_all_that_is_absent(web: Web) -> None:
+    url, shard = f"{web.url}/image.zarr/0", "/image.zarr/0/c/3/3"
+    web.refused.add(shard)
+    async with opened(url) as (_, paths):
+        with pytest.raises(AccessDeniedError):  # other names that do not exist are said not to
+            await paths.read("c/7/7")
+    web.absent = 403
+    async with opened(url) as (_, paths):
+        with pytest.raises(NotFoundError):
+            await paths.read("c/7/7")
+        web.refused.add("/image.zarr/0/zarr.json")  # now the server refuses everything
+        with pytest.raises(AccessDeniedError):
+            await paths.read("c/7/5")
+
+
+@in_trio
+async def test_a_server_that_has_something_under_every_name_is_refused(web: Web) -> None:
+    web.absent = 200
+    web.etags = False
+    (web.root / "page").write_text("<html>")
+
+    class Every(dict[str, str]):
+        def __contains__(self, path: object) -> bool:
+            return not (web.root / str(path).lstrip("/")).is_file()
+
+        def __getitem__(self, path: str) -> str:
+            return "/page"
+
+    web.moved = Every()
+    with pytest.raises(SourceError, match="under every name"):
+        async with opened(f"{web.url}/image.zarr"):
+            pass
+
+
+@in_trio
+async def test_what_was_fetched_comes_from_the_cache_on_disk_next_time(web: Web, tmp_path: Path) -> None:
+    options, url = StoreOptions(cache=str(tmp_path / "cache")), f"{web.url}/image.zarr/s/1"
+    async with opened(url, options) as (_, paths):
+        expected = bytes(await paths.read("c/0/0"))
+    web.asked()
+    async with opened(url, options) as (_, paths):
+        assert bytes(await paths.read("c/0/0")) == expected
+        shard = [request for request in web.asked() if request[1].endswith("c/0/0")]
+        assert len(shard) <= 1  # the index, which tells the version
+
+
+def test_a_file_of_any_name_is_found(web: Web) -> None:
+    write_group(web.root / "odd é#?%20 name.zarr")
+    url = f"{web.url}/odd%20%C3%A9%23%3F%2520%20name.zarr"
+    (web.root / "odd é#?%20 name.zarr/a b%20#?é.txt").write_text("odd")
+    with shardfs.open(url) as dataset:
+        assert bytes(dataset["s/1"].read_chunk((0, 0)) or b"")
+
+    async def read() -> bytes:
+        async with opened(url) as (_, paths):
+            return bytes(await paths.read("a b%20#?é.txt"))
+
+    assert trio.run(read) == b"odd"
+
+
+def test_urls_with_secrets_are_refused_without_repeating_them() -> None:
+    for url in (
+        "https://me:hunter2@example.org/x.zarr",
+        "https://example.org/x.zarr?sig=hunter2",
+        "https://example.org/x.zarr#hunter2",
+        "https:/me:hunter2@example.org/x.zarr",
+        "https://me:hunter2@[/x.zarr",
+        "ftp://me:hunter2@example.org/x.zarr?token=hunter2",
+        "gs://me:hunter2@bucket/x.zarr",
+    ):
+        done = run("info", url)
+        assert "hunter2" not in one_line_of(done, 3)
+
+
+@contextmanager
+def program(*words: str | Path, port: int) -> Iterator[None]:
+    """Run a server until the end of the block."""
+    with subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None
+                    assert time.monotonic() < end
+            yield
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_server_without_ranges_is_refused_with_the_reason(tmp_path: Path) -> None:
+    write_group(tmp_path / "image.zarr")
+    port = free_port()
+    with program(sys.executable, "-m", "http.server", "-b", "127.0.0.1", "-d", tmp_path, str(port), port=port):
+        done = run("info", f"http://127.0.0.1:{port}/image.zarr")
+        assert "the server gives the whole file" in one_line_of(done, 3)
+
+
+def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Mounter) -> None:
+    files, port = tmp_path / "files", free_port()
+    write_group(files / "image.zarr")
+    rclone = Path(sys.executable).with_name("rclone")
+    with program(rclone, "--config=", "serve", "http", files, "--addr", f"127.0.0.1:{port}", port=port):
+        url = f"http://127.0.0.1:{port}/image.zarr"
+        described = {one["path"]: one for one in run_json("info", "--json", url)["arrays"]}
+        assert "stored_shards" not in described["0"]
+        described = {one["path"]: one for one in run_json("info", "--json", "--assume-complete", url)["arrays"]}
+        assert (described["0"]["stored_shards"], described["0"]["shards"]) == (8, 16)
+        assert "--assume-complete" in one_line_of(run("verify", url), 1)
+        assert run("verify", "--data", "--jobs=1", "--assume-complete", url).returncode == 0
+        assert run("unpack", "--jobs=1", "--assume-complete", url, tmp_path / "chunks.zarr").returncode == 0
+        chunks = zarr.open_group(tmp_path / "chunks.zarr", mode="r")
+        np.testing.assert_array_equal(chunks["s/1"][...], VALUES[:32, :32])
+        for words in (["compact", url], ["pack", files / "image.zarr", url], ["recover", "--apply", url]):
+            assert f"{url} can only be read" in one_line_of(run(*words), 3)
+        mounted = mount(url)
+        group = zarr.open_group(mounted.path, mode="r")
+        np.testing.assert_array_equal(group["0"][:32], VALUES[:32])
+        assert not group["0"][32:].any()
+
+
+def test_what_shardfs_serves_is_a_source_again(tmp_path: Path) -> None:
+    write_group(tmp_path / "image.zarr")
+    with served(tmp_path / "image.zarr") as first, served(f"{first.url}/v3") as second:
+        reply = second.ask("/v3/s/1/c/1/1")
+        assert reply.status == 200
+        assert reply.body == first.ask("/v3/s/1/c/1/1").body

@@ -1,0 +1,130 @@
+"""A web server of files, with a log of its requests, and with faults that a test chooses."""
+
+import email.utils
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Web:
+    """Files below *root*, served at *port*. *log* has method, path and `Range` of each request.
+
+    *faults* holds for all replies with bytes; *refused* are the paths that get 403; *absent* is the status of what is
+    not there; *moved* are paths that lead to others. Without *etags*, a version is known by `Last-Modified`; without
+    *conditions*, nobody heeds what a request expects.
+    """
+
+    root: Path
+    port: int = 0
+    log: list[tuple[str, str, str]] = field(default_factory=list)
+    faults: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    moved: dict[str, str] = field(default_factory=dict)
+    absent: int = 404
+    failures: int = 0
+    etags: bool = True
+    conditions: bool = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def asked(self) -> list[tuple[str, str, str]]:
+        """The requests since the last call."""
+        log, self.log = self.log, []
+        return log
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    web: ClassVar[Web]
+
+    def do_GET(self) -> None:
+        web, path = self.web, unquote(urlsplit(self.path).path)
+        wanted = self.headers.get("Range", "")
+        web.log.append((self.command, path, wanted))
+        if web.failures:
+            web.failures -= 1
+            self._send(503, {}, b"try later")
+            return
+        if path in web.moved:
+            self._send(302, {"Location": web.moved[path]}, b"")
+            return
+        file = web.root / path.lstrip("/")
+        if path in web.refused or not file.is_file():
+            self._send(403 if path in web.refused else web.absent, {}, b"nothing for you")
+            return
+        data, status, headers = file.read_bytes(), 200, {}
+        seconds = int(file.stat().st_mtime)
+        etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        if web.etags and "no version" not in web.faults:
+            headers["ETag"] = f"W/{etag}" if "weak" in web.faults else etag
+        if "no version" not in web.faults:
+            headers["Last-Modified"] = email.utils.formatdate(seconds, usegmt=True)
+        if web.conditions and self._is_other(etag, seconds):
+            self._send(412, {}, b"")
+            return
+        found = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
+        if found and "whole" not in web.faults:
+            start = max(0, len(data) - int(found[2])) if not found[1] else int(found[1])
+            stop = len(data) if not found[1] or not found[2] else min(len(data), int(found[2]) + 1)
+            if start >= len(data) or ("no suffix" in web.faults and not found[1]):
+                self._send(416, {"Content-Range": f"bytes */{len(data)}"}, b"")
+                return
+            shift = "other range" in web.faults
+            headers["Content-Range"] = f"bytes {start + shift}-{stop + shift - 1}/{len(data)}"
+            data, status = data[start:stop], 206
+            if "no range" in web.faults:
+                del headers["Content-Range"]
+        if "compressed" in web.faults and self.command == "GET":
+            headers["Content-Encoding"] = "gzip"
+        if "longer" in web.faults and self.command == "GET":
+            data += b"more"
+        if "shorter" in web.faults and self.command == "GET":
+            data = data[:-1]
+        self._send(status, headers, data)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _is_other(self, etag: str, seconds: int) -> bool:
+        match, since = self.headers.get("If-Match"), self.headers.get("If-Unmodified-Since")
+        is_newer = since is not None and seconds > email.utils.parsedate_to_datetime(since).timestamp()
+        return is_newer if match is None else match != etag
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def web_server(root: Path) -> Iterator[Web]:
+    """Serve the files below *root* for the length of a block."""
+    web = Web(root)
+    handler = type("Handler", (_Handler,), {"web": web})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        web.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield web
+        finally:
+            server.shutdown()
+            thread.join()
