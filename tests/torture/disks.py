@@ -133,7 +133,7 @@ class LoopDisk(Disk):
     def cut(self) -> None:
         _run("umount", self.path)
         self._next.rename(self._image)
-        _run("mount", "-o", "loop", self._image, self.path)
+        _mount(self._image, self.path)
 
 
 @contextmanager
@@ -159,12 +159,23 @@ def _mounted(kind: str, mebibytes: int, image: Path, path: Path) -> Iterator[Non
     with image.open("wb") as file:
         file.truncate(mebibytes * 2**20)
     _run(f"mkfs.{kind}", "-q", image)
-    _run("mount", "-o", "loop", image, path)
+    _mount(image, path)
     try:
         yield
     finally:
         _run("umount", path)
         image.unlink()
+
+
+def _mount(image: Path, path: Path) -> None:
+    for attempt in range(5):
+        try:
+            _run("mount", "-o", "loop", image, path)
+        except RuntimeError:  # another process of this machine has taken the loop device
+            if attempt == 4:
+                raise
+        else:
+            return
 
 
 def _run(*command: str | Path) -> None:
