@@ -13,7 +13,7 @@ from tests.support.datasets import age, store
 from tests.support.images import image, put, write_group
 from tests.support.serving import Served, served
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.client]
 
 EVIL = '</title></pre></script><script>document.title="evil"</script><img src=x onerror=\'document.title="evil"\'>"\''
 
