@@ -16,6 +16,7 @@ from . import (
     listing,
     pack,
     pending,
+    picture,
     random_read,
     s3_commit,
     s3_copy,
@@ -183,6 +184,11 @@ def _serve(plan: Plan) -> None:
         serve.run(dataset, plan.placed(FREE), plan.times(7))
 
 
+def _picture(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        picture.run(picture.make(plan.work), service, plan.placed(FREE), plan.times(7))
+
+
 def _views(plan: Plan) -> None:
     name, shape = ("views-quick", (256, 256, 128)) if plan.quick else ("views", (512, 512, 256))
     views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
@@ -204,6 +210,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "zarr-write": _zarr_write,
     "store": _store,
     "serve": _serve,
+    "picture": _picture,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,

@@ -25,7 +25,8 @@ class Tool:
     *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
     dataset mounted at /mnt/x with an array `image`. *opens_without* is how to open in Python, without a mount, what
     `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it. *caveat* says what else
-    it gets wrong.
+    it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve` serves; one that is *remote*
+    reads nothing else, and *opens* is a URL then.
 
     It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
@@ -49,10 +50,14 @@ class Tool:
     masks_fill_values: bool = False
     copies: bool = False
     reads_precomputed: bool = False
+    reads_urls: bool = False
+    is_remote: bool = False
     caveat: str = ""
 
     def without_mount(self, source: str, shown: ViewOptions, options: StoreOptions) -> str:
         """Return the line, of Python or a command, with which it reads *source* in the view *shown* without a mount."""
+        if self.reads_urls:
+            return shlex.join(["shardfs", "serve", *options.to_arguments(), source])
         if not self.opens_without:
             return shlex.join(["shardfs", "unpack", *options.to_arguments(), *shown.text.split(), source, "DIR"])
         arguments = [_code(source)]
@@ -220,6 +225,58 @@ TOOLS: Final = (
         "zarr.open(shardfs.open({}).store())",
         _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
         _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*"},
+    ),
+    Tool(
+        "neuroglancer",
+        "nothing is shown, if it comes from a server without ranges, such as python -m http.server",
+        (_V3,),
+        "http://127.0.0.1:8000/image/, and its link",
+        data_types=_INTEGERS - {"int64"} | {"float32"},
+        codecs=_COMPRESSORS | {"crc32c"},
+        reads_urls=True,
+        is_remote=True,
+        caveat="images of OME-Zarr open with their labels",
+    ),
+    Tool(
+        "vizarr (untested)",
+        "not known",
+        (_V2,),
+        "http://127.0.0.1:8000/image/, and its link",
+        data_types=_INTEGERS - {"int64", "uint64"} | {"float32", "float64"},
+        codecs=_COMPRESSORS,
+        max_codecs=1,
+        reads_urls=True,
+        is_remote=True,
+        caveat="it shows images of OME-Zarr",
+    ),
+    Tool(
+        "napari with napari-ome-zarr 0.10",
+        "nothing, it reads what zarr-python 3 does",
+        (_V3, _V3_DECODED, _V2, _V2_DECODED),
+        "napari --plugin napari-ome-zarr /mnt/x/image",
+        data_types=_NUMBERS,
+        codecs=_COMPRESSORS | {"crc32c"},
+        reads_urls=True,
+        caveat="it shows images of OME-Zarr",
+    ),
+    Tool(
+        "Fiji with N5 plugins (untested)",
+        "not known",
+        (_V2,),
+        "File > Import > HDF5/N5/Zarr/OME-NGFF, /mnt/x",
+        data_types=_INTEGERS | {"float32", "float64"},
+        codecs=_COMPRESSORS,
+        max_codecs=1,
+    ),
+    Tool(
+        "ITK with IOOMEZarrNGFF (untested)",
+        "not known",
+        (_V2,),
+        'itk.imread("/mnt/x/image", imageio=itk.OMEZarrNGFFImageIO.New())',
+        data_types=_INTEGERS | {"float32", "float64"},
+        codecs=_COMPRESSORS,
+        max_codecs=1,
+        caveat="it reads images of OME-Zarr",
     ),
     Tool(
         "numpy, Julia, MATLAB, C",

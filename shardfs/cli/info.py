@@ -107,8 +107,9 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
     for tool in TOOLS if count else ():
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
-        command = f"{start} {shown.text}" if len(reasons) < count else None
-        instead = tool.without_mount(name, shown, options) if command is not None else None
+        reads_any = len(reasons) < count
+        command = f"{start} {shown.text}" if reads_any and not tool.is_remote else None
+        instead = tool.without_mount(name, shown, options) if reads_any else None
         items.append(
             {
                 "tool": tool.name,
@@ -201,8 +202,9 @@ def _render_advice(advice: Sequence[Described]) -> list[str]:
     width = max((len(found["tool"]) for found in advice), default=0)
     lines = [f"{'your tool':<{width}}  mount it with, or without a mount"]
     for found in advice:
-        lines.append(f"{found['tool']:<{width}}  {found['mount'] or 'no view: it reads none of the arrays'}")
-        instead = [f"or {found['without_mount']}"] if found["without_mount"] else []
+        command = found["mount"] or found["without_mount"] or "no view: it reads none of the arrays"
+        lines.append(f"{found['tool']:<{width}}  {command}")
+        instead = [f"or {found['without_mount']}"] if found["mount"] else []
         named = [f"not {path or '(root)'}: {reason}" for path, reason in found["missing"].items()]
         more = [f"nor {len(named) - _MAX_NAMED} more, which --json names"] if len(named) > _MAX_NAMED else []
         caveat = [f"note: {found['caveat']}"] if found["caveat"] else []

@@ -128,10 +128,27 @@ def test_the_table_in_the_docs_is_that_of_info() -> None:
     rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
     usual = StoreOptions()
     assert rows == [
-        [tool.name, tool.says, best.text, tool.opens, tool.without_mount("data.zarr", best, usual)]
+        [
+            tool.name,
+            tool.says,
+            "—" if tool.is_remote else best.text,
+            tool.opens,
+            tool.without_mount("data.zarr", best, usual),
+        ]
         for tool in TOOLS
         for best in tool.views[:1]
     ]
+
+
+def test_a_viewer_in_a_browser_is_told_to_serve(tmp_path: Path) -> None:
+    advice = {
+        found["tool"]: found for found in json.loads(info("--tools", "--json", write(tmp_path, "image")))["tools"]
+    }
+    serve = f"shardfs serve {tmp_path}"
+    assert (advice["neuroglancer"]["mount"], advice["neuroglancer"]["without_mount"]) == (None, serve)
+    napari = advice["napari with napari-ome-zarr 0.10"]
+    assert (napari["mount"], napari["without_mount"]) == (f"shardfs mount {tmp_path} MNT --view v3", serve)
+    assert re.search(rf"^neuroglancer +{re.escape(serve)}$", info("--tools", tmp_path), re.MULTILINE)
 
 
 def test_without_a_mount_a_tool_is_told_the_options_that_reach_the_source() -> None:

@@ -14,6 +14,8 @@ from tests.support.corpus import GZIP, LITTLE, array, extension, rectilinear, sh
 from tests.support.datasets import age, store
 from tests.support.images import image, put, write_group
 from tests.support.png import pixels_of
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
 
 RNG = np.random.default_rng(7)
@@ -341,3 +343,33 @@ def test_what_is_written_is_seen_in_the_next_picture(tmp_path: Path) -> None:
         after = site.ask("/-/plane/image")
         assert pixels_of(after.body)[:2, :2, 0].tolist() == [[0, 255], [255, 255]]
         assert site.ask("/-/plane/image", If_None_Match=before["ETag"]).status == 200
+
+
+def test_the_first_picture_of_a_bucket_takes_few_requests_most_at_the_same_time(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an image of 512 × 512 in chunks of 64 × 64 and two shards along each axis, shown in 256 × 256."""
+    image(tmp_path / "cells", 512, 256, 128, chunk=64, shard=256)
+    write_group(tmp_path)
+    s3_bucket.upload(tmp_path, "data.zarr")
+    bucket = s3_bucket.through(s3_proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    with served(bucket.url("data.zarr")) as site:
+        s3_proxy.log.clear()
+        assert site.ask("/-/plane/cells?size=256").status == 200
+        documents = ["cells/zarr.json", *(f"cells/{level}/zarr.json" for level in range(3))]
+        chunks = ["cells/1/c/0/0"] * 2  # the index, and all 16 chunks at once
+        found = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
+        assert found == sorted([*documents, *chunks])
+        assert s3_proxy.log.operations() == {"GetObject": 6, "ListObjectsV2": 3}
+        s3_proxy.log.clear()
+        assert site.ask("/-/plane/cells?size=512").status == 200
+        assert s3_proxy.log.operations() == {"GetObject": 8}  # index and chunks of four shards
+        assert s3_proxy.log.max_in_flight("GetObject") > 1
+    with served(bucket.url("data.zarr")) as site:
+        s3_proxy.log.clear()
+        assert site.ask("/cells/", Accept="text/html").status == 200
+        assert s3_proxy.log.operations() == {"GetObject": 4, "ListObjectsV2": 3}
+        s3_proxy.log.clear()
+        assert site.ask("/-/plane/cells?size=256").status == 200
+        assert s3_proxy.log.operations() == {"GetObject": 2}

@@ -37,7 +37,7 @@ class Page:
         self.problems: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
     def _receive(self) -> dict[str, Any]:

@@ -22,12 +22,17 @@ def put(directory: Path, values: np.ndarray, shard: Any, chunk: Any, data_type: 
     store(directory, array(values.shape, shard, sharding(chunk, LITTLE, ZSTD), data_type=chosen, **members), values)
 
 
-def image(directory: Path, *levels: int, chunk: int = 16) -> list[np.ndarray]:
-    """Store an image of OME-Zarr with these sides; its values tell the levels apart."""
+def image(directory: Path, *levels: int, chunk: int = 16, shard: int | None = None) -> list[np.ndarray]:
+    """Store an image of OME-Zarr with these sides; its values tell the levels apart.
+
+    A level is one shard by default.
+    """
     found = []
     for number, side in enumerate(levels):
         values = np.add.outer(np.arange(side), np.arange(side)).astype("uint16") * 2**number + number
-        put(directory / str(number), values, (side, side), (chunk, chunk), dimension_names=["y", "x"])
+        put(
+            directory / str(number), values, (min(shard or side, side),) * 2, (chunk, chunk), dimension_names=["y", "x"]
+        )
         found.append(values)
     axes = [{"name": name, "type": "space"} for name in "yx"]
     datasets = [

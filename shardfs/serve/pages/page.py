@@ -109,31 +109,28 @@ class Pages:
             return ""
         parts = [f'<p class="kind">{text_of(_kind_of(node))}</p>\n']
         if isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None:
-            parts.append(await self._picture(address, node))
-            parts.append(await self._openers(address, node))
+            try:
+                pyramid = await self._pyramid(node)
+            except ShardfsError as error:
+                reason = f'<p class="problem">No picture: {text_of(str(error))}</p>'
+                parts.append(f'<section id="picture">\n{reason}\n</section>\n')
+                parts.append(await self._openers(address, node, None))
+            else:
+                parts.append(_picture(address, pyramid))
+                parts.append(await self._openers(address, node, pyramid))
         if isinstance(node.metadata, ArrayMetadata):
             parts.append(_facts(facts(describe_node(node, self._views))))
         elif node.reason is not None:
             parts.append(f'<p class="problem">{text_of(node.reason)}</p>\n')
         return "".join([*parts, _attributes(node)])
 
-    async def _picture(self, address: Address, node: Node) -> str:
-        """Return a picture with what selects its plane, or why there is none."""
-        try:
-            if isinstance(self.decoded, SourceError):
-                raise self.decoded
-            pyramid = await find_pyramid(self.decoded, node.path)
-            try:
-                query = Query.parse(address.query)
-                choice = Choice.of(pyramid.base.shape, pyramid.names, query)
-            except ClientError:
-                query = Query.parse("")
-                choice = Choice.of(pyramid.base.shape, pyramid.names, query)
-        except ShardfsError as error:
-            return f'<section id="picture">\n<p class="problem">No picture: {text_of(str(error))}</p>\n</section>\n'
-        return _figure(address, pyramid, query, choice)
+    async def _pyramid(self, node: Node) -> Pyramid:
+        """Return what is drawn for a node; raises the error that says why there is no picture."""
+        if isinstance(self.decoded, SourceError):
+            raise SourceError(str(self.decoded))
+        return await find_pyramid(self.decoded, node.path)
 
-    async def _openers(self, address: Address, node: Node) -> str:
+    async def _openers(self, address: Address, node: Node, pyramid: Pyramid | None) -> str:
         """Return links to viewers, and lines for other programs."""
         try:
             image, _ = await find_image(self._source.hierarchy, node)
@@ -142,7 +139,8 @@ class Pages:
         own = image if image_in(node) is not None else None
         labels = await self._labels(node) if own is not None and not own.is_labels else []
         is_labels = image is not None and image.is_labels
-        subject = Subject(node.path, labels, is_image=own is not None, is_labels=is_labels)
+        axes, shape = (pyramid.names, pyramid.base.shape) if pyramid is not None else ((), ())
+        subject = Subject(node.path, labels, own is not None, is_labels, axes, shape)
         items = [
             f'<li><a href="{_attribute(url)}" rel="noopener noreferrer" target="_blank">{text_of(name)}</a></li>\n'
             for name, url in links(address.origin, subject)
@@ -303,6 +301,18 @@ def _attributes(node: Node) -> str:
         f'<section id="attributes">\n<details{" open" if len(text) < 1000 else ""}><summary>Attributes</summary>\n'
         f'<pre tabindex="0" role="group" aria-label="Attributes">{lines}</pre>\n</details>\n</section>\n'
     )
+
+
+def _picture(address: Address, pyramid: Pyramid) -> str:
+    """Return a picture with what selects its plane; what the address selects, if there is such a plane."""
+    base = pyramid.base
+    try:
+        query = Query.parse(address.query)
+        choice = Choice.of(base.shape, pyramid.names, query)
+    except ClientError:
+        query = Query.parse("")
+        choice = Choice.of(base.shape, pyramid.names, query)
+    return _figure(address, pyramid, query, choice)
 
 
 def _figure(address: Address, pyramid: Pyramid, query: Query, choice: Choice) -> str:

@@ -22,13 +22,22 @@ class Link(NamedTuple):
     url: str
 
 
+_WINDOW: Final = 1000
+"""The width in pixels that a picture has at first."""
+
+
 class Subject(NamedTuple):
-    """What is to be opened: the *path* of an array or an image, the *labels* of an image, and what it is."""
+    """What is to be opened: the *path* of an array or an image, the *labels* of an image, and what it is.
+
+    *axes* are the names of its axes, None for those without, and *shape* their lengths, if they are known.
+    """
 
     path: str
     labels: Sequence[str] = ()
     is_image: bool = False
     is_labels: bool = False
+    axes: Sequence[str | None] = ()
+    shape: Sequence[int] = ()
 
 
 def links(address: str, subject: Subject) -> list[Link]:
@@ -46,7 +55,12 @@ def neuroglancer(client: str, address: str, subject: Subject) -> str:
     """Return the URL that opens *subject* in the neuroglancer *client*."""
     layers = [_layer(address, subject.path, is_labels=subject.is_labels)]
     layers += [_layer(address, path, is_labels=True) for path in subject.labels]
-    state = {"layers": layers, "layout": "4panel" if subject.is_image else "xy"}
+    state: dict[str, object] = {"layers": layers, "layout": "xy"}
+    if subject.shape:
+        # Its x is the first axis, and it calls one without a name d0.
+        names = [name or f"d{axis}" for axis, name in enumerate(subject.axes)]
+        state["displayDimensions"] = names[:-4:-1]
+        state["crossSectionScale"] = max(1, *subject.shape[-2:]) / _WINDOW
     return f"{client}#!{quote(json.dumps(state), safe='')}"
 
 
