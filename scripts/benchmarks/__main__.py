@@ -17,6 +17,7 @@ from . import (
     pack,
     pending,
     picture,
+    precomputed,
     random_read,
     s3_commit,
     s3_copy,
@@ -179,6 +180,11 @@ def _store(plan: Plan) -> None:
             store.run_read(dataset, placement, plan.times(5), service)
 
 
+def _precomputed(plan: Plan) -> None:
+    count = 4 if plan.quick else 8
+    precomputed.run(precomputed.make(plan.work, count), count, plan.placed(FREE), plan.times(5))
+
+
 def _serve(plan: Plan) -> None:
     for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
         serve.run(dataset, plan.placed(FREE), plan.times(7))
@@ -211,6 +217,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "store": _store,
     "serve": _serve,
     "picture": _picture,
+    "precomputed": _precomputed,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,

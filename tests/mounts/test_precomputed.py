@@ -499,3 +499,16 @@ def test_pack_leaves_out_and_reports_damaged_chunks(tmp_path: Path) -> None:
     assert "5 bytes instead of 8" in done.stdout + done.stderr
     values = np.asarray(zarr.open_group(str(tmp_path / "packed"), mode="r")[KEY])[:, 0, 0, 0]
     assert values.tolist() == [0 if number == 5 else number for number in range(32) for _ in range(2)]
+
+
+def test_a_volume_of_a_hundred_million_chunks_costs_no_memory(mount: Mounter, tmp_path: Path) -> None:
+    """Nothing is as large as the grid: 134,217,728 chunks, of which one shard of 32,768 is stored."""
+    document = info(scale((1024,) * 3, (2,) * 3, sharding(9, "identity", 6, 12, "gzip")), data_type="uint8")
+    minishards = [[(number << 9 | i, bytes([i % 251]) * 8) for i in range(512)] for number in range(64)]
+    put(tmp_path / "source", document, {"000.shard": shard(minishards, index=True)})
+    mounted = mount(tmp_path / "source")
+    assert (mounted.path / KEY / "2-4_0-2_0-2").read_bytes() == b"\1" * 8
+    with pytest.raises(FileNotFoundError):
+        (mounted.path / KEY / "1022-1024_1022-1024_1022-1024").read_bytes()
+    assert len(os.listdir(mounted.path / KEY)) == 2**15
+    assert mounted.peak_memory() < 250 * 2**20
