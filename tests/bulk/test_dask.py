@@ -153,7 +153,10 @@ def test_what_ends_early_waits_for_what_workers_are_doing(
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import shardfs; shardfs.__version__ = '0.0.1'", f"has shardfs 0.0.1, and this is {shardfs.__version__}"),
+        (
+            "import shardfs.version; shardfs.version.__version__ = '0.0.1'",
+            f"has shardfs 0.0.1, and this is {shardfs.__version__}",
+        ),
         ("import sys; sys.modules['shardfs'] = None", "ModuleNotFoundError"),  # it would end of what it cannot unpickle
     ],
     ids=["another", "none"],

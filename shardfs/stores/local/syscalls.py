@@ -59,7 +59,7 @@ else:
 IS_LINUX: Final = hasattr(os, "O_PATH") and hasattr(os, "RWF_NOWAIT") and _HAS_OFD_LOCKS
 """Whether this system has the calls of Linux that writing needs; reading does without."""
 
-_WALKS: Final = hasattr(os, "O_NOFOLLOW") and os.open in os.supports_dir_fd
+_WALKS: Final = hasattr(os, "O_NOFOLLOW") and os.stat in os.supports_dir_fd  # as `os.open` then is, too
 """Whether a path can be walked without following a link out of the source."""
 
 
