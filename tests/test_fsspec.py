@@ -24,6 +24,7 @@ from tests.support.damage import document
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, environment
 from tests.support.s3_server import Bucket
+from tests.support.web_server import web_server
 
 TOP = Path(__file__).parent.parent
 
@@ -133,6 +134,11 @@ def test_ranges_are_read_at_the_same_time(source: Path, monkeypatch: pytest.Monk
         assert dataset.filesystem().cat_ranges(paths, 0, 4) == [chunk[:4] for chunk in chunks]
 
 
+def test_a_chained_url_may_be_on_a_web_server(source: Path) -> None:
+    with web_server(source.parent) as web, fsspec.open(f"shardfs://notes.txt::{web.url}/data.zarr") as file:
+        assert file.read() == (source / "notes.txt").read_bytes()
+
+
 def test_a_chained_url_and_fo_open_the_same_source(
     source: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +161,8 @@ def test_a_chained_url_and_fo_open_the_same_source(
 def test_options_that_cannot_be_are_refused_by_name(source: Path) -> None:
     for options, message in (
         ({"target_protocol": "s3", "target_options": {"secret": "x"}}, "S3 option secret"),
-        ({"target_protocol": "gs"}, "gs://"),
+        ({"target_protocol": "ftp"}, "ftp://"),
+        ({"target_protocol": "https", "target_options": {"headers": {"Authorization": "hunter2"}}}, "option headers"),
         ({"write": True}, "write=True"),
     ):
         with pytest.raises(errors.UsageError, match=message):

@@ -37,6 +37,7 @@ R = TypeVar("R")
 _TYPES: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory"}
 _LOCAL: Final = (None, "file", "local")
 _S3: Final = ("s3", "s3a")
+_CLOUDS: Final = {"http": "http", "https": "https", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
 _S3_WORDS: Final = {
     "anon": "anonymous",
     "endpoint_url": "endpoint_url",
@@ -252,8 +253,17 @@ def _target(
     """Return the source and how to reach it; *options* are those of the filesystem behind `::`."""
     if protocol in _LOCAL:
         return fo, store_options
+    if protocol in _CLOUDS:
+        if options:
+            raise UsageError(
+                f"shardfs does not know the option {min(options)} of {protocol}://: credentials come from the "
+                "environment, all else from store_options=shardfs.StoreOptions(...)"
+            )
+        return fo if "://" in fo else f"{_CLOUDS[protocol]}://{fo}", store_options
     if protocol not in _S3:
-        raise UsageError(f"{protocol}:// is not supported behind ::; a source is a path, or an s3:// URL")
+        raise UsageError(
+            f"{protocol}:// is not supported behind ::; a source is a path, or a URL of s3, https, http, gs or az"
+        )
     words = dict(options)
     words |= words.pop("client_kwargs", None) or {}
     unknown = sorted(set(words) - set(_S3_WORDS))

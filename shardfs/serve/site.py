@@ -33,6 +33,7 @@ from shardfs.errors import (
     TooLargeError,
     TooManyOpenFilesError,
     UnreachableError,
+    UnsupportedError,
     printable,
 )
 from shardfs.serve import changes, files
@@ -69,6 +70,7 @@ _STATUS: Final[Mapping[type[ShardfsError], int]] = {
     TooManyOpenFilesError: 503,
     # The store refuses; browsers and some stores take 403 for a chunk that is not there.
     AccessDeniedError: 500,
+    UnsupportedError: 501,
 }
 """The status of each error, the first class that it is counts; all others are 500, and never 404."""
 

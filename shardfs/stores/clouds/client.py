@@ -5,6 +5,7 @@ words: those of a library or a server may contain what is secret.
 """
 
 import logging
+import os
 import random
 import re
 import threading
@@ -241,7 +242,7 @@ class CloudClient:
         try:
             return self._send("ListObjects", prefix, attempt)
         except _Failed as failed:
-            raise self._error("LIST", prefix, failed) from None
+            raise self._list_error(prefix, failed) from None
 
     def _has_below(self, prefix: str) -> bool:
         def attempt() -> bool:
@@ -251,7 +252,7 @@ class CloudClient:
         try:
             return self._send("ListObjects", prefix, attempt)
         except _Failed as failed:
-            raise self._error("LIST", prefix, failed) from None
+            raise self._list_error(prefix, failed) from None
 
     def _send(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
         """Return the result of *attempt*; raises the last `_Failed`."""
@@ -269,6 +270,12 @@ class CloudClient:
                 log.warning("%s of %s: %s; trying again", operation, self._shown(key), failed.reason)
             _pause(random.uniform(0, _FIRST_PAUSE * 2**number))  # noqa: S311 - nothing is kept secret
         raise AssertionError
+
+    def _list_error(self, prefix: str, failed: _Failed) -> ShardfsError:
+        if failed.status == 404:
+            what = "container" if self.location.scheme == "az" else "bucket"
+            return StoreError(f"the {what} {self.location.bucket} does not exist")
+        return self._error("LIST", prefix, failed)
 
     def _error(self, method: str, key: str, failed: _Failed) -> ShardfsError:
         target, status = self._shown(key), failed.status
@@ -337,10 +344,18 @@ class CloudClient:
 _ANONYMOUS: Final = {401: ": it wants a name and a password, and shardfs sends none to web servers"}
 
 
+_SETTINGS: Final = {
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, or another setting of Azure in the environment, is missing or invalid",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or another setting of Google in the environment, is missing or invalid",
+}
+_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL")
+"""Variables that name a server other than that of the cloud, such as an emulator."""
+
+
 def make_store(location: CloudLocation, timeouts: Timeouts = _TIMEOUTS) -> AzureStore | GCSStore | HTTPStore:
     """Return the client of obstore for *location*; it takes credentials for buckets from the environment."""
     client_options: ClientConfig = {
-        "allow_http": location.scheme == "http",
+        "allow_http": location.scheme == "http" or any(os.environ.get(n, "").startswith("http:") for n in _ENDPOINTS),
         "connect_timeout": timedelta(seconds=timeouts.connect),
         "read_timeout": timedelta(seconds=timeouts.silence),
         "timeout": timedelta(seconds=timeouts.whole),
@@ -355,10 +370,9 @@ def make_store(location: CloudLocation, timeouts: Timeouts = _TIMEOUTS) -> Azure
                 return AzureStore(location.bucket, client_options=client_options, retry_config=retry_config)
             case _:
                 return HTTPStore(location.url, client_options=client_options, retry_config=retry_config)
-    except (BaseError, ValueError) as error:
+    except (BaseError, ValueError):
         raise SourceError(
-            f"{location.url} cannot be opened: the settings in the environment for this cloud are missing or invalid "
-            f"({type(error).__name__})"
+            f"{location.url} cannot be opened: {_SETTINGS.get(location.scheme, 'the URL is not valid')}"
         ) from None
 
 
@@ -418,7 +432,9 @@ def _failure_of(error: Exception) -> _Failed:
     if isinstance(error, NotSupportedError):  # as ranges that count from the end, by Azure
         return _Failed(_NO_RANGES, 200, has_part=False)
     if _NOT_TRUSTED.search(dump):
-        return _Failed("its certificate is not trusted", is_silent=True)
+        return _Failed(
+            "its certificate is not trusted; SSL_CERT_FILE can name a file with certificates to trust", is_silent=True
+        )
     if _TIMED_OUT.search(dump):
         return _Failed("no answer in time", is_passing=True, is_silent=True)
     if _NOT_CONNECTED.search(dump):

@@ -295,9 +295,26 @@ def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Moun
         assert not group["0"][32:].any()
 
 
+def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(tmp_path: Path) -> None:
+    files, port = tmp_path / "files", free_port()
+    write_group(files / "image.zarr")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    names += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *names]
+    subprocess.run(words, check=True, capture_output=True)
+    tls = ["--cert", certificate, "--key", key]
+    rclone = Path(sys.executable).with_name("rclone")
+    with program(rclone, "--config=", "serve", "http", files, "--addr", f"127.0.0.1:{port}", *tls, port=port):
+        url = f"https://localhost:{port}/image.zarr"
+        assert "SSL_CERT_FILE" in one_line_of(run("info", url), 3)
+        assert run("info", url, SSL_CERT_FILE=str(certificate)).returncode == 0
+
+
 def test_what_shardfs_serves_is_a_source_again(tmp_path: Path) -> None:
     write_group(tmp_path / "image.zarr")
     with served(tmp_path / "image.zarr") as first, served(f"{first.url}/v3") as second:
         reply = second.ask("/v3/s/1/c/1/1")
         assert reply.status == 200
         assert reply.body == first.ask("/v3/s/1/c/1/1").body
+        assert second.ask("/v3/s/1/c/").status == 501

@@ -1,0 +1,70 @@
+"""Buckets of other clouds, by their own protocol: that of Google for XML is what servers of S3 speak, too."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardfs
+from shardfs.stores.clouds.client import make_store
+from shardfs.stores.clouds.location import CloudLocation
+from shardfs.stores.url import open_store
+from tests.support.commands import one_line_of, run, run_json
+from tests.support.opened import in_trio
+from tests.support.s3_server import Bucket
+
+VALUES = np.arange(1, 1025, dtype="u2").reshape(32, 32)
+
+
+@pytest.fixture
+def google(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a group in a bucket that is asked as one of Google is."""
+    group = zarr.open_group(tmp_path / "image.zarr", mode="w", zarr_format=3)
+    array = group.create_array("a b/0", shape=(32, 32), chunks=(8, 8), shards=(16, 16), dtype="u2")
+    array[:16] = VALUES[:16]
+    for path in (tmp_path / "image.zarr").rglob("*"):
+        if path.is_file():
+            key = f"some/{path.relative_to(tmp_path)}"
+            s3_bucket.put(key, path.read_bytes())
+    for name, value in s3_bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GOOGLE_BASE_URL", s3_bucket.endpoint_url)
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    return f"gs://{s3_bucket.name}/some/image.zarr"
+
+
+def test_a_bucket_of_google_is_listed_and_read(google: str, tmp_path: Path) -> None:
+    (described,) = (one for one in run_json("info", "--json", google)["arrays"] if one["path"] == "a b/0")
+    assert (described["stored_shards"], described["shards"]) == (2, 4)
+    assert run("verify", "--data", "--jobs=1", google).returncode == 0
+    assert run("unpack", "--jobs=1", google, tmp_path / "chunks.zarr").returncode == 0
+    chunks: Any = zarr.open_group(tmp_path / "chunks.zarr", mode="r")["a b/0"]
+    np.testing.assert_array_equal(chunks[:16], VALUES[:16])
+    with shardfs.open(google) as dataset:
+        assert dataset["a b/0"].read_chunk((3, 3)) is None
+    assert f"{google} can only be read" in one_line_of(run("compact", google), 3)
+    assert "nothing is stored at" in one_line_of(run("info", f"{google}/nothing"), 3)
+    assert "the bucket nowhere does not exist" in one_line_of(run("info", "gs://nowhere/x"), 3)
+
+
+@in_trio
+async def test_names_in_a_bucket_are_files_and_directories(google: str) -> None:
+    async with open_store(google) as store:
+        assert {entry.name for entry in await store.list("a b/0")} == {"c", "zarr.json"}
+        stats = [(await store.stat(key)).kind.name for key in ("", "a b", "a b/0", "a b/0/c/0/0")]
+        assert stats == ["DIRECTORY"] * 3 + ["FILE"]
+        assert [await store.is_absent(key) for key in ("a b/0/c/1/1", "a b/0/zarr.json")] == [True, False]
+
+
+def test_settings_of_azure_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = CloudLocation.parse("az://container/some/path")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "somebody")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:10000/somebody")
+    store = make_store(place)
+    assert type(store).__name__ == "AzureStore"
+    assert store.client_options is not None
+    assert str(store.client_options["allow_http"]).lower() == "true"
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in one_line_of(run("info", "az://container/x"), 3)
