@@ -216,10 +216,6 @@ class Array:
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
 
-    def retire(self) -> None:
-        """Forget all shards: the array has another layout now, and this one was used for the last time."""
-        self._shards.retire(self.layout)
-
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
 

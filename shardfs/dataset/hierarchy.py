@@ -425,6 +425,11 @@ class Hierarchy:
         snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
         return await snapshot.distrust(0, snapshot.size)
 
+    def retire(self, array: Array) -> None:
+        """Forget the shards of an array as it was before it got another layout, if it did."""
+        if self._layouts.get(array.layout.path) is not array.layout:
+            self._shards.retire(array.layout)
+
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
         layout, grid, encoding = self._layouts.get(path), unsharded.grid, unsharded.key_encoding

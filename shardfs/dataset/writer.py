@@ -194,7 +194,6 @@ async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ..
             await _empty_outside(commits, array, shard, inside)
         except ShardfsError as error:
             failure = failure or error
-    array.retire()
     if failure is not None:
         raise failure
 

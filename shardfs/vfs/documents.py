@@ -265,7 +265,10 @@ class Documents:
             if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
                 await commits.journal.release_soon([shrink])
             raise
-        await empty_outside(commits, array, edited.shape)
+        try:
+            await empty_outside(commits, array, edited.shape)
+        finally:
+            self._fs.hierarchy.retire(array)
         await commits.journal.release_soon([shrink])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
