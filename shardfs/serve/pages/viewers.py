@@ -22,6 +22,7 @@ class Link(NamedTuple):
     url: str
 
 
+_NOT_IN_SPACE: Final = ("c", "t", "channel", "time")
 _WINDOW: Final = 1000
 """The width in pixels that a picture has at first."""
 
@@ -55,11 +56,10 @@ def neuroglancer(client: str, address: str, subject: Subject) -> str:
     """Return the URL that opens *subject* in the neuroglancer *client*."""
     layers = [_layer(address, subject.path, is_labels=subject.is_labels)]
     layers += [_layer(address, path, is_labels=True) for path in subject.labels]
-    state: dict[str, object] = {"layers": layers, "layout": "xy"}
+    # Its x, y and z are the first axes, so the rows and columns of a volume are in its y and z.
+    in_space = [axis for axis in subject.axes if axis not in _NOT_IN_SPACE]
+    state: dict[str, object] = {"layers": layers, "layout": "yz" if len(in_space) > 2 else "xy"}
     if subject.shape:
-        # Its x is the first axis, and it calls one without a name d0.
-        names = [name or f"d{axis}" for axis, name in enumerate(subject.axes)]
-        state["displayDimensions"] = names[:-4:-1]
         state["crossSectionScale"] = max(1, *subject.shape[-2:]) / _WINDOW
     return f"{client}#!{quote(json.dumps(state), safe='')}"
 
