@@ -29,6 +29,9 @@ from shardfs.stores.base import Reader, Store, is_reserved
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote, url_of
 
+_NOT_LISTED: Final = (
+    "SOURCE is on a web server, which lists nothing: only nodes that documents name are copied, and no other files"
+)
 _DOCUMENTS: Final = 64  # stored at a time
 _LOOKS_AT_ONCE: Final = 64  # requests for documents of SOURCE
 
@@ -118,6 +121,8 @@ async def fill(
             raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
         if _is_there(job.destination) and not how.syncs and not await _is_empty(job.made(context).writable):
             raise _not_empty(job)
+        if not job.reading(context).store.lists:
+            announce(_NOT_LISTED)
         async for line in plan.look(job, context):
             announce(line)
         if not plan.sources and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
@@ -177,7 +182,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
             report.problems.append(
                 f"SOURCE has {unstored.what}, which are not in DEST: {unstored.way_out}, then go on with --sync"
             )
-        await _remove_left(store, manifest, report)
+        await _remove_left(store, manifest, report, is_known=source.lists)
         if report.stored or report.removed:
             await store.settle()
         await store.clear_unfinished(())
@@ -207,12 +212,16 @@ def _bottom_up(documents: Sequence[str]) -> Iterator[Sequence[str]]:
     yield [key for key in documents if "/" not in key]
 
 
-async def _remove_left(store: Store, manifest: Manifest, report: Report) -> None:
-    """Remove what earlier runs stored and this one did not, if there was no problem."""
-    if report.problems:
+async def _remove_left(store: Store, manifest: Manifest, report: Report, *, is_known: bool) -> None:
+    """Remove what earlier runs stored and this one did not, if there was no problem.
+
+    Unless it *is_known* all that the source has, that may only not be named any more, and stays.
+    """
+    if report.problems or not is_known:
         if nleft := sum(1 for _ in manifest.left()):
             left = f"{counted(nleft, 'object')} of DEST that SOURCE has no more"
-            report.problems.append(f"nothing was removed: {left} stay until a run ends without problems")
+            until = "until a run ends without problems" if is_known else "because SOURCE does not list what it has"
+            report.problems.append(f"nothing was removed: {left} stay {until}")
         return
     for key, state in manifest.left():
         try:

@@ -413,6 +413,10 @@ class Reader(Protocol):
     def rewrites(self) -> bool:
         """Whether a new version is always a new object, so that nothing can be appended in place."""
 
+    @property
+    def lists(self) -> bool:
+        """Whether listings show all that is stored, and not only what documents name."""
+
     def statistics(self) -> Mapping[str, object]:
         """Return the store's counts, as plain values."""
 

@@ -28,6 +28,7 @@ class ObjectReader:
     root = None
     directory = None
     rewrites = True
+    lists = True
 
     async def is_absent(self: _Objects, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""

@@ -155,6 +155,8 @@ class WebStore(CloudStore):
     each shard in the grid is asked for.
     """
 
+    lists = False
+
     def __init__(
         self,
         client: CloudClient,

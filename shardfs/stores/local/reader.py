@@ -266,6 +266,7 @@ class LocalReader:
     """A local directory that is only read; *syscalls* are for subclasses that write."""
 
     rewrites = False
+    lists = True
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a readable directory."""

@@ -44,6 +44,7 @@ class RoutedStore:
         self.address = remote.address
         self.ttl = remote.ttl
         self.rewrites = remote.rewrites
+        self.lists = remote.lists
         self._renaming: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
     def _store_of(self, key: str) -> LocalStore | S3Store:

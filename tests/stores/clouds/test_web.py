@@ -1,5 +1,6 @@
 """Sources on a web server: found without listings, read by ranges, and refused where it lies or versions may mix."""
 
+import json
 import os
 import socket
 import subprocess
@@ -284,7 +285,9 @@ def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Moun
         assert (described["0"]["stored_shards"], described["0"]["shards"]) == (8, 16)
         assert "--assume-complete" in one_line_of(run("verify", url), 1)
         assert run("verify", "--data", "--jobs=1", "--assume-complete", url).returncode == 0
-        assert run("unpack", "--jobs=1", "--assume-complete", url, tmp_path / "chunks.zarr").returncode == 0
+        done = run("unpack", "--jobs=1", "--assume-complete", url, tmp_path / "chunks.zarr")
+        assert done.returncode == 0
+        assert "only nodes that documents name are copied" in done.stderr
         chunks = zarr.open_group(tmp_path / "chunks.zarr", mode="r")
         np.testing.assert_array_equal(chunks["s/1"][...], VALUES[:32, :32])
         for words in (["compact", url], ["pack", files / "image.zarr", url], ["recover", "--apply", url]):
@@ -293,6 +296,21 @@ def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Moun
         group = zarr.open_group(mounted.path, mode="r")
         np.testing.assert_array_equal(group["0"][:32], VALUES[:32])
         assert not group["0"][32:].any()
+
+
+def test_what_is_not_named_any_more_stays_in_a_copy(web: Web, tmp_path: Path) -> None:
+    zarr.consolidate_metadata(web.root / "image.zarr")
+    words = ["unpack", "--sync", "--jobs=1", "--assume-complete", f"{web.url}/image.zarr", str(tmp_path / "copy.zarr")]
+    assert run(*words).returncode == 0
+    assert (tmp_path / "copy.zarr/beside/c/0/0").exists()
+    document = web.root / "image.zarr/zarr.json"
+    unconsolidated = json.loads(document.read_text())
+    del unconsolidated["consolidated_metadata"]
+    document.write_text(json.dumps(unconsolidated))
+    done = run(*words)
+    assert done.returncode == 1
+    assert "stay because SOURCE does not list what it has" in done.stderr + done.stdout
+    assert (tmp_path / "copy.zarr/beside/c/0/0").exists()
 
 
 def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(tmp_path: Path) -> None:
