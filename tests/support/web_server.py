@@ -81,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             shift = "other range" in web.faults
             headers["Content-Range"] = f"bytes {start + shift}-{stop + shift - 1}/{len(data)}"
+            if "huge" in web.faults:
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{2**63}"
             data, status = data[start:stop], 206
             if "no range" in web.faults:
                 del headers["Content-Range"]

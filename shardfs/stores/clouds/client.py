@@ -57,6 +57,7 @@ ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.2
 _CHECKED_SECONDS: Final = 0.1
 _SHOWN: Final = 200
+_MAX_SIZE: Final = 2**63 - 1
 _NOWHERE: Final = datetime.fromtimestamp(0, UTC)
 """What obstore has as time of a reply that states none."""
 
@@ -84,11 +85,12 @@ _REASONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, of silence, and for a whole reply; after those of silence, bytes per second of a body."""
+    """Seconds: to connect, of silence, for a whole reply; after *grace*, a body comes at *rate* bytes per second."""
 
     connect: float = 5.0
     silence: float = 15.0
     whole: float = 3600.0
+    grace: float = 15.0
     rate: float = 1024.0
 
 
@@ -224,7 +226,7 @@ class CloudClient:
             seconds = time.monotonic() - begun
             if len(body) > nbytes:
                 raise _Failed("the server sends more than the range that it states", 206)
-            if seconds > self._timeouts.silence and len(body) < self._timeouts.rate * seconds:
+            if seconds > self._timeouts.grace and len(body) < self._timeouts.rate * seconds:
                 raise _Failed("the reply comes too slowly", is_passing=True, is_silent=True)
         if len(body) < nbytes:
             raise _Failed("the reply was cut short", is_passing=True)
@@ -385,6 +387,8 @@ def _require(key: str, etag: str | None, stat: ObjectStat) -> None:
 def _stat_of(meta: Mapping[str, Any]) -> ObjectStat:
     """Return the state of an object; its ETag names a version also if the server has no strong ETag for it."""
     etag, modified, size = meta["e_tag"], meta["last_modified"], meta["size"]
+    if not 0 <= size <= _MAX_SIZE:
+        raise _Failed("the reply states a size that no file has", 200)
     seconds = int(modified.timestamp())
     if etag and not etag.startswith("W/"):
         version = etag if etag.startswith('"') else f'"{etag}"'

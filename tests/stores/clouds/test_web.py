@@ -17,7 +17,18 @@ import zarr
 
 import shardfs
 from shardfs.dataset.hierarchy import Source, open_source
-from shardfs.errors import AccessDeniedError, NotFoundError, SourceError, StaleError, StoreError, UnsupportedError
+from shardfs.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    SourceError,
+    StaleError,
+    StoreError,
+    UnreachableError,
+    UnsupportedError,
+)
+from shardfs.stores.clouds.client import CloudClient, Timeouts
+from shardfs.stores.clouds.location import CloudLocation
+from shardfs.stores.s3.requests import Range
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
@@ -123,6 +134,7 @@ LIES = {
     "whole": "the server gives the whole file",
     "other range": "another range than it was asked for",
     "no range": "does not say which range",
+    "huge": "another version|a size that no file has",
     "longer": "more than the range that it states",
     "shorter": "cut short",
     "compressed": "compressed",
@@ -144,6 +156,14 @@ async def test_a_reply_that_is_not_what_was_asked_for_is_an_error(web: Web, faul
     with pytest.raises(SourceError, match=LIES[fault]):
         async with opened(f"{web.url}/image.zarr/s/1"):
             pass
+
+
+@in_trio
+async def test_a_reply_that_comes_too_slowly_is_given_up(web: Web) -> None:
+    client = CloudClient(CloudLocation.parse(f"{web.url}/image.zarr"), timeouts=Timeouts(grace=0.0, rate=1e15))
+    with pytest.raises(UnreachableError, match="too slowly"):
+        await client.get("zarr.json", Range(0, 10))
+    assert [method for method, _, _ in web.asked()] == ["GET", "GET"]
 
 
 @in_trio
