@@ -48,7 +48,9 @@ def values_of(document: dict[str, Any], index: int) -> np.ndarray:
     return np.asarray(x // 4 + y // 4 + z // 4 + 10 * channel + 1).astype(document["data_type"])
 
 
-CASES = [(encoding, each) for at, each in enumerate(SPECIFICATIONS) for encoding in {"raw", [*ENCODINGS][at]}]
+CASES = [
+    (encoding, each) for at, each in enumerate(SPECIFICATIONS) for encoding in dict.fromkeys(["raw", [*ENCODINGS][at]])
+]
 """Raw chunks in shards of all kinds, and each other encoding in shards of one."""
 
 every_case = pytest.mark.parametrize(
