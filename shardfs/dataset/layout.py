@@ -142,6 +142,12 @@ class ArrayLayout:
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
+    def forget_runs(self) -> None:
+        """Forget the runs that were located in this layout."""
+        with _REMEMBERING:
+            for key in [key for key in _RUNS if key[0] == self.serial]:
+                del _RUNS[key]
+
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
         return join_key(self.path, self.key_encoding.encode(coords))

@@ -219,6 +219,7 @@ class ShardCache:
             if key[0] is layout:
                 self._states.forget(key)
         self.generations.retire(layout)
+        layout.forget_runs()
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
