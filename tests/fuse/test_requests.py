@@ -21,9 +21,11 @@ LOUD = (
 
 
 def error_classes(base: type[ShardfsError] = ShardfsError) -> Iterator[type[ShardfsError]]:
+    """The errors of the tree; a server has others, of its clients."""
     yield base
-    for each in base.__subclasses__():
-        yield from error_classes(each)
+    for derived in base.__subclasses__():
+        if derived.__module__ == errors.__name__:
+            yield from error_classes(derived)
 
 
 class Handlers:
