@@ -424,7 +424,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
     write_small(source)
     zarr.create_array(source / "gone", shape=(8, 2), chunks=(2, 2), dtype="i4")[...] = 1
 
-    def open_on_disk(session: trio.Nursery, url: str, options: StoreOptions, ttl: float) -> LocalStore:
+    def open_on_disk(session: trio.Nursery, url: str, options: StoreOptions, ttl: float, **_: object) -> LocalStore:
         return LocalStore(url, disks.get(url, QUICK), ttl=ttl)
 
     def fill(made: Path, syncs: bool = True) -> Report:
