@@ -224,15 +224,6 @@ class InodeGenerations:
         version.is_ours = stat is not None
         self._forget(layout, coords)
 
-    def retire(self, layout: ArrayLayout) -> None:
-        """Forget the shards of a layout that no array has any more, but for those with pending changes.
-
-        Its inode numbers are stale, so nobody sees that they may repeat.
-        """
-        for key in [key for key in self._versions if key[0] == layout.serial]:
-            if key not in self._changing and not layout.pending.changes(key[1]):
-                self._nown -= len(self._versions.pop(key).own)
-
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return the remembered version of the shard at *coords*, or a new one, remembered from now on."""
         key = layout.serial, coords

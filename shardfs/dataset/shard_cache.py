@@ -214,11 +214,13 @@ class ShardCache:
             self._states.forget((other, coords, ()))
 
     def retire(self, layout: ArrayLayout) -> None:
-        """Forget the shards of a layout that no array has any more; who has opened one reads on."""
+        """Close the shards of a layout that no array has any more; who has opened one reads on.
+
+        Their versions stay remembered: programs may know inode numbers that depend on them.
+        """
         for key in self._states.known():
             if key[0] is layout:
                 self._states.forget(key)
-        self.generations.retire(layout)
         layout.forget_runs()
 
     def _count_load(self, shard: OpenShard | None) -> None:

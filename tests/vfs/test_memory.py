@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import pytest
 
-from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.node import Node
 from shardfs.dataset.statistics import Statistics
 from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.views import ZarrV2
@@ -154,7 +154,9 @@ async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_ha
 
 
 @in_trio
-async def test_an_array_that_gets_one_shape_after_the_other_keeps_nothing_of_the_earlier_ones(tmp_path: Path) -> None:
+async def test_an_array_of_many_shapes_keeps_no_file_and_no_tree_of_earlier_ones(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, QuickDisk())
@@ -171,6 +173,6 @@ async def test_an_array_that_gets_one_shape_after_the_other_keeps_nothing_of_the
     files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: ASYNC240
     assert len([file for file in files if file.startswith(f"{root}/start/c/")]) <= 1
     gc.collect()
-    layouts = [each for each in gc.get_objects() if isinstance(each, ArrayLayout) and each.path == "start"]
-    assert len(layouts) <= 2, "the heap of commits still has the one before"
+    trees = [tree for tree in gc.get_objects() if isinstance(tree, ChunkTree) and tree.path == "start"]
+    assert len(trees) <= 2
     await process.finish()
