@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import resource
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.service.log import is_on_a_terminal
+from shardfs.service.process import raise_file_limit
 from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
@@ -31,7 +31,6 @@ from shardfs.vfs.views import make_view
 
 log = logging.getLogger(__name__)
 
-_OPEN_FILES: Final = 16384
 _MAX_REQUESTS: Final = 512
 """How many requests are worked on at once.
 
@@ -66,7 +65,7 @@ def serve(
     """
 
     async def run() -> bool:
-        max_open = _raise_file_limit() // 4
+        max_open = raise_file_limit() // 4
         async with open_source(url, store_options, ttl=options.metadata_ttl, max_open=max_open) as source:
             return await _serve(source, path, options, ready, name, how)
 
@@ -251,13 +250,3 @@ class _Daemon:
             await trio.sleep(_GRACE_SECONDS)
             log.warning("requests that wait for %s are given up", self._fs.store.url)
             requests.cancel()
-
-
-def _raise_file_limit() -> int:
-    """Raise the limit of open files as far as the system allows, within reason; return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft

@@ -20,6 +20,8 @@ async def put(exchange: Exchange, views: Views, path: str, conditions: Condition
         raise ClientError(400, "a file is written as a whole, and Content-Range is for a part")
     if exchange.header("content-encoding") not in (None, "identity"):
         raise ClientError(415, "a file is stored as it is sent, without a content coding")
+    if exchange.header("content-length") is None and exchange.header("transfer-encoding") is None:
+        raise ClientError(411, "a body needs Content-Length or the transfer coding chunked: else nobody knows its end")
     content, text = await _receive(exchange, views)
     check = conditions.require if conditions.are_for_a_change else None
     try:

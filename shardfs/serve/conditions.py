@@ -31,13 +31,16 @@ class Conditions(NamedTuple):
         """Whether there is any that matters to PUT and DELETE."""
         return (self.if_match, self.if_none_match, self.if_unmodified_since) != (None, None, None)
 
-    def check(self, version: str | None, *, exists: bool) -> None:
-        """Raise `PreconditionFailedError` if this *version* is not what the client has seen."""
+    def check(self, version: str | None, *, exists: bool, for_a_change: bool = False) -> None:
+        """Raise `PreconditionFailedError` if this *version* is not what the client has seen.
+
+        A time means nothing to who reads, who is told of each change by other means, and forbids every change.
+        """
         if self.if_match is not None:
             is_same = _has(self.if_match, version, is_strong=True) if self.if_match.strip() != "*" else exists
             if not is_same:
                 raise PreconditionFailedError("If-Match: it has another version by now, or none")
-        elif self.if_unmodified_since is not None:
+        elif self.if_unmodified_since is not None and for_a_change:
             raise PreconditionFailedError("If-Unmodified-Since tells no versions within a second apart: use If-Match")
 
     @property
@@ -47,7 +50,7 @@ class Conditions(NamedTuple):
 
     def require(self, version: str | None, exists: bool) -> None:
         """Raise `PreconditionFailedError` if this *version* may not be changed."""
-        self.check(version, exists=exists)
+        self.check(version, exists=exists, for_a_change=True)
         if self.is_known(version, exists=exists):
             raise PreconditionFailedError("If-None-Match: it exists, or has this version")
 

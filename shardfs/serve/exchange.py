@@ -122,7 +122,7 @@ class Connection:
     async def finish_body(self) -> None:
         """Read what is left of a body, if it is little and comes by itself."""
         rest = 0
-        with suppress(ClientError):
+        with suppress(ClientError), trio.move_on_after(_LINGER_SECONDS):
             while self._h11.their_state is h11.SEND_BODY and not self._h11.they_are_waiting_for_100_continue:
                 piece = await self.read_body()
                 rest += len(piece or b"")

@@ -11,6 +11,7 @@ READING: Final = ("GET", "HEAD", "OPTIONS")
 
 _EXPOSED: Final = "Content-Range, Content-Length, ETag, Accept-Ranges, Last-Modified"
 _MAX_AGE: Final = "86400"
+_NAMES: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 _AUTHORITY: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 
@@ -35,7 +36,7 @@ class Guard:
             raise ClientError(421, f"this server is at a loopback address, and {_name(host)} is none of its names")
         origin = exchange.header("origin")
         exchange.head += self._for_origin(origin)
-        is_own = origin is not None and origin.partition("://")[2].lower() == (host or "").lower()
+        is_own = origin is not None and host is not None and origin.partition("://")[2].lower() == host.lower()
         if exchange.method not in READING and origin is not None and not is_own and origin not in self._cors:
             raise ClientError(403, f"pages of {origin} may not write: name them with --cors")
 
@@ -54,7 +55,7 @@ class Guard:
         methods = [*READING, "PUT", "DELETE", "POST"] if self._writes and origin in self._cors else READING
         found = [("Access-Control-Allow-Methods", ", ".join(methods)), ("Access-Control-Max-Age", _MAX_AGE)]
         wanted = exchange.header("access-control-request-headers")
-        if wanted is not None:
+        if wanted is not None and _NAMES.fullmatch(wanted):
             found.append(("Access-Control-Allow-Headers", wanted))
         if (exchange.header("access-control-request-private-network") or "").lower() == "true":
             found.append(("Access-Control-Allow-Private-Network", "true"))

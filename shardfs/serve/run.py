@@ -14,7 +14,7 @@ from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
 from shardfs.service.log import LastError
-from shardfs.service.process import Systemd, more_time
+from shardfs.service.process import Systemd, more_time, raise_file_limit
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.all_views import open_views
@@ -40,13 +40,14 @@ def serve(
 async def _serve(
     url: str, store_options: StoreOptions, options: ServeOptions, ready: Callable[[str, str | None], None]
 ) -> None:
+    max_open = raise_file_limit() // 4  # connections take one each, too
     listeners = await listen(*options.address)
     address, systemd = url_of(listeners[0]), Systemd()
     async with open_nursery() as nursery:
         report = _Report(systemd)
         nursery.start_soon(report.run)
         async with (
-            open_source(url, store_options, ttl=options.metadata_ttl) as source,
+            open_source(url, store_options, ttl=options.metadata_ttl, max_open=max_open) as source,
             open_views(source, options) as views,
         ):
             logging.getLogger("shardfs").addHandler(LastError(source.statistics))

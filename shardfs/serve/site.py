@@ -211,7 +211,8 @@ def names_in(target: bytes) -> list[str]:
 
     Raises `ClientError` for what is no target.
     """
-    path = _ORIGIN.sub(b"", target, count=1).partition(b"?")[0] or b"/"
+    origin = _ORIGIN.match(target)
+    path = (target if origin is None else target[origin.end() :]).partition(b"?")[0] or b"/"
     if not path.startswith(b"/") or b"#" in path or _BAD_ESCAPE.search(path):
         raise ClientError(400, "the target is no path")
     return [unquote_to_bytes(name).decode("utf-8", "surrogateescape") for name in path[1:].split(b"/")]
@@ -258,7 +259,7 @@ async def plane(site: Site, exchange: Exchange) -> None:
         return
     if isinstance(site.decoded, SourceError):
         raise SourceError(str(site.decoded))
-    names = names_in(exchange.target)[2:]
+    names = names_in(exchange.target)[2:] or [""]
     path = path_of(names[:-1] if names[-1] == "" else names)
     query = Query.parse(query_of(exchange.target))
     conditions = files.conditions_of(exchange)

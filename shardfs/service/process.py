@@ -1,10 +1,12 @@
-"""This process: its memory, and what it reports to systemd."""
+"""This process: its memory, its open files, and what it reports to systemd."""
 
 import math
 import os
 import socket
 from contextlib import suppress
 from typing import Final
+
+_OPEN_FILES: Final = 16384
 
 SYSTEMD_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 """Variables that systemd sets for one process only."""
@@ -40,3 +42,17 @@ def resident_nbytes() -> int | None:
     with suppress(OSError), open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def raise_file_limit() -> int:
+    """Raise the limit of open files as far as the system allows, within reason; return it."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return _OPEN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft

@@ -45,7 +45,7 @@ class Versions:
     """Identifies versions of the files of a tree over *store*; the texts of the chunks used last are kept.
 
     - A chunk and a document are identified by their content. Of a chunk with more than `MAX_SUMMED_NBYTES`, the place
-      in its shard and the version of that count.
+      in its shard and the version of that count; one that is decoded, or not committed yet, has no version.
     - A stored file that is shown as it is has the version that the store gives it. On a local disk, that is size and
       time, which tell nothing of a file that has just been written, so a small one is identified by its content.
     - An .npy file is put together from chunks that change apart, and has none.
@@ -66,7 +66,7 @@ class Versions:
                 return await self._of_file(handle)
         return Version(handle, None)
 
-    async def _of_chunk(self, path: str, handle: ChunkHandle) -> str:
+    async def _of_chunk(self, path: str, handle: ChunkHandle) -> str | None:
         shown = handle.extent
         extent, codec = (shown.extent, shown.codec) if isinstance(shown, DecodedChunk) else (shown, None)
         if not isinstance(extent, Extent):
@@ -83,7 +83,7 @@ class Versions:
             return known.text
         if shown.nbytes > MAX_SUMMED_NBYTES:
             handle.pin()
-            return _text_of(key)
+            return None if codec is not None or isinstance(shard, Put) else _text_of(key)
         text = await _sum(handle)
         if handle.extent is shown:  # else it was replaced before its first byte was read
             self._known.put(key, _Known(codec, text))

@@ -94,6 +94,17 @@ def test_what_is_no_request_is_refused_and_nothing_behind_it_is_read(site: Serve
     assert site.ask("/notes.txt").body == NOTES
 
 
+@pytest.mark.parametrize(
+    ("target", "status"), [("/notes.txtx://y", 404), ("/x://y", 404), ("http://localhost/notes.txt", 200)]
+)
+def test_only_the_beginning_of_a_target_names_an_origin(site: Served, target: str, status: int) -> None:
+    assert site.ask(target).status == status
+
+
+def test_a_picture_of_nothing_is_no_fault_of_the_server(site: Served) -> None:
+    assert site.ask("/-/plane").status < 500
+
+
 def test_methods_that_do_not_read_are_405_with_those_that_are_allowed(site: Served) -> None:
     for method in ("PUT", "DELETE", "POST", "PATCH", "TRACE", "BREW"):
         reply = site.ask("/notes.txt", method, b"content" if method in ("PUT", "POST") else None)

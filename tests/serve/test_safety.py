@@ -69,6 +69,13 @@ def preflight(site: Served, origin: str, method: str) -> dict[str, str]:
     return {name.lower(): value for name, value in reply.headers.items()}
 
 
+def test_a_preflight_repeats_only_what_names_headers(site: Served) -> None:
+    head = {"Origin": "https://viewer.example", "Access_Control_Request_Method": "GET"}
+    for asked, told in (("range, x-one", "range, x-one"), ("x-\xe9", None)):
+        reply = site.ask("/", "OPTIONS", **head, Access_Control_Request_Headers=asked)
+        assert (reply.status, reply["Access-Control-Allow-Headers"]) == (204, told)
+
+
 def test_a_preflight_is_answered_for_a_day_and_for_pages_of_public_sites(source: Path, site: Served) -> None:
     found = preflight(site, "https://viewer.example", "GET")
     assert found["access-control-allow-origin"] == "*"

@@ -72,6 +72,31 @@ def test_a_chunk_that_was_put_is_seen_at_once_in_every_view_and_is_in_its_shard_
     assert stored(source, (0, 1)) == CHUNK
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_body_whose_length_nobody_says_changes_nothing(source: Path, site: Served, version: str) -> None:
+    client = site.connect()
+    client.send(f"PUT /notes.txt HTTP/{version}\r\nHost: localhost\r\n\r\nnew content")
+    assert client.read().status == 411
+    assert (source / "notes.txt").read_text() == "notes"
+    assert site.ask("/notes.txt", "PUT", b"").status == 204
+    assert (source / "notes.txt").read_bytes() == b""
+
+
+def test_a_large_chunk_has_an_etag_only_where_it_survives_a_restart(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardfs.vfs.versions.MAX_SUMMED_NBYTES", 2)
+    with served(source, write=True) as site:
+        site.ask("/image/c/0/0", "PUT", CHUNK)
+        assert site.ask("/image/c/0/0")["ETag"] is None
+        assert site.ask("/decoded/v3/image/c/0/1")["ETag"] is None
+        stored_before = site.ask("/image/c/0/1")["ETag"]
+        assert stored_before is not None
+    with served(source) as site:
+        assert site.ask("/image/c/0/0")["ETag"] is not None
+        assert site.ask("/image/c/0/0").body == CHUNK
+
+
 def test_put_says_whether_it_created_and_delete_removes(source: Path, site: Served) -> None:
     client = site.connect()
     assert client.ask("/image/c/0/0", "DELETE").status == 204
