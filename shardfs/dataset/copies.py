@@ -143,8 +143,13 @@ class ConsolidatedCopies:
 
     async def _consolidate(self, node: Node, kind: Group, texts: Mapping[str, _Text]) -> Node:
         """Return a group with copies that say what *texts* do."""
-        documents = {relative: known.text for relative, known in texts.items() if known.text is not None}
         announced = {known for known in texts if join_key(node.path, known) in self._announced}
+        gone = {known for known, text in texts.items() if text.text is None and known not in announced}
+        documents = {
+            relative: known.text
+            for relative, known in texts.items()
+            if known.text is not None and not is_in_any(relative, gone)
+        }
         copies: dict[str, bytes | None] = documents | dict.fromkeys(announced - documents.keys())
         nbytes = sum(map(len, documents.values()))
         if nbytes > MAX_DOCUMENT_NBYTES:
@@ -273,6 +278,11 @@ class ConsolidatedCopies:
     def corrected(self, paths: Collection[str]) -> None:
         """Note that stored copies of the nodes at *paths* are not out of date any more."""
         self._outdated.difference_update(paths)
+
+
+def is_in_any(relative: str, gone: Collection[str]) -> bool:
+    """Whether a node is below one that is *gone*: programs cannot open a group with copies of nodes without parents."""
+    return any(above in gone for above, _ in groups_above(relative))
 
 
 def says_the_same(node: Node, copy: ShardedCopy | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.copies import is_in_any
 from shardfs.dataset.node import DOCUMENT, Broken, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import Writer, empty_outside
@@ -455,6 +456,8 @@ class Documents:
                     del texts[relative]
                 elif not isinstance(below.kind, Broken):  # of which the copy may be the only description
                     texts[relative] = below.document
+            gone = node.copies.keys() - texts.keys()
+            texts = {relative: text for relative, text in texts.items() if not is_in_any(relative, gone)}
             content = await self._fs.worker.work(true_text, node.document, texts)
             if content == node.document:
                 return

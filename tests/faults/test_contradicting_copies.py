@@ -241,6 +241,25 @@ BROKEN_GROUPS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.parametrize("by", ["another program", "the mount"])
+def test_a_group_opens_by_its_copies_though_the_document_of_a_group_below_is_gone(
+    mount: Mounter, source: Path, tmp_path: Path, by: str
+) -> None:
+    """zarr-python opens no group that has a copy of a node and none of the node above that."""
+    if by == "another program":
+        (source / "g/zarr.json").unlink()
+    mounted = mount(source, write=by == "the mount")
+    if by == "the mount":
+        (mounted.path / "g/zarr.json").unlink()
+        flush(mounted.path)
+    assert copies_of(mounted.path).keys() == {"a", "whole"}
+    seen = [mounted.path] if by == "another program" else [mounted.path, source]
+    for place in seen:
+        assert (zarr.open_group(place, mode="r")["a"][...] == VALUES).all()
+    done = run("unpack", source, tmp_path / "unpacked")
+    assert (zarr.open_group(tmp_path / "unpacked", mode="r")["a"][...] == VALUES).all(), str(done)
+
+
 @pytest.mark.parametrize("fault", BROKEN_GROUPS)
 @pytest.mark.parametrize("group", ["", "g"])
 def test_a_group_whose_document_is_broken_describes_nothing(
