@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -139,24 +139,8 @@ class CloudClient:
 
     def get_blocking(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
         """Do what `get` does, in a worker thread."""
-        is_suffix = part.offset < 0
-        try:
-            fetched = self._send("GetObject", key, lambda: self._get(key, part, etag))
-        except _Failed as failed:
-            if failed.has_part:
-                raise self._error("GET", key, failed) from None
-            # It may be empty, or shorter; and not all servers count from the end.
-            stat = self._head(key)
-            _require(key, etag, stat)
-            wanted = part.within(stat.size)
-            if wanted.nbytes and not is_suffix:
-                raise self._error("GET", key, failed) from None
-            if not wanted.nbytes:
-                return Fetched(stat, wanted.offset, memoryview(b""))
-            try:
-                fetched = self._send("GetObject", key, lambda: self._get(key, wanted, stat.etag))
-            except _Failed as again:
-                raise self._error("GET", key, again) from None
+        with self._errors("GET", key):
+            fetched = self._fetch(key, part, etag)
         with self._lock:
             self.counts.bytes_received += fetched.data.nbytes
         return fetched
@@ -188,11 +172,25 @@ class CloudClient:
         """Whether the server has something under a name that nothing has, as pages of errors that say success."""
         return await self.is_there(_PROBED)
 
-    def _head(self, key: str) -> ObjectStat:
+    def _fetch(self, key: str, part: Range, etag: str | None) -> Fetched:
         try:
-            return self._send("HeadObject", key, lambda: self._attempt_head(key))
+            return self._send("GetObject", key, lambda: self._get(key, part, etag))
         except _Failed as failed:
-            raise self._error("HEAD", key, failed) from None
+            if failed.has_part:
+                raise
+            # It may be empty, or shorter; and not all servers count from the end.
+            stat = self._head(key)
+            _require(etag, stat)
+            wanted = part.within(stat.size)
+            if not wanted.nbytes:
+                return Fetched(stat, wanted.offset, memoryview(b""))
+            if part.offset >= 0:
+                raise
+        return self._send("GetObject", key, lambda: self._get(key, wanted, stat.etag))
+
+    def _head(self, key: str) -> ObjectStat:
+        with self._errors("HEAD", key):
+            return self._send("HeadObject", key, lambda: self._attempt_head(key))
 
     def _attempt_head(self, key: str) -> ObjectStat:
         with _failures():
@@ -213,7 +211,7 @@ class CloudClient:
             stat = _stat_of(result.meta)
             if str(result.attributes.get("Content-Encoding") or "identity") != "identity":
                 raise _Failed(f"the reply is compressed (Content-Encoding); {_PROXY}", 200)
-            _require(key, etag, stat)
+            _require(etag, stat)
             expected, (start, stop) = part.within(stat.size), result.range
             if (start, stop - start) != expected:
                 raise _Failed("the server answered another range than it was asked for", 206)
@@ -241,20 +239,16 @@ class CloudClient:
                 objects = [(meta["path"][start:], _stat_of(meta)) for meta in found["objects"]]
                 return ListPage(objects, [f"{name[start:].rstrip('/')}/" for name in found["common_prefixes"]], None)
 
-        try:
+        with self._errors("LIST", prefix):
             return self._send("ListObjects", prefix, attempt)
-        except _Failed as failed:
-            raise self._list_error(prefix, failed) from None
 
     def _has_below(self, prefix: str) -> bool:
         def attempt() -> bool:
             with _failures():
                 return bool(next(iter(obstore.list(self._obstore(), self.location.full(prefix), chunk_size=1)), ()))
 
-        try:
+        with self._errors("LIST", prefix):
             return self._send("ListObjects", prefix, attempt)
-        except _Failed as failed:
-            raise self._list_error(prefix, failed) from None
 
     def _send(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
         """Return the result of *attempt*; raises the last `_Failed`."""
@@ -273,14 +267,19 @@ class CloudClient:
             _pause(random.uniform(0, _FIRST_PAUSE * 2**number))  # noqa: S311 - nothing is kept secret
         raise AssertionError
 
-    def _list_error(self, prefix: str, failed: _Failed) -> ShardfsError:
-        if failed.status == 404:
-            what = "container" if self.location.scheme == "az" else "bucket"
-            return StoreError(f"the {what} {self.location.bucket} does not exist")
-        return self._error("LIST", prefix, failed)
+    @contextmanager
+    def _errors(self, method: str, key: str) -> Iterator[None]:
+        """Turn `_Failed` into what the methods of a client raise; all of them do their work in such a block."""
+        try:
+            yield
+        except _Failed as failed:
+            raise self._error(method, key, failed) from None
 
     def _error(self, method: str, key: str, failed: _Failed) -> ShardfsError:
         target, status = self._shown(key), failed.status
+        if method == "LIST" and status == 404:
+            what = "container" if self.location.scheme == "az" else "bucket"
+            return StoreError(f"the {what} {self.location.bucket} does not exist")
         if status in (404, 410) or (status == 403 and self._means_absent(key)):
             return NotFoundError(f"{key} does not exist")
         if status in (401, 403, 407):
@@ -378,7 +377,7 @@ def make_store(location: CloudLocation, timeouts: Timeouts = _TIMEOUTS) -> Azure
         ) from None
 
 
-def _require(key: str, etag: str | None, stat: ObjectStat) -> None:
+def _require(etag: str | None, stat: ObjectStat) -> None:
     """Raise `_Failed` if the server gave another version than *etag*."""
     if etag is not None and stat.etag != etag:
         raise _Failed("the server gave another version than it was asked for", 412)

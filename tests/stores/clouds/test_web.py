@@ -130,6 +130,18 @@ async def test_a_version_that_changes_between_index_and_chunk_is_stale(web: Web,
             await extent.read(0, extent.nbytes)
 
 
+@in_trio
+async def test_a_file_replaced_by_a_shorter_one_is_another_version_where_no_conditions_are_heeded(web: Web) -> None:
+    web.conditions = False
+    shard = web.root / "image.zarr/s/1/c/0/0"
+    async with open_source(f"{web.url}/image.zarr/s/1") as source:
+        snapshot = await source.store.open("c/0/0")
+        shard.write_bytes(b"short")
+        with pytest.raises(StaleError):
+            await snapshot.read(100, 10)
+        assert source.store.statistics()["conflicts"] == 1
+
+
 LIES = {
     "whole": "the server gives the whole file",
     "other range": "another range than it was asked for",
