@@ -32,7 +32,8 @@ class CloudLocation:
     def parse(cls, source: str) -> "CloudLocation":
         """Return the location in a URL of one of the `SCHEMES`; raises `SourceError`, which repeats no secret.
 
-        In a bucket, names are taken literally: `%20` is part of the key. Slashes at the end are ignored.
+        In a bucket, names are taken literally: `%20` is part of the key; but ? and # may begin a signature, and are
+        refused. Slashes at the end are ignored.
         """
         shown = without_secrets(source)
         scheme, _, rest = source.partition("://")
@@ -42,10 +43,9 @@ class CloudLocation:
         path = path.rstrip("/")
         if "@" in host:
             raise SourceError(f"{shown} holds a name or a password, which shardfs does not send")
-        if is_web and ("?" in rest or "#" in rest):
-            raise SourceError(
-                f"{shown} has a query or a fragment, which shardfs does not send; in a path, ? and # are %3F and %23"
-            )
+        if "?" in rest or "#" in rest:
+            way = "; in a path, ? and # are %3F and %23" if is_web else ": credentials come from the environment"
+            raise SourceError(f"{shown} has a query or a fragment, which shardfs does not send{way}")
         if any(part in (".", "..") for part in path.split("/")) or any(char < " " for char in source):
             raise SourceError(f"{shown} has . or .. or a control character in its path, which mean nothing there")
         try:

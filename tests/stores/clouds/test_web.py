@@ -269,6 +269,9 @@ def test_urls_with_secrets_are_refused_without_repeating_them() -> None:
         "https://me:hunter2@[/x.zarr",
         "ftp://me:hunter2@example.org/x.zarr?token=hunter2",
         "gs://me:hunter2@bucket/x.zarr",
+        "gs://bucket/x.zarr#hunter2",
+        "az://container/x.zarr?sv=2024-01-01&sig=hunter2",
+        "az://container?sig=hunter2",
     ):
         done = run("info", url)
         assert "hunter2" not in one_line_of(done, 3)
