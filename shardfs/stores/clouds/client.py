@@ -61,8 +61,8 @@ _MAX_SIZE: Final = 2**63 - 1
 _NOWHERE: Final = datetime.fromtimestamp(0, UTC)
 """What obstore has as time of a reply that states none."""
 
-_PROBED: Final = f".shardfs-{uuid4().hex}"
-"""A name that nothing has."""
+_PROBED: Final = f"shardfs-{uuid4().hex}"
+"""A name that nothing has; it has no dot, because servers often refuse names that begin with one."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
@@ -120,7 +120,8 @@ class CloudClient:
 
     Versions are told apart by strong ETags, else by Last-Modified and size; a reply with neither is refused. A web
     server that refuses access to whatever does not exist (403), as S3 does without the permission to list, says so of
-    names that nothing has; then, and as long as the document of the source can be read, 403 means absent.
+    names that nothing has; then, and if the document of the source can be read, 403 means absent. Both are asked for
+    at each 403, because a firewall may refuse anything for a while.
     """
 
     def __init__(self, location: CloudLocation, *, max_connections: int = 64, timeouts: Timeouts = _TIMEOUTS) -> None:
@@ -131,7 +132,7 @@ class CloudClient:
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._store: AzureStore | GCSStore | HTTPStore | None = None
-        self._refuses_absent: bool | None = None
+        self._has_warned = False
 
     async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
         """Return a range of at least one byte of an object, of the version *etag* if given; less at its end."""
@@ -296,16 +297,18 @@ class CloudClient:
         if not self.location.is_web or key in (DOCUMENT, _PROBED):
             return key == _PROBED
         try:
-            if self._refuses_absent is None:
-                self._refuses_absent = self._status_of(_PROBED) == 403
-                if self._refuses_absent:
-                    log.warning(
-                        "%s answers 403 for names that do not exist: what it refuses is taken for absent",
-                        self.location.url,
-                    )
-            return self._refuses_absent and self._status_of(DOCUMENT) == 200
+            # In this order: where the source can be read again, the name that nothing has is not refused any more.
+            means_absent = self._status_of(DOCUMENT) == 200 and self._status_of(_PROBED) == 403
         except _Failed:
             return False
+        with self._lock:
+            is_first = means_absent and not self._has_warned
+            self._has_warned |= means_absent
+        if is_first:
+            log.warning(
+                "%s answers 403 for names that do not exist: what it refuses is taken for absent", self.location.url
+            )
+        return means_absent
 
     def _status_of(self, key: str) -> int:
         try:

@@ -216,6 +216,30 @@ async def test_refused_is_absent_only_where_the_server_refuses_all_that_is_absen
 
 
 @in_trio
+async def test_what_a_server_refuses_later_is_an_error_though_it_once_refused_what_is_absent(web: Web) -> None:
+    web.absent = 403
+    async with opened(f"{web.url}/image.zarr/0") as (_, paths):
+        with pytest.raises(NotFoundError):
+            await paths.read("c/7/7")
+        web.absent = 404
+        web.refused.add("/image.zarr/0/c/0/0")
+        with pytest.raises(AccessDeniedError):
+            await paths.read("c/0/0")
+
+
+@in_trio
+async def test_a_server_that_refuses_names_with_a_dot_does_not_refuse_all_that_is_absent(web: Web) -> None:
+    class Dotted(set[str]):
+        def __contains__(self, path: object) -> bool:
+            return "/." in str(path) or super().__contains__(path)
+
+    web.refused = Dotted({"/image.zarr/0/c/0/0"})
+    async with opened(f"{web.url}/image.zarr/0") as (_, paths):
+        with pytest.raises(AccessDeniedError):
+            await paths.read("c/0/0")
+
+
+@in_trio
 async def test_a_server_that_has_something_under_every_name_is_refused(web: Web) -> None:
     web.absent = 200
     web.etags = False
