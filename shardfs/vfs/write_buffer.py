@@ -57,8 +57,7 @@ class BufferBytes:
         if not data:
             return
         end = offset + len(data)
-        if end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY:
-            self._spill()
+        self._prepare(max(self.nbytes, end))
         if self._file is not None:
             with changing("a write buffer"):
                 SYSCALLS.pwrite(self._file.fd, [data], offset)
@@ -73,8 +72,7 @@ class BufferBytes:
 
     def truncate(self, nbytes: int) -> None:
         """Truncate the content to *nbytes*, or extend it with zeros."""
-        if nbytes > _SPILL_NBYTES:
-            self._spill()
+        self._prepare(nbytes)
         if self._file is not None:
             with changing("a write buffer"):
                 os.ftruncate(self._file.fd, nbytes)
@@ -100,6 +98,12 @@ class BufferBytes:
         """Let *buffer*, in memory, be the content."""
         self._space.memory += len(buffer) - self._accounted
         self._buffer, self._accounted, self.nbytes = buffer, len(buffer), len(buffer)
+
+    def _prepare(self, nbytes: int) -> None:
+        """Go over to a file if the content is to have *nbytes* bytes, and memory is not for so many."""
+        others = self._space.memory - self._accounted
+        if nbytes > _SPILL_NBYTES or others + nbytes > _MAX_MEMORY:
+            self._spill()
 
     def _spill(self) -> None:
         if self._file is not None:

@@ -512,9 +512,25 @@ def test_many_open_drafts_take_no_more_memory_than_is_allowed(tmp_path: Path, mo
     opened = [BufferBytes(space) for _ in range(20)]
     for number, draft in enumerate(opened):
         draft.write(0, bytes([number]) * 10)
-    assert space.memory <= 100
+        assert space.memory <= 100
     for number, draft in enumerate(opened):
         assert bytes(draft.read(0, 11)) == bytes([number]) * 10
         draft.clear()
         assert draft.nbytes == 0
     assert space.memory == 0
+
+
+def test_many_drafts_that_are_extended_take_no_more_memory_than_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_buffer, "_MAX_MEMORY", 100)
+    space = BufferSpace(str(tmp_path))
+    opened = [BufferBytes(space) for _ in range(20)]
+    for draft in opened:
+        draft.write(0, b"x")
+    for draft in opened:
+        draft.truncate(10)
+        assert space.memory <= 100
+    for draft in opened:
+        draft.truncate(9)
+        assert bytes(draft.read(0, 11)) == b"x" + bytes(8)
