@@ -1,13 +1,14 @@
 """What the keys of a source are: one cache, with one TTL, corrected by our own changes.
 
 `Heads` owns it. A key has a record (results of requests for this key alone), and a directory has a listing (results of
-LIST for all names in it); the later of the two counts. `forget` invalidates them.
+LIST for all names in it); the later of the two counts. `forget` invalidates them, and replies on their way.
 
 Bounds: `_MAX_KEYS` records, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings; the least recently used
 are dropped.
 """
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
@@ -75,7 +76,7 @@ from what is `Absent`, and that a directory has the name of an object too.
 class _Record:
     """What is known about one key.
 
-    It was *known* at *time*. *changed* is the value of `Heads.serial` after our last change of the key. For a
+    It was *known* at *time*. *changed* is the value of `Heads.serial` after we last changed or forgot the key. For a
     directory: when a name in it was *asked* for, and whether its listing *is_long*.
     """
 
@@ -112,6 +113,15 @@ class Listing:
     def is_missing(self) -> bool:
         """Whether there is no such directory."""
         return not (self.names or self.hidden)
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it was forgotten, or a name in it, since it began."""
+        return self.started == _NEVER or bool(self.doubtful)
+
+    def forget(self) -> None:
+        """Trust nothing in it, not even what comes yet."""
+        self.started = self.time = _NEVER
 
     def find(self, name: str) -> Known:
         """Return what *name* is."""
@@ -171,8 +181,10 @@ class Directories:
 class Heads:
     """What the keys of a source are, trusted for *ttl* seconds.
 
-    A reply is ignored if we changed its key while it was under way: *serial* counts our changes. If it
+    A reply is ignored if we changed or forgot its key while it was under way: *serial* counts that. If it
     *keeps_properties*, everything is fetched with its properties, so that a change needs no request for them.
+
+    `forget` runs in any thread. It holds the lock, and so does whoever adds records, or trusts replies.
     """
 
     def __init__(
@@ -191,6 +203,7 @@ class Heads:
         self._properties: OrderedDict[str, tuple[str, Properties]] = OrderedDict()
         self._listings: OrderedDict[str, Listing] = OrderedDict()
         self._walks: dict[str, Listing] = {}
+        self._lock = threading.RLock()
         self._nnames = 0
         self._has_hidden = False
         self.serial = 0
@@ -255,38 +268,49 @@ class Heads:
     async def list(self, key: str) -> Listing:
         """Return the names in the directory *key*, fetched once for all who want them."""
         listing = self._listing(key)
-        return listing if listing is not None and not listing.doubtful else await self._walk(key)
+        if listing is not None and not listing.doubtful:
+            return listing
+        pending = self._walks.get(key)
+        if pending is not None and pending.is_forgotten:
+            await self._walk(key)
+        return await self._walk(key)
 
     def forget(self, key: str) -> None:
-        """Trust nothing known about *key*, nor that a directory above it is missing; may be called in any thread."""
-        self._doubt(key)
-        listing = self._listings.get(key)
-        if listing is not None:
-            listing.started = listing.time = _NEVER
-        for above in _ancestors(key):  # else *key* would be taken for missing again, because its directory is
-            if isinstance(self._find(above), Absent):
-                self._doubt(above)
+        """Trust nothing known about *key*, nor that a directory above it is missing; may be called in any thread.
+
+        Replies that are on their way are not trusted either.
+        """
+        with self._lock:
+            self._doubt(key)
+            for listing in filter(None, (self._listings.get(key), self._walks.get(key))):
+                listing.forget()
+            for above in _ancestors(key):  # else *key* would be taken for missing again, because its directory is
+                if isinstance(self._find(above), Absent):
+                    self._doubt(above)
+                else:
+                    self._refuse_replies(above)
 
     def changed(self, key: str, stat: ObjectStat | None, properties: Properties | None = None) -> None:
         """Note that our own change gave the object *key* the state *stat*, or removed it; and what that means above."""
-        if not isinstance(self._find(key), Directory):
-            self._put(key, Found(stat) if stat is not None else Absent())
-        else:
-            self._put(key, Directory())
-        if stat is not None and properties is not None:
-            _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
-        else:
-            self._properties.pop(key, None)
-        for above in _ancestors(key):
-            listing = self._listing(above)
-            if stat is not None:
-                self._put(above, Directory())
-            elif listing is None:
-                self.forget(above)
-            elif listing.is_missing:
-                self._put(above, Absent())
+        with self._lock:
+            if not isinstance(self._find(key), Directory):
+                self._put(key, Found(stat) if stat is not None else Absent())
             else:
-                break
+                self._put(key, Directory())
+            if stat is not None and properties is not None:
+                _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
+            else:
+                self._properties.pop(key, None)
+            for above in _ancestors(key):
+                listing = self._listing(above)
+                if stat is not None:
+                    self._put(above, Directory())
+                elif listing is None:
+                    self._doubt(above)
+                elif listing.is_missing:
+                    self._put(above, Absent())
+                else:
+                    break
 
     def _find(self, key: str) -> Known:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
@@ -324,12 +348,13 @@ class Heads:
 
     def _note(self, key: str, known: Known, time: float, serial: int) -> None:
         """Note what the store replied about *key* to a request of that *time*, sent when `serial` had that value."""
-        record = self._record(key)
-        if record.changed > serial:
-            return
-        if within_ttl(record.time, self._clock(), self._ttl):
-            known = _with_keys_below(known, record.known)
-        record.known, record.time = known, time
+        with self._lock:
+            record = self._record(key)
+            if record.changed > serial:
+                return
+            if within_ttl(record.time, self._clock(), self._ttl):
+                known = _with_keys_below(known, record.known)
+            record.known, record.time = known, time
 
     def _put(self, key: str, known: Found | Directory | Absent) -> None:
         """Note the result of our own change of *key*, also in present and pending listings."""
@@ -346,12 +371,23 @@ class Heads:
             self._walks[parent].changes[name] = known
 
     def _doubt(self, key: str) -> None:
-        record, (parent, name) = self._records.get(key), split(key)
-        if record is not None:
-            record.time = _NEVER
+        """Trust neither what is known about *key*, nor replies that are on their way."""
+        self._refuse_replies(key)
+        self._record(key).time = _NEVER
+        parent, name = split(key)
         listing = self._listings.get(parent)
         if listing is not None:
             listing.doubtful.add(name)
+
+    def _refuse_replies(self, key: str) -> None:
+        """Trust no reply about *key* that is on its way."""
+        self.serial += 1
+        self._record(key).changed = self.serial
+        parent, name = split(key)
+        walk = self._walks.get(parent)
+        if walk is not None:
+            walk.doubtful.add(name)
+            walk.changes.pop(name, None)
 
     def _listing(self, key: str) -> Listing | None:
         """Return the complete listing of the directory *key* within its TTL; None if there is none."""
@@ -375,7 +411,8 @@ class Heads:
         """
         if self._listing(key) is not None or not self.can_list:
             return
-        record, now = self._record(key), self._clock()
+        with self._lock:
+            record, now = self._record(key), self._clock()
         if now - record.asked >= self._ttl:
             record.asked, record.is_long = now, False
         elif not record.is_long:
@@ -455,15 +492,17 @@ class Heads:
             raise StoreError(f"{self._client.location.url_of(prefix)} cannot be listed: the server gives {what}")
 
     def _complete(self, key: str, listing: Listing) -> None:
-        for name, known in listing.changes.items():
-            listing.put(name, known)
-        listing.time = self._clock()
-        listing.is_complete = True
-        self._drop(key)
-        self._listings[key] = listing
-        self._nnames += 1 + len(listing.names)
-        while self._nnames > self._max_names and len(self._listings) > 1:
-            self._drop(next(iter(self._listings)))
+        with self._lock:
+            for name, known in listing.changes.items():
+                listing.put(name, known)
+            if listing.started != _NEVER:
+                listing.time = self._clock()
+            listing.is_complete = True
+            self._drop(key)
+            self._listings[key] = listing
+            self._nnames += 1 + len(listing.names)
+            while self._nnames > self._max_names and len(self._listings) > 1:
+                self._drop(next(iter(self._listings)))
 
     def _drop(self, key: str) -> None:
         listing = self._listings.pop(key, None)

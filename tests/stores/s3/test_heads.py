@@ -202,6 +202,85 @@ async def test_what_another_host_made_is_found_once_it_was_forgotten_though_its_
     assert (await store.stat("a")).kind is Kind.DIRECTORY
 
 
+def _delay_replies(fake: FakeS3) -> None:
+    """Let replies be on their way for a second."""
+    for name in ("head", "list_page"):
+        setattr(fake, name, _late(getattr(fake, name)))
+
+
+def _late(ask: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    async def late(*args: object, **options: object) -> object:
+        try:
+            return await ask(*args, **options)
+        finally:
+            await trio.sleep(1)
+
+    return late
+
+
+@pytest.mark.parametrize(
+    ("request_", "asked", "replaced", "was_there"),
+    [
+        (_by_request, "k", "k", True),
+        (_by_name, "k", "k", True),
+        (_by_name, "k", "k", False),
+        (_by_listing, "", "k", True),
+        (_by_listing, "", "k", False),
+        (_by_name, "d", "d/k", False),
+        (_by_listing, "", "d/k", False),
+    ],
+)
+@on_mock_clock
+async def test_a_reply_that_was_on_its_way_when_its_key_was_forgotten_is_not_believed(
+    request_: Callable[[S3Store, str], Awaitable[None]], asked: str, replaced: str, was_there: bool
+) -> None:
+    fake = bucket(*[replaced] * was_there, "other")
+    _delay_replies(fake)
+    store = reader_of(fake)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(request_, store, asked)
+        await trio.sleep(0.5)
+        fake.store(replaced, b"of another host")
+        store.forget(replaced)
+    assert (await store.stat(replaced)).size == 15
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@on_mock_clock
+async def test_a_name_forgotten_while_later_pages_are_missing_is_asked_for_again(*, is_ours: bool) -> None:
+    fake = bucket("d/a", "d/b", "d/c", page_size=1)
+    store = reader_of(fake)
+    found: list[list[Entry]] = []
+
+    async def ask() -> None:
+        found.append(await names(store, "d"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.sleep(1.5 * LATENCY)
+        if is_ours:
+            store.heads.changed("d/a", fake.store("d/a", b"ours"))
+        fake.store("d/a", b"of another host")
+        fake.store("d/0", b"of another host")
+        store.forget("d/a")
+        store.forget("d/0")
+        nursery.start_soon(ask)
+    assert (await store.stat("d/a")).size == 15
+    assert found[1] == [Entry(name, FILE) for name in ("0", "a", "b", "c")]
+
+
+@on_mock_clock
+async def test_a_directory_forgotten_while_its_listing_is_on_its_way_is_listed_again() -> None:
+    fake = bucket("d/a", "d/b", page_size=1)
+    store = reader_of(fake)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.list, "d")
+        await trio.sleep(1.5 * LATENCY)
+        fake.store("d/0", b"of another host")
+        store.forget("d")
+    assert await names(store, "d") == [Entry(name, FILE) for name in ("0", "a", "b")]
+
+
 def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
     async def main() -> None:
         fake = FakeS3(latency=0.1)
