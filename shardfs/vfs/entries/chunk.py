@@ -72,8 +72,8 @@ class ChunkTree:
     then, because the kernel treats the old one as deleted.
 
     Directories of chunks exist throughout the grid. Not so in an array that is being created: `cp -r` and
-    `shutil.copytree` make each directory without looking first, and give up if it exists. There, *made* are those that
-    exist: programs made them, or they were found to have chunks.
+    `shutil.copytree` make each directory without looking first, and give up if it exists. There, *made* holds those
+    that exist, the next coordinates by prefix: programs made them, or they were found to have chunks.
     """
 
     def __init__(self, fs: Tree, chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
@@ -89,7 +89,7 @@ class ChunkTree:
         self.refilled: dict[Coords, int] = {}
         self.removed_again: set[Coords] = set()
         self.removals: Counter[int] = Counter()
-        self.made: set[Coords] | None = None
+        self.made: dict[Coords, set[int]] | None = None
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
@@ -223,26 +223,35 @@ class ChunkTree:
 
     def begin(self) -> None:
         """Note that the array is being created."""
-        self.made = set()
+        self.made = {}
 
     async def has_directory(self, coords: Coords) -> bool:
         """Whether the directory of chunks at *coords*, which is within the grid, exists."""
-        if self.made is None or coords in self.made:
+        if self.made is None:
+            return True
+        if coords[-1] in self.made.get(coords[:-1], ()) if coords else coords in self.made:
             return True
         if await self.array.is_empty(coords):
             return False
-        self.made.add(coords)
+        self.make_directory(coords)
         return True
 
     def make_directory(self, coords: Coords) -> None:
         """Note that a directory of chunks was made; those above it exist."""
         if self.made is not None:
-            self.made |= {coords[:depth] for depth in range(len(coords) + 1)}
+            self.made.setdefault((), set())
+            for depth, index in enumerate(coords):
+                self.made.setdefault(coords[:depth], set()).add(index)
 
     def remove_directory(self, coords: Coords) -> None:
         """Note that a directory of chunks was removed, with those below it, which are empty too."""
         if self.made is not None:
-            self.made = {made for made in self.made if made[: len(coords)] != coords}
+            if coords:
+                self.made.get(coords[:-1], set()).discard(coords[-1])
+            pending = [coords]
+            while pending:
+                prefix = pending.pop()
+                pending += [(*prefix, index) for index in self.made.pop(prefix, ())]
         self.removals[self.numbering.of_directory(coords)] += 1
 
     async def directories_in(self, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
@@ -253,9 +262,7 @@ class ChunkTree:
             # Others may have stored chunks in those that nobody made here.
             covered = [index async for numbers in self.array.covered(prefix) for index in numbers]
             with_chunks = [index for index in covered if await self.has_directory((*prefix, index))]
-            depth = len(prefix)
-            made = {made[depth] for made in self.made if len(made) == depth + 1 and made[:depth] == prefix}
-            yield sorted(made.union(with_chunks))
+            yield sorted(self.made.get(prefix, set()).union(with_chunks))
         elif self.listed_missing is not None:
             yield range(self.array.grid.grid_shape[len(prefix)])
         else:
