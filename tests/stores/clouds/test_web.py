@@ -131,7 +131,7 @@ async def test_a_version_that_changes_between_index_and_chunk_is_stale(web: Web,
 
 
 @in_trio
-async def test_a_file_replaced_by_a_shorter_one_is_another_version_where_no_conditions_are_heeded(web: Web) -> None:
+async def test_a_file_replaced_by_a_shorter_one_is_another_version_without_conditions(web: Web) -> None:
     web.conditions = False
     shard = web.root / "image.zarr/s/1/c/0/0"
     async with open_source(f"{web.url}/image.zarr/s/1") as source:
