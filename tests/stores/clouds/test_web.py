@@ -200,6 +200,18 @@ async def test_redirects_are_followed_and_passing_failures_tried_again(web: Web)
 
 
 @in_trio
+async def test_redirects_to_other_hosts_are_followed_as_the_docs_warn(web: Web, tmp_path: Path) -> None:
+    shard = "/image.zarr/s/1/c/0/0"
+    (tmp_path / "other").mkdir()
+    (web.root / shard.lstrip("/")).rename(tmp_path / "other/shard")
+    with web_server(tmp_path / "other") as other:
+        web.moved[shard] = f"{other.url}/shard"
+        async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+            assert await paths.read("c/0/0")
+        assert {path for _, path, _ in other.asked()} == {"/shard"}
+
+
+@in_trio
 async def test_refused_is_absent_only_where_the_server_refuses_all_that_is_absent(web: Web) -> None:
     url, shard = f"{web.url}/image.zarr/0", "/image.zarr/0/c/3/3"
     web.refused.add(shard)
