@@ -217,7 +217,10 @@ async def deliver(
 
 async def copy_file(job: Job, source: Reader, store: Store, item: Item) -> Delivered:
     """Store the file of *source* with the key of *item*, byte for byte."""
-    snapshot = await source.open(item.key)
+    try:
+        snapshot = await source.open(item.key)
+    except IsADirectoryHereError:
+        raise IsADirectoryHereError(f"{item.key} is a link to a directory: copy that in its place") from None
     produce = copying(snapshot.read, snapshot.size)
     return await deliver(job, store, item, MadeOf(state_of(snapshot.stat)), snapshot.size, produce)
 

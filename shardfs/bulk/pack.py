@@ -41,7 +41,7 @@ from shardfs.format.grid import index_in_c_order
 from shardfs.format.lens.packed import Packing, Transcoder
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.lens.v3 import Consolidated
+from shardfs.format.lens.v3 import Consolidated, every_copy
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
@@ -297,6 +297,7 @@ class PackPlan(Plan):
     _ranks: set[int] = field(default_factory=set)
     planned: list[PlannedArray] = field(default_factory=list)
     _copies: dict[str, list[str]] = field(default_factory=dict)
+    _described: dict[str, set[str]] = field(default_factory=dict)  # the nodes that groups have copies of
     _texts: dict[str, bytes] = field(default_factory=dict)  # of documents, by key
 
     def __str__(self) -> str:
@@ -322,6 +323,7 @@ class PackPlan(Plan):
                     superseded += [join_key(path, file) for file in files if node.is_superseded(file)]
                     files = [file for file in files if not node.is_superseded(file)]
                 self.files.append((path, files))
+        await self._leave_out_copies(job.reading(context))
         self._consolidate()
         self.documents += self._texts
         self.report.total += len(self._texts) + sum(len(files) for _, files in self.files)
@@ -388,6 +390,7 @@ class PackPlan(Plan):
         key, text = join_key(node.path, DOCUMENT), node.documents.get(DOCUMENT)
         if isinstance(node.metadata, GroupMetadata):
             document = Consolidated(self.packing).get(node.metadata.document)
+            self._described[node.path] = {join_key(node.path, below) for below, _ in every_copy(document)}
             is_same = text is not None and node.metadata.is_as_stored and document is node.metadata.document
             self._texts[key] = text if is_same and text is not None else encode_json(document)
             if ZMETADATA in node.documents:
@@ -409,6 +412,16 @@ class PackPlan(Plan):
             self.report.total += node.array.grid.shards.nchunks if node.array is not None else 0
             self._texts[key] = text or b""
         self.planned.append(PlannedArray.of(node, transfer))
+
+    async def _leave_out_copies(self, source: Source) -> None:
+        """Let no group describe a node that is left out: readers would take it for one without chunks."""
+        packed = frozenset(key.rpartition("/")[0] for key in self._texts)
+        groups = [path for path, copied in self._described.items() if not copied <= packed]
+        source.hierarchy.copies.keep_only(packed)
+        for path in groups:
+            node = await find_node(source, path)
+            if node is not None:
+                self._add(node)
 
     def _consolidate(self) -> None:
         """Give groups that were consolidated as v2 the copies that v3 has in the group's document."""

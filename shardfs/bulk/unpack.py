@@ -68,14 +68,17 @@ class Unpacking:
 
 @dataclass(frozen=True)
 class WriteFiles(StoreTask):
-    """Writes files as *unpacking* shows them."""
+    """Writes files as *unpacking* shows them; groups describe only *nodes*, unless that is None."""
 
     unpacking: Unpacking
+    nodes: frozenset[str] | None = None
 
     async def begin(self, context: Context) -> Storer:
         """Return a function that writes one of them."""
         source, store = self.job.reading(context), self.job.made(context).writable
         tree = await self.unpacking.tree(context, self.job)
+        if self.nodes is not None:
+            tree.hierarchy.copies.keep_only(self.nodes)
         directories = {"": ROOT}
 
         async def find(path: str) -> int:
@@ -158,7 +161,8 @@ class UnpackPlan(Plan):
 
     def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
         """Return the task that stores these documents."""
-        return WriteFiles(items, 0, job, self.unpacking)
+        nodes = frozenset(key.rpartition("/")[0] for key in self.documents)
+        return WriteFiles(items, 0, job, self.unpacking, nodes)
 
     async def _files(self, tree: Filesystem) -> AsyncIterator[tuple[str, int]]:
         """Yield all files with their sizes; the documents among them are only noted."""

@@ -92,6 +92,8 @@ class ConsolidatedCopies:
     - `_outdated`: paths of nodes that were removed or replaced on the mount, though stored copies describe them.
       Written by removals, moves and new directories, until the copies are `corrected`; without it, what is created anew
       would be taken for what the copy says.
+    - `_only`: paths of the nodes that may have copies; None if all may. Written by bulk work, which copies these;
+      without it, groups of the destination would describe arrays that are not there, and read as fill values.
     """
 
     def __init__(self, hierarchy: Nodes, store: Reader) -> None:
@@ -102,10 +104,19 @@ class ConsolidatedCopies:
         self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.nbytes, _MAX_NBYTES, _MAX_GROUPS)
         self._announced: set[str] = set()
         self._outdated: set[str] = set()
+        self._only: frozenset[str] | None = None
 
     def show(self, lens: Lens, worker: Worker | None) -> None:
         """Let *lens* generate what groups show; *worker* processes large documents."""
         self._lens, self._worker = lens, worker
+
+    def keep_only(self, paths: frozenset[str]) -> None:
+        """Show no copies of other nodes than those at *paths* from now on."""
+        if self._only == paths:
+            return
+        self._only = paths
+        for known in self._groups.known():
+            self._groups.forget(known)
 
     def forget(self, path: str) -> None:
         """Make the copies in groups at *path*, below and above it again: what they are made from has changed."""
@@ -180,6 +191,8 @@ class ConsolidatedCopies:
 
     async def _text(self, path: str, known: _Text | None) -> _Text:
         """Return the document of the node at *path*, *known* if it is still the same."""
+        if self._only is not None and path not in self._only:
+            return _Text(None, None)
         removed, key = await self._hierarchy.removed(path), join_key(path, DOCUMENT)
         if removed is not None:
             return _Text(removed, encode_json(removed.was.metadata.document))

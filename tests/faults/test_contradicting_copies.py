@@ -242,7 +242,7 @@ BROKEN_GROUPS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("by", ["another program", "the mount"])
-def test_a_group_opens_by_its_copies_though_the_document_of_a_group_below_is_gone(
+def test_a_group_opens_by_its_copies_though_a_group_below_has_no_document(
     mount: Mounter, source: Path, tmp_path: Path, by: str
 ) -> None:
     """zarr-python opens no group that has a copy of a node and none of the node above that."""
@@ -258,6 +258,28 @@ def test_a_group_opens_by_its_copies_though_the_document_of_a_group_below_is_gon
         assert (zarr.open_group(place, mode="r")["a"][...] == VALUES).all()
     done = run("unpack", source, tmp_path / "unpacked")
     assert (zarr.open_group(tmp_path / "unpacked", mode="r")["a"][...] == VALUES).all(), str(done)
+
+
+@pytest.mark.parametrize("left_out", ["a", "g"])
+@pytest.mark.parametrize("command", ["pack --shards 2,2", "unpack", "unpack --view v2"])
+def test_a_copy_of_a_dataset_describes_no_node_that_was_left_out(
+    source: Path, tmp_path: Path, left_out: str, command: str
+) -> None:
+    """It would read as fill values. A link to a directory is not copied, though a mount follows it."""
+    (source / left_out).rename(source / "real")
+    (source / left_out).symlink_to("real")
+    made = tmp_path / "made"
+    done = run(*command.split(), source, made)
+    assert done.returncode == 1
+    assert f"left out: {left_out} is a link to a directory" in done.stderr
+    assert not (made / left_out).exists()
+    version = 2 if "v2" in command else 3
+    group = zarr.open_consolidated(made, mode="r", zarr_format=version)
+    assert not [name for name in group if name == left_out]
+    kept = "g/b" if left_out == "a" else "a"
+    assert (group[kept][...] == VALUES).all()
+    with pytest.raises(KeyError):
+        group["a" if left_out == "a" else "g/b"]
 
 
 @pytest.mark.parametrize("fault", BROKEN_GROUPS)
