@@ -9,16 +9,15 @@ from typing import Any
 
 import click
 
-from shardfs.cli.options import Integer, Number, RemoteOption, command, mountpoint_argument, size, view_options
-from shardfs.cli.sources import single_writer_option, source_options
+from shardfs.cli.options import Integer, command, log_options, mountpoint_argument, tree_options, writing_options
+from shardfs.cli.sources import cache_options, single_writer_option, source_options
 from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
 from shardfs.fuse.options import MountOptions, parse_fuse_options
-from shardfs.service.log import FORMATS, log_to
+from shardfs.service.log import log_to
 from shardfs.stores.url import StoreOptions, resolve
-from shardfs.vfs.options import DIMENSION_SEPARATORS
 
 _ID = Integer(0, 2**32 - 2)
 
@@ -43,37 +42,9 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @source_options
 @mountpoint_argument
-@view_options
-@click.option(
-    "--dimension-separator",
-    type=click.Choice(DIMENSION_SEPARATORS),
-    help="Name chunk files 0.0.0 or 0/0/0 (--view v2).  [default: .]",
-)
-@click.option(
-    "--fill-missing",
-    type=bool,
-    default=True,
-    metavar="yes|no",
-    help="In --view v2, for arrays with named axes, show the missing value of xarray as the fill value, and show files "
-    "for chunks that are not stored and would read as another value. With no, show the stored fill value and no such "
-    "files; xarray and netCDF can then mask the wrong values.  [default: yes]",
-)
-@click.option(
-    "--decode-cache",
-    callback=size,
-    default="256M",
-    show_default=True,
-    metavar="SIZE",
-    help="Memory for decoded chunks (--decode or --view npy).",
-)
+@tree_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
-@click.option(
-    "--metadata-ttl",
-    type=Number(min=0),
-    metavar="SECONDS",
-    help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
-)
 @click.option("--allow-other", is_flag=True, help="Let other users use the mount, as far as file modes permit.")
 @click.option("--uid", type=_ID, metavar="N", help="Show this user as the owner of everything.")
 @click.option("--gid", type=_ID, metavar="N", help="Show this group as the group of everything.")
@@ -84,17 +55,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     help="Show modes as if everything had this umask: with 022, all users can read and only the owner can write.",
 )
 @click.option("--write", is_flag=True, help="Let programs write chunks, metadata and other files.")
-@click.option(
-    "--shards",
-    metavar="N,N,…",
-    help="Store new arrays sharded, with this many inner chunks per shard along each axis (one number for all axes).",
-)
-@click.option(
-    "--auto-compact",
-    type=Number(min=0, max=1, min_open=True),
-    metavar="RATIO",
-    help="Rewrite a shard when an append would leave this share of its bytes dead.",
-)
+@writing_options
 @click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and let programs map them shared.")
 @click.option(
     "--metrics",
@@ -102,29 +63,8 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     help="Serve the figures of `shardfs stats` to Prometheus at this address; a port alone means 127.0.0.1.",
 )
 @click.option("-o", "fuse_words", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="info",
-    show_default=True,
-    help="How much to log.",
-)
-@click.option(
-    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
-)
-@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the log to this file.")
-@click.option(
-    "--cache", cls=RemoteOption, metavar="DIR", help="Cache fetched data in this directory, also for later mounts."
-)
-@click.option(
-    "--cache-size",
-    cls=RemoteOption,
-    callback=size,
-    default="10G",
-    show_default=True,
-    metavar="SIZE",
-    help="Size of --cache, such as 500M.",
-)
+@log_options
+@cache_options
 @single_writer_option
 @click.option("--ready-fd", type=int, hidden=True)
 def mount(

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -18,7 +19,8 @@ from shardfs.cli.output import complain
 from shardfs.errors import ShardfsError
 from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import MountOptions
-from shardfs.vfs.options import VIEWS
+from shardfs.service.log import FORMATS
+from shardfs.vfs.options import DIMENSION_SEPARATORS, VIEWS
 
 
 class RemoteOption(click.Option):
@@ -142,6 +144,18 @@ def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:
     return click.command(cls=Command, examples=examples)
 
 
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size(_: click.Context, __: click.Parameter, value: str) -> int:
+    """Parse a number of bytes written as by `du -h`."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT]?)(?:iB)?", value.strip(), re.ASCII | re.IGNORECASE)
+    nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if nbytes < 1:
+        raise click.BadParameter(f"{value!r} is not a size; write for example 500M or 10G (powers of 1024).")
+    return nbytes
+
+
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the view, `view` and `decode`."""
     decode = click.option("--decode", is_flag=True, help="Decode chunk files to plain array bytes (--view v3 or v2).")
@@ -153,6 +167,74 @@ def view_options(function: Callable[..., None]) -> Callable[..., None]:
         help="Show arrays as unsharded Zarr v3, as Zarr v2, or as one .npy file each.",
     )
     return view(decode(function))
+
+
+def tree_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the tree that is shown, fields of `TreeOptions`."""
+    dimension_separator = click.option(
+        "--dimension-separator",
+        type=click.Choice(DIMENSION_SEPARATORS),
+        help="Name chunk files 0.0.0 or 0/0/0 (--view v2).  [default: .]",
+    )
+    fill_missing = click.option(
+        "--fill-missing",
+        type=bool,
+        default=True,
+        metavar="yes|no",
+        help="In --view v2, for arrays with named axes, show the missing value of xarray as the fill value, and show "
+        "files for chunks that are not stored and would read as another value. With no, show the stored fill value and "
+        "no such files; xarray and netCDF can then mask the wrong values.  [default: yes]",
+    )
+    decode_cache = click.option(
+        "--decode-cache",
+        callback=size,
+        default="256M",
+        show_default=True,
+        metavar="SIZE",
+        help="Memory for decoded chunks (--decode or --view npy).",
+    )
+    metadata_ttl = click.option(
+        "--metadata-ttl",
+        type=Number(min=0),
+        metavar="SECONDS",
+        help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
+    )
+    return view_options(dimension_separator(fill_missing(decode_cache(metadata_ttl(function)))))
+
+
+def writing_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a tree that may be changed, fields of `TreeOptions`."""
+    shards = click.option(
+        "--shards",
+        metavar="N,N,…",
+        help="Store new arrays sharded, with this many inner chunks per shard along each axis (one number for all "
+        "axes).",
+    )
+    auto_compact = click.option(
+        "--auto-compact",
+        type=Number(min=0, max=1, min_open=True),
+        metavar="RATIO",
+        help="Rewrite a shard when an append would leave this share of its bytes dead.",
+    )
+    return shards(auto_compact(function))
+
+
+def log_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a process that logs."""
+    log_level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+        default="info",
+        show_default=True,
+        help="How much to log.",
+    )
+    log_format = click.option(
+        "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
+    )
+    log_file = click.option(
+        "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the log to this file."
+    )
+    return log_level(log_format(log_file(function)))
 
 
 timeout_option = click.option(
@@ -169,17 +251,6 @@ optional_mounted_argument = click.argument("mountpoint", metavar="[MOUNTPOINT]",
 source_argument = click.argument("source", metavar="SOURCE", type=_Directory())
 optional_source_argument = click.argument("source", metavar="[SOURCE]", type=_Directory(), required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def size(_: click.Context, __: click.Parameter, value: str) -> int:
-    """Parse a number of bytes written as by `du -h`."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT]?)(?:iB)?", value.strip(), re.ASCII | re.IGNORECASE)
-    nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if nbytes < 1:
-        raise click.BadParameter(f"{value!r} is not a size; write for example 500M or 10G (powers of 1024).")
-    return nbytes
 
 
 def _array_path(_: click.Context, __: click.Parameter, value: str | None) -> str | None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import click
 
-from shardfs.cli.options import Number, RemoteOption, command, size, view_options
-from shardfs.cli.sources import single_writer_option, source_options
+from shardfs.cli.options import command, log_options, tree_options, writing_options
+from shardfs.cli.sources import cache_options, single_writer_option, source_options
 from shardfs.errors import UsageError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
-from shardfs.service.log import FORMATS, log_to
+from shardfs.service.log import log_to
 from shardfs.stores.url import StoreOptions, resolve
-from shardfs.vfs.options import DIMENSION_SEPARATORS
 
 
 @command(
@@ -44,51 +43,11 @@ from shardfs.vfs.options import DIMENSION_SEPARATORS
     metavar="FILE",
     help="Answer only requests with the token in this file: Authorization: Bearer TOKEN.",
 )
-@view_options
-@click.option(
-    "--dimension-separator", type=click.Choice(DIMENSION_SEPARATORS), help="Name chunk files of v2 0.0 or 0/0."
-)
-@click.option("--fill-missing", type=bool, default=True, metavar="yes|no", help="As for `shardfs mount`, for v2.")
-@click.option(
-    "--decode-cache",
-    callback=size,
-    default="256M",
-    show_default=True,
-    metavar="SIZE",
-    help="Memory for decoded chunks.",
-)
-@click.option(
-    "--metadata-ttl",
-    type=Number(min=0),
-    metavar="SECONDS",
-    help="Cache names, sizes and listings for this long, here and in browsers.  [default: 1, for s3:// 60]",
-)
+@tree_options
 @click.option("--write", is_flag=True, help="Let clients write and remove files, by PUT and DELETE.")
-@click.option("--shards", metavar="N,N,…", help="Store new arrays sharded, as for `shardfs mount`.")
-@click.option(
-    "--auto-compact", type=Number(min=0, max=1, min_open=True), metavar="RATIO", help="As for `shardfs mount`."
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="info",
-    show_default=True,
-    help="How much to log; debug has a line for each request.",
-)
-@click.option(
-    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
-)
-@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the log to this file.")
-@click.option("--cache", cls=RemoteOption, metavar="DIR", help="Cache fetched data in this directory.")
-@click.option(
-    "--cache-size",
-    cls=RemoteOption,
-    callback=size,
-    default="10G",
-    show_default=True,
-    metavar="SIZE",
-    help="Size of --cache, such as 500M.",
-)
+@writing_options
+@log_options
+@cache_options
 @single_writer_option
 def serve(
     source: str,

@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import click
 
 from shardfs.bulk.cluster import connected
-from shardfs.cli.options import Integer, RemoteOption, source_argument
+from shardfs.cli.options import Integer, RemoteOption, size, source_argument
 from shardfs.errors import UsageError
 from shardfs.stores.url import StoreOptions
 
@@ -91,3 +91,20 @@ def executor(
         raise UsageError("--jobs is for this machine; a Dask cluster has the processes that it was started with")
     with connected(dask, options, sources, destination) as found:
         yield found
+
+
+def cache_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the cache on disk of a remote source."""
+    cache = click.option(
+        "--cache", cls=RemoteOption, metavar="DIR", help="Cache fetched data in this directory, also for later mounts."
+    )
+    cache_size = click.option(
+        "--cache-size",
+        cls=RemoteOption,
+        callback=size,
+        default="10G",
+        show_default=True,
+        metavar="SIZE",
+        help="Size of --cache, such as 500M.",
+    )
+    return cache(cache_size(function))

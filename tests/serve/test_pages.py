@@ -4,7 +4,6 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -30,12 +29,6 @@ def source(tmp_path: Path) -> Path:
     (directory / "broken/zarr.json").write_text("{")
     age(directory)
     return directory
-
-
-@pytest.fixture
-def site(source: Path) -> Iterator[Served]:
-    with served(source) as site:
-        yield site
 
 
 def page(site: Served, target: str) -> str:

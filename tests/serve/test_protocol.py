@@ -3,7 +3,6 @@
 import os
 import select
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +26,6 @@ def source(tmp_path: Path) -> Path:
     (directory / "large.bin").write_bytes(os.urandom(2**20) * 48)
     age(directory)
     return directory
-
-
-@pytest.fixture
-def site(source: Path) -> Iterator[Served]:
-    with served(source) as site:
-        yield site
 
 
 def test_a_connection_serves_many_requests_also_sent_at_once(site: Served) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -31,12 +30,6 @@ def source(tmp_path: Path) -> Path:
     (directory / "empty.bin").touch()
     age(directory)
     return directory
-
-
-@pytest.fixture
-def site(source: Path) -> Iterator[Served]:
-    with served(source) as site:
-        yield site
 
 
 def test_every_file_of_every_view_has_the_bytes_that_are_shown_without_http(source: Path, site: Served) -> None:

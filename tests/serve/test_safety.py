@@ -1,6 +1,5 @@
 """Who may ask: hosts, pages of other origins, tokens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ def source(tmp_path: Path) -> Path:
     (directory / "page.html").write_text("<script>alert(1)</script>")
     age(directory)
     return directory
-
-
-@pytest.fixture
-def site(source: Path) -> Iterator[Served]:
-    with served(source) as site:
-        yield site
 
 
 def test_a_loopback_server_answers_to_names_of_this_machine_alone(site: Served) -> None:
