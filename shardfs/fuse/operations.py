@@ -290,10 +290,7 @@ class WritingOperations(Operations):
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Create a file and open it."""
         number, attributes, is_direct = await self.fs.create(parent_inode, name, mode, flags, Owner(ctx.uid, ctx.gid))
-        entry = self._entry(attributes)
-        if is_direct and isinstance(self.fs.open_files[number], PassthroughHandle):
-            entry.entry_timeout = attributes.ttl  # of a scratch file, which nobody else creates, moves or removes
-        return _opened_to_write(number, is_direct), entry
+        return _opened_to_write(number, is_direct), self._entry(attributes)
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -365,15 +362,13 @@ class WritingOperations(Operations):
         """Move a file or a directory."""
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise RefusedError("two names cannot be exchanged")
-        is_believed = await self.fs.rename(
+        await self.fs.rename(
             parent_inode_old,
             name_old,
             parent_inode_new,
             name_new,
             exclusive=bool(flags & pyfuse3.RENAME_NOREPLACE),
         )
-        if is_believed:
-            pyfuse3.invalidate_entry_async(parent_inode_new, name_new, ignore_enoent=True)
 
     @request
     async def link(
@@ -434,7 +429,9 @@ class WritingOperations(Operations):
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)
         if attributes.status.kind is not Kind.DIRECTORY:
-            entry.entry_timeout = 0.0  # a rename or a link may give the name to another file
+            # A rename or a link may give the name to another file. To tell the kernel so when it happens would need the
+            # lock of the directory: whoever holds it waits for us, and if we are killed then, both wait for ever.
+            entry.entry_timeout = 0.0
         return entry
 
 

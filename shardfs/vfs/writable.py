@@ -283,12 +283,8 @@ class WritableFilesystem(Filesystem):
         async with self._locks.hold(partial(self._nodes_of, parent, name, makes=False)):
             await (await self._child(parent, name)).remove()
 
-    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
-        """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it.
-
-        Returns whether the file was a scratch file beside chunks. The kernel keeps its inode number for the new name,
-        which may be a chunk with a number of its own, so it has to be told.
-        """
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
+        """Move a file or a directory, replacing what has the new name; with *exclusive* only if nothing has it."""
         self.writer.check()
         old: Entry
         is_directory = False
@@ -314,7 +310,6 @@ class WritableFilesystem(Filesystem):
             if old.path != new.path:
                 buffers = self.buffers.below(old.path) if is_directory else self.buffers.of(old.path)
                 await self._rename(old, new, buffers, exclusive=exclusive)
-            return isinstance(old, Passthrough) and old.is_scratch
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
         """Return which nodes to lock to create or replace *name*, or to remove it if not *makes*; None is all.

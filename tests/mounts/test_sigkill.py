@@ -9,7 +9,7 @@ import random
 import select
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,3 +232,50 @@ def test_closed_files_survive_a_daemon_killed_at_any_moment(mount: Mounter, sour
             assert all(path.suffix == ".partial" for path in left), left
             read_natively(source, book)
             mounted = mount(source, path=mounted.path, write=True)
+
+
+IN_ONE_DIRECTORY = """
+import os, sys
+directory, name = sys.argv[1:]
+opened, data, number = os.open(directory, os.O_RDONLY), bytes(24), 0
+while True:
+    number += 1
+    if name == "sync":
+        os.fsync(opened)
+    else:
+        new = f"{directory}/{os.getpid()}.{number}.partial"
+        with open(new, "xb", buffering=0) as file:
+            file.write(data)
+        os.rename(new, f"{directory}/{name}")
+    if number == 100:
+        print(flush=True)
+"""
+"""Renames files onto a chunk, or syncs their directory, until the mount is gone."""
+
+
+def test_no_program_hangs_in_a_mount_that_was_killed(mount: Mounter, tmp_path: Path) -> None:
+    """The kernel holds the lock of a directory while it waits for an answer, so nobody may wait for that to tell it."""
+    for number in range(6):
+        source = tmp_path / str(number)
+        source.mkdir()
+        (source / "zarr.json").write_text(json.dumps(array((8, 6), (8, 6), sharding((2, 3)))))
+        mounted = mount(source, write=True)
+        with ExitStack() as stack:
+            programs = [
+                stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-c", IN_ONE_DIRECTORY, f"{mounted.path}/c/0", name],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+                for name in ("0", "1", "0", "sync", "sync")
+            ]
+            # Even programs that hang are let go by it; the place stays busy, and fails.
+            stack.callback(subprocess.run, ["umount", "-f", mounted.path], capture_output=True, check=False)
+            for program in programs:
+                assert program.stdout is not None
+                assert program.stdout.readline() == b"\n"
+            mounted.process.kill()
+            for program in programs:
+                assert program.wait(PATIENCE) == 1
