@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 Header = tuple[str, str]
 
 _RECEIVE_NBYTES: Final = 64 * 2**10
-_JOINED_NBYTES: Final = 64 * 2**10
-"""A body up to this size is sent in one call with its head."""
 _DISCARDED_NBYTES: Final = 64 * 2**10
 """How much of a body that nobody wants is read so that the connection can be used again."""
 _LINGER_SECONDS: Final = 2.0
@@ -85,7 +84,10 @@ class Connection:
         while True:
             event = self._next_event()
             if isinstance(event, h11.Request):
-                return Exchange(self, event)
+                exchange = Exchange(self, event)
+                if not exchange.has_body:
+                    self._next_event()  # the end of the request
+                return exchange
             if event is not h11.NEED_DATA:
                 return None
             if self.is_ending:
@@ -121,6 +123,8 @@ class Connection:
 
     async def finish_body(self) -> None:
         """Read what is left of a body, if it is little and comes by itself."""
+        if self._h11.their_state is not h11.SEND_BODY:
+            return
         rest = 0
         with suppress(ClientError), trio.move_on_after(_LINGER_SECONDS):
             while self._h11.their_state is h11.SEND_BODY and not self._h11.they_are_waiting_for_100_continue:
@@ -138,7 +142,7 @@ class Connection:
         """Send the head of a reply, and the *first* bytes of its body."""
         head = self._h11.send(h11.Response(status_code=status, headers=list(headers), reason=_reason(status))) or b""
         self._sends = True
-        await self._send_all([head, *self._packed(first)])
+        await self._send(head, *self._packed(first))
 
     async def refuse(self, error: "ClientError") -> None:
         """Reply to what is no request."""
@@ -150,7 +154,7 @@ class Connection:
 
     async def send_piece(self, piece: Buffer) -> None:
         """Send more of the body."""
-        await self._send_all(self._packed(piece))
+        await self._send(*self._packed(piece))
 
     def _packed(self, piece: Buffer) -> list[Buffer]:
         if not len(piece):
@@ -199,25 +203,21 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
             raise ClientGoneError from None
 
-    async def _send_all(self, parts: Sequence[Buffer]) -> None:
-        nbytes = sum(map(len, parts))
-        if nbytes <= _JOINED_NBYTES:
-            await self._send(b"".join(parts))
-            return
-        for part in parts:
-            await self._send(part)
-
-    async def _send(self, data: Buffer) -> None:
-        """Send all of *data*; the time limit begins again with each byte that the client takes."""
-        rest = memoryview(data).cast("B")
-        while len(rest):
+    async def _send(self, *parts: Buffer) -> None:
+        """Send all *parts*, in one call if the client takes them; each byte it takes begins the time limit again."""
+        rest = [memoryview(part).cast("B") for part in parts if len(part)]
+        while rest:
             with trio.move_on_after(self.limits.reply_seconds) as scope:
                 try:
-                    rest = rest[await self._stream.socket.send(rest) :]
+                    nsent = await self._stream.socket.sendmsg(rest)
                 except OSError:
                     raise ClientGoneError from None
             if scope.cancelled_caught:
                 raise ClientGoneError
+            while rest and nsent >= len(rest[0]):
+                nsent -= len(rest.pop(0))
+            if nsent:
+                rest[0] = rest[0][nsent:]
 
 
 class Exchange:
@@ -229,15 +229,21 @@ class Exchange:
         self.target = request.target
         self.version = request.http_version
         self.head: list[Header] = []
-        self._headers = request.headers
+        self._headers: dict[bytes, list[bytes]] = {}
+        for name, value in request.headers:
+            self._headers.setdefault(name, []).append(value)
         self.status = 0
         self.nsent = 0
 
     def header(self, name: str) -> str | None:
         """Return the value of a header, several joined by commas; None if it is not there."""
-        wanted = name.lower().encode("ascii")
-        found = [value.decode("latin-1") for key, value in self._headers if key == wanted]
-        return ", ".join(found) if found else None
+        values = self._headers.get(name.lower().encode("ascii"))
+        return b", ".join(values).decode("latin-1") if values is not None else None
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the request comes with a body, perhaps an empty one."""
+        return b"content-length" in self._headers or b"transfer-encoding" in self._headers
 
     def check(self) -> None:
         """Raise `ClientError` for what two servers might understand differently, and what is too much."""
@@ -247,7 +253,7 @@ class Exchange:
         if coding is not None and (has_length or self.version == b"1.0"):
             raise ClientError(400, "Transfer-Encoding contradicts Content-Length, or HTTP/1.0")
         if (
-            sum(len(name) + len(value) + _HEADER_NBYTES for name, value in self._headers)
+            sum(len(name) + len(value) + _HEADER_NBYTES for name, values in self._headers.items() for value in values)
             > self.connection.limits.head_nbytes
         ):
             raise ClientError(431, "the head is too large")
@@ -281,8 +287,8 @@ class Exchange:
         The head is not sent before the first piece is there, so an error that prevents it can still be answered.
         """
         first: Buffer = b""
-        has_body = self.method != "HEAD" and pieces is not None and status not in (204, 304)
-        if has_body:
+        sends_body = self.method != "HEAD" and pieces is not None and status not in (204, 304)
+        if sends_body:
             assert pieces is not None
             first = await anext(pieces, b"")
         await self.connection.finish_body()
@@ -292,7 +298,7 @@ class Exchange:
         self.status = status
         await self.connection.send_head(status, [*_date(), *self.head, *headers, *length, *ending], first)
         self.nsent += len(first)
-        if has_body:
+        if sends_body:
             assert pieces is not None
             async for piece in pieces:
                 await self.connection.send_piece(piece)
@@ -313,7 +319,13 @@ class Exchange:
 
 
 def _date() -> list[Header]:
-    return [("Date", formatdate(time.time(), usegmt=True))]
+    return [("Date", http_date(int(time.time())))]
+
+
+@lru_cache(maxsize=512)
+def http_date(seconds: int) -> str:
+    """Return a time in seconds since 1970 in the form of HTTP (RFC 9110, section 5.6.7)."""
+    return formatdate(seconds, usegmt=True)
 
 
 def _reason(status: int) -> str:

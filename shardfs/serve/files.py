@@ -7,14 +7,13 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from email.utils import formatdate
 from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 from shardfs.errors import IsADirectoryHereError
 from shardfs.serve.conditions import Conditions
-from shardfs.serve.exchange import Exchange, Header, only
+from shardfs.serve.exchange import Exchange, Header, http_date, only
 from shardfs.stores.base import Buffer, Kind
 from shardfs.vfs.handles import Attributes
 from shardfs.vfs.paths import Listed, Paths, pieces_of
@@ -120,7 +119,7 @@ def headers_of(attributes: Attributes, version: str | None) -> list[Header]:
     seconds = int(min(attributes.ttl, 2**31))
     return [
         *found,
-        ("Last-Modified", formatdate(min(max(0, attributes.own_mtime_ns) // 10**9, int(time.time())), usegmt=True)),
+        ("Last-Modified", http_date(min(max(0, attributes.own_mtime_ns) // 10**9, int(time.time())))),
         ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache"),
     ]
 

@@ -133,7 +133,8 @@ class Server:
             await exchange.say(500, "this is a fault of shardfs; its log says more")
         finally:
             self._traffic.replied(exchange.method, exchange.status, exchange.nsent)
-            log.debug("%s in %.1f ms", exchange.line, 1e3 * (time.perf_counter() - begun))
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s in %.1f ms", exchange.line, 1e3 * (time.perf_counter() - begun))
         return True
 
 
