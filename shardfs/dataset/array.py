@@ -31,9 +31,7 @@ from shardfs.errors import (
 from shardfs.format.grid import index_in_c_order, parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
-from shardfs.format.precomputed import VolumeGrid, positions_of
-from shardfs.format.sharding import Coords, Place, Segment
-from shardfs.format.uint64_sharded import ListedIndex
+from shardfs.format.sharding import Coordinates, Coords, Place, Segment
 from shardfs.stores.base import Buffer, Entry, Kind, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -143,8 +141,6 @@ _BATCH: Final = 256  # chunk files to stat in one call
 
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
-
-Coordinates = npt.NDArray[np.int64]
 
 
 class Extent(NamedTuple):
@@ -302,8 +298,8 @@ class Array:
             if (await self.find(()))[1] is not None:
                 yield ()
             return
-        if isinstance(self.grid, VolumeGrid):
-            async for scattered in self._list_minishards(self.grid, shard[0], 0):
+        if self.grid.is_scattered:
+            async for scattered in self._list_minishards(shard[0], 0):
                 for coords in scattered.coords.tolist():
                     yield tuple(coords)
             return
@@ -449,20 +445,20 @@ class Array:
                 run = run._replace(numbers=(found + first).tolist(), sizes=sizes, damaged=damaged)
         return _with_pending(run, changes)
 
-    async def list_scattered(self, grid: VolumeGrid, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
-        """Yield all chunks of an array with such a *grid*, minishard by minishard; only those *behind* a chunk.
+    async def list_scattered(self, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
+        """Yield all chunks of an array whose grid is scattered, minishard by minishard; only those *behind* a chunk.
 
         What cannot be read has no names. So the error is raised at the end, when all others were listed.
         """
         failed: ShardfsError | None = None
-        place = grid.locate(behind) if behind is not None else None
+        place = self.grid.locate(behind) if behind is not None else None
         for shard in await self.listing.children(()):
             if place is not None and shard < place.shard[0]:
                 continue
             is_first = place is not None and shard == place.shard[0]
             minishard = place.entries[0] if place is not None and is_first else 0
             try:
-                async for run in self._list_minishards(grid, shard, minishard, behind if is_first else None):
+                async for run in self._list_minishards(shard, minishard, behind if is_first else None):
                     yield run
             except ShardfsError as error:
                 failed = failed or error
@@ -470,12 +466,13 @@ class Array:
             raise failed
 
     async def _list_minishards(
-        self, grid: VolumeGrid, shard: int, first: int, behind: Coords | None = None
+        self, shard: int, first: int, behind: Coords | None = None
     ) -> AsyncGenerator[ScatteredRun, None]:
         """Yield the chunks of the minishards of *shard* from *first* on, of which only those *behind* a chunk.
 
         The first error that prevents reading a minishard is raised at the end.
         """
+        grid = self.grid
         state = await self.shard((shard,))
         state.check()
         if state.shard is None:
@@ -489,11 +486,11 @@ class Array:
             except ShardfsError as error:
                 failed = failed or error
                 continue
-            if opened is None or not isinstance(opened.index, ListedIndex):
+            if opened is None:
                 continue
             index = opened.index
-            known = np.flatnonzero(grid.within(index.ids, shard, minishard))
-            coords = positions_of(index.ids[known], grid.grid_shape).astype(np.int64)
+            known = np.flatnonzero(grid.belonging(index, place))
+            coords = grid.positions(index, place)[known]
             positions = np.ravel_multi_index(tuple(coords.T), grid.grid_shape)
             order = np.argsort(positions)
             if behind is not None and minishard == first:

@@ -166,9 +166,10 @@ class ShardIndex:
         """The size of all inner chunks and the index; bytes shared by entries count several times."""
         return int(self.entries[self.sound, 1].sum()) + len(self.encoded)
 
-    def key(self, position: int) -> int:
-        """Return the entry whose row is at *position* of `entries`: here they are the same."""
-        return position
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """For each row of `entries`, the entry that it is of: here, its number."""
+        return np.arange(self.nentries, dtype=np.uint64)
 
     def select(self, entry: int, count: int, stride: int) -> Entries:
         """Return the rows of *count* entries, the first of which is *entry*, *stride* apart."""

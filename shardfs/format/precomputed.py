@@ -23,10 +23,10 @@ from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
-from shardfs.format.index import Entries
+from shardfs.format.index import Entries, ShardIndex
 from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coords, Place, Segment, ShardGrid
+from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coordinates, Coords, Place, Segment, ShardGrid
 from shardfs.format.uint64_sharded import UINT64_SHARDED, Ids, ShardNames, Uint64Sharding
 
 INFO: Final = "info"
@@ -165,18 +165,23 @@ class VolumeGrid(ShardGrid):
         for number in chunks:
             yield Segment(number, 1, 1, self.locate((*prefix, number)))
 
-    def within(self, ids: Ids, shard: int, minishard: int) -> npt.NDArray[np.bool_]:
-        """Return which of *ids*, listed by a minishard of a shard, are those of chunks that belong there."""
-        positions = positions_of(ids, self.grid_shape)
-        is_known = (positions < np.array(self.grid_shape, np.uint64)).all(axis=1)
+    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+        """Return which ids that the index of a minishard lists are those of chunks that belong there."""
+        ids = index.keys
+        is_known = (positions_of(ids, self.grid_shape) < np.array(self.grid_shape, np.uint64)).all(axis=1)
         bits = len(_interleaved(self.grid_shape))
-        return np.asarray(is_known & (ids < np.uint64(1 << bits)) & self.sharding.belong(ids, shard, minishard))
+        belong = self.sharding.belong(ids, place.shard[0], place.entries[0])
+        return np.asarray(is_known & (ids < np.uint64(1 << bits)) & belong)
 
-    def sizes(self, positions: npt.NDArray[np.int64], entries: Entries) -> npt.NDArray[np.uint64] | None:
+    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
+        """Return the positions of the chunks that the index of a minishard lists; they may be outside the grid."""
+        return positions_of(index.keys, self.grid_shape).astype(np.int64)
+
+    def sizes(self, positions: Coordinates, entries: Entries) -> npt.NDArray[np.uint64] | None:
         """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
         return np.asarray(entries[:, 1]) if len(self.levels) == self.nindexes else self.decoded_sizes(positions)
 
-    def decoded_sizes(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64] | None:
+    def decoded_sizes(self, positions: Coordinates) -> npt.NDArray[np.uint64] | None:
         """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         if self.item_nbytes is None:
             return None

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from operator import floordiv
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from shardfs.errors import MetadataError
 from shardfs.format.codecs import (
     SHARDING,
@@ -26,9 +29,11 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import Extension, parse_codecs
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
-from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, IndexCodecs, NoIndex
+from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, NoIndex, ShardIndex
 
 Coords = tuple[int, ...]
+Coordinates = npt.NDArray[np.int64]
+"""Coordinates of several chunks, as rows."""
 
 MAX_LEVELS: Final = 16
 POSITION_BITS: Final = 36
@@ -137,6 +142,25 @@ class ShardGrid:
         ndim = len(chunk_shape)
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
+
+    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+        """Return which rows of *index*, the innermost one at *place*, are of chunks that belong there: here, all."""
+        return np.ones(index.nentries, np.bool_)
+
+    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
+        """Return the coordinates of the chunks whose rows are in *index*, the innermost one at *place*."""
+        within = len(place.shapes) - 1
+        outer = place.entries[:within]
+        found = [self.coords(place._replace(entries=(*outer, entry))) for entry in index.keys.tolist()]
+        return np.array(found, np.int64).reshape(-1, self.ndim)
+
+    def sizes(self, positions: Coordinates, entries: Entries) -> npt.NDArray[np.uint64] | None:
+        """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
+        return np.asarray(entries[:, 1])
+
+    def decoded_sizes(self, positions: Coordinates) -> npt.NDArray[np.uint64] | None:
+        """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
+        return None
 
     def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
         """Return the name of the chunk at *coords* for messages; *keys* are those of shards."""

@@ -209,9 +209,10 @@ class ListedIndex(ShardIndex):
         """The memory taken by the index."""
         return len(self.encoded) + self.values.nbytes + self.ids.nbytes
 
-    def key(self, position: int) -> int:
-        """Return the id at *position*."""
-        return int(self.ids[position])
+    @property
+    def keys(self) -> Ids:
+        """The ids."""
+        return self.ids
 
     def range(self, entry: int) -> tuple[int, int] | None:
         """Return offset and length of the chunk with the id *entry* in the shard; None if it is not listed."""

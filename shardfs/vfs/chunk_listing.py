@@ -16,7 +16,6 @@ from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import ShardfsError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.precomputed import VolumeGrid
 from shardfs.format.sharding import Coords
 from shardfs.vfs.chunk_cache import ChunkView, Missing
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, Row, unreadable
@@ -87,10 +86,10 @@ async def _list_directories(tree: ListedChunks, prefix: Coords, start: int) -> A
 async def _list_flat(tree: ListedChunks, start: int) -> AsyncGenerator[Batch, None]:
     """List chunks whose names are whole keys."""
     array, base = tree.array, tree.numbering.bases[-1]
-    if isinstance(array.grid, VolumeGrid):
+    if array.grid.is_scattered:
         behind = tree.numbering.coords(base + start - 1) if start else None
-        async for run in array.list_scattered(array.grid, behind):
-            for batch in _scattered(tree, array.grid, run):
+        async for run in array.list_scattered(behind):
+            for batch in _scattered(tree, run):
                 yield batch
         return
     if start >= array.grid.nchunks:
@@ -176,11 +175,12 @@ def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes:
         yield Batch(sound, rows, is_counted=bool(owned))
 
 
-def _scattered(tree: ListedChunks, grid: VolumeGrid, run: ScatteredRun) -> Iterable[Batch]:
+def _scattered(tree: ListedChunks, run: ScatteredRun) -> Iterable[Batch]:
     """Yield the chunks of a minishard. Attributes are not cached of those that are damaged, or whose size is unknown.
 
     A cookie is the position + 1, as in other arrays, though positions are in order only within a minishard.
     """
+    grid = tree.array.grid
     broken = unreadable(run.state.stat)
     sound = broken._replace(ttl=tree.ttl(run.state))
     positions = np.ravel_multi_index(tuple(run.coords.T), grid.grid_shape)

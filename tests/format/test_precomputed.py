@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardfs.format.document import parse_json
 from shardfs.format.precomputed import ChunkNames, VolumeGrid, morton_code, parse_volume, positions_of
-from shardfs.format.uint64_sharded import Uint64Sharding
+from shardfs.format.sharding import Place
+from shardfs.format.uint64_sharded import ListedIndex, Uint64Sharding
 from tests.support.precomputed import KEY, chunks_in, info, opened, scale, scale_in, sharding, stored_files
 
 encodings = st.sampled_from(["raw", "gzip"])
@@ -88,7 +89,8 @@ def test_ids_outside_the_grid_are_not_within_it() -> None:
         (5, 1, 1), (1, 1, 1), (0, 0, 0), Uint64Sharding.parse(sharding(0, "identity", 0, 0)), 1, is_raw=True
     )
     ids = np.array([0, 4, 5, 7, 8, 2**63], np.uint64)
-    assert grid.within(ids, 0, 0).tolist() == [True, True, False, False, False, False]
+    index = ListedIndex(memoryview(bytes(16 * len(ids))).cast("Q"), b"", 0, ids)
+    assert grid.belonging(index, Place((0,), (0,), ((1,), ()))).tolist() == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(

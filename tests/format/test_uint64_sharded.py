@@ -139,7 +139,7 @@ def test_every_chunk_of_a_shard_is_found(minishards: list[dict[int, bytes]], is_
             where = index.range(chunk_id)
             assert where is not None
             assert data[where[0] : sum(where)] == chunks[chunk_id]
-            assert index.key(position) == chunk_id
+            assert index.keys[position] == chunk_id
             assert index.entry(chunk_id) == where == tuple(index.entries[position].tolist())
             assert index.select(chunk_id, 1, 1).tolist() == [list(where)]
         absent = next(number for number in range(len(chunks) + 1) if number not in chunks)

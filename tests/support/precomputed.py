@@ -98,7 +98,7 @@ def chunks_in(files: Mapping[str, bytes], key: str = KEY) -> Iterator[tuple[tupl
         codecs = grid.levels[1].index_codecs
         assert isinstance(codecs, MinishardCodecs)
         listed = codecs.decode_listed(shard[where[0] : sum(where)], len(shard))
-        assert grid.within(listed.ids, place.shard[0], place.entries[0]).all()
+        assert grid.belonging(listed, place).all()
         at = listed.range(place.entries[1])
         if at is not None:
             data = shard[at[0] : sum(at)]

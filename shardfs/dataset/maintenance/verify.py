@@ -18,9 +18,7 @@ from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
 from shardfs.format.numcodec import MAX_ITEM_NBYTES, Codec
-from shardfs.format.precomputed import VolumeGrid, positions_of
-from shardfs.format.sharding import Coords, Place
-from shardfs.format.uint64_sharded import ListedIndex
+from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Buffer
 
 _PIECE_NBYTES: Final = 64 * 2**20
@@ -198,8 +196,8 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
         suspects = damaged(entries, shard.index.shard_nbytes)
         if decoder is not None:
             suspects = np.flatnonzero(~are_empty(entries)).tolist()
-        if isinstance(array.grid, VolumeGrid) and isinstance(shard.index, ListedIndex):
-            problems += await _listed_damage(array, array.grid, shard, shard.index, place, data=data)
+        if array.grid.is_scattered:
+            problems += await _listed_damage(array, shard, place, data=data)
             continue
         for entry in suspects:
             try:
@@ -211,21 +209,19 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
     return problems or None
 
 
-async def _listed_damage(
-    array: Array, grid: VolumeGrid, shard: OpenShard, index: ListedIndex, place: Place, *, data: bool
-) -> list[Problem]:
+async def _listed_damage(array: Array, shard: OpenShard, place: Place, *, data: bool) -> list[Problem]:
     """Return the damage in a minishard, and which of the chunks that it lists do not belong there."""
-    number, minishard = place.shard[0], place.entries[0]
-    known = grid.within(index.ids, number, minishard)
-    key = array.layout.shard_key(place.shard)
+    grid, index, minishard = array.grid, shard.index, place.entries[0]
+    known = grid.belonging(index, place)
+    name = array.layout.shard_key(place.shard)
     problems = [
-        Problem(key, None, f"minishard {minishard} lists chunk {chunk_id}, which does not belong there")
-        for chunk_id in index.ids[~known].tolist()
+        Problem(name, None, f"minishard {minishard} lists chunk {key}, which does not belong there")
+        for key in index.keys[~known].tolist()
     ]
     suspects = known if data else known & ~index.sound
-    sizes = grid.decoded_sizes(positions_of(index.ids, grid.grid_shape).astype(np.int64))
+    sizes = grid.decoded_sizes(grid.positions(index, place))
     for position in np.flatnonzero(suspects).tolist():
-        entered = _entered(place, index.key(position))
+        entered = _entered(place, int(index.keys[position]))
         try:
             nbytes = await _check_listed(grid, shard, entered.entries[-1])
             if sizes is not None and nbytes != sizes[position]:
@@ -235,7 +231,7 @@ async def _listed_damage(
     return problems
 
 
-async def _check_listed(grid: VolumeGrid, shard: OpenShard, chunk_id: int) -> int:
+async def _check_listed(grid: ShardGrid, shard: OpenShard, chunk_id: int) -> int:
     """Read a chunk of a minishard, and undo its gzip; returns how many bytes it has then."""
     found = shard.index.range(chunk_id)
     assert found is not None
