@@ -63,10 +63,10 @@ class Entry(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> "Entry | None":
         """Return the entry in the file *name*; None if that is no name of an entry."""
-        found = _ENTRY.fullmatch(name)
-        if found is None or int(found[2]) >= int(found[3]):
+        parts = _ENTRY.fullmatch(name)
+        if parts is None or int(parts[2]) >= int(parts[3]):
             return None
-        return cls(found[1], Span(int(found[2]), int(found[3])))
+        return cls(parts[1], Span(int(parts[2]), int(parts[3])))
 
     @property
     def drawer(self) -> str:
@@ -158,9 +158,9 @@ class DiskCache:
         self._counts = counts
         self._disk = disk
         self._clock = clock
-        self._known: dict[str, Spans] = {}
-        """The entries of each version, as far as they were seen since the last count: other processes may have added
-        and evicted some."""
+        self._known: dict[str, dict[str, Spans]] = {}
+        """By drawer the entries of each version, as far as they were seen since the last count. What other processes
+        have added and evicted is seen when a drawer is listed, which replaces what was known of it."""
         self._listed: dict[str, float] = {}
         """When a drawer was listed, since the last count."""
         self._failed = _NEVER
@@ -209,7 +209,7 @@ class DiskCache:
         if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES) or self._counting.locked():
             return
         with self._lock:
-            around = self._known.get(entry.version, Spans()).at(offset)
+            around = self._spans(entry).at(offset)
         if abs(now - self._failed) < _PAUSE_SECONDS or (around is not None and around.stop >= entry.span.stop):
             return
         try:
@@ -247,7 +247,7 @@ class DiskCache:
             self._unlink(temporary)
             raise
         with self._lock:
-            within = self._known.setdefault(entry.version, Spans()).add(entry.span)
+            within = self._known.setdefault(entry.drawer, {}).setdefault(entry.version, Spans()).add(entry.span)
             self._room -= nbytes
         for span in within:
             self._unlink(entry._replace(span=span).path)
@@ -261,18 +261,22 @@ class DiskCache:
         """Return the entry that extends furthest from *offset*, including those of other processes."""
         entry, now = Entry(version, Span(offset, offset)), self._clock()
         with self._lock:
-            found = self._known.get(version, Spans()).at(offset)
-            if found is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
+            span = self._spans(entry).at(offset)
+            if span is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
                 try:
                     listed = self._list(entry.drawer)
                 except OSError:  # no descriptor is free, which says nothing about the drawer
                     return None
                 self._listed[entry.drawer] = self._clock()
-                self._known |= {other.version: Spans() for other in listed}
+                drawer = self._known[entry.drawer] = {}
                 for other in listed:
-                    self._known[other.version].add(other.span)
-                found = self._known.get(version, Spans()).at(offset)
-        return None if found is None else entry._replace(span=found)
+                    drawer.setdefault(other.version, Spans()).add(other.span)
+                span = self._spans(entry).at(offset)
+        return None if span is None else entry._replace(span=span)
+
+    def _spans(self, entry: Entry) -> Spans:
+        """Return what is known of the version of *entry*; the caller holds the lock."""
+        return self._known.get(entry.drawer, {}).get(entry.version) or Spans()
 
     def _list(self, drawer: str) -> list[Entry]:
         """Return the entries in a drawer; raises `OSError` if no descriptor is free to list it."""
@@ -293,7 +297,7 @@ class DiskCache:
         with self._lock:
             if is_removed:
                 self._listed.pop(entry.drawer, None)
-            return self._known.get(entry.version, Spans()).discard(entry.span)
+            return self._spans(entry).discard(entry.span)
 
     def _unlink(self, path: str) -> bool:
         """Remove a file; return whether it was there: another process may have been faster."""

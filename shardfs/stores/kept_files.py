@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 _MAX_NBYTES: Final = 2**30
 """From this size of kept files on, which nobody has stored or removed, nothing more is written."""
 
+_NOTE_NBYTES: Final = 4096
+"""What a note counts, so that the number of files is limited too: a block on disk."""
+
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
 _MAX_NOTE_NBYTES: Final = 64 * 2**10
@@ -64,9 +67,9 @@ class KeptFiles:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._nbytes = 0
-        """How many bytes are kept; some may have been stored or removed since by another process."""
+        """How many bytes are kept, with the notes; some may have been stored or removed since by another process."""
         self._by_key: dict[str, set[str]] = {}
-        """The names of the files that are kept of each key, and not superseded."""
+        """The names of the files that are kept of each key, and not superseded: as many as there is room for."""
         self._earlier: set[str] = set()
         """The names of those that an earlier mount has kept: programs of this one know nothing about them."""
 
@@ -80,7 +83,7 @@ class KeptFiles:
             if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
                 remove_kept(self.path(name))
         for file in self.find():
-            self._nbytes += file.nbytes
+            self._nbytes += file.nbytes + _NOTE_NBYTES
             if not file.is_superseded:
                 name = os.path.basename(file.path)
                 self._by_key.setdefault(file.key, set()).add(name)
@@ -90,7 +93,7 @@ class KeptFiles:
     def require_room(self) -> None:
         """Raise `NoSpaceError` if too much is kept for anything more to be written."""
         if self._nbytes >= _MAX_NBYTES:
-            self._nbytes = sum(file.nbytes for file in self.find())
+            self._nbytes = sum(file.nbytes + _NOTE_NBYTES for file in self.find())
         if self._nbytes >= _MAX_NBYTES:
             raise NoSpaceError(
                 f"{self.directory} keeps {self._nbytes:,} bytes that are not stored; see `shardfs recover`"
@@ -104,7 +107,7 @@ class KeptFiles:
         path, earlier = self.path(name), tuple(self._by_key.get(key, ()))
 
         def keep() -> int | None:
-            if content is not None and any(self._renew(each, content) for each in earlier):
+            if content is not None and any(self._renew(other, content) for other in earlier):
                 return None
             with changing(path):
                 if content is not None:
@@ -121,7 +124,7 @@ class KeptFiles:
         if nbytes is None:
             self._by_key.get(key, set()).discard(name)
             return
-        self._nbytes += nbytes
+        self._nbytes += nbytes + _NOTE_NBYTES
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
     def stored(self, key: str, name: str | None) -> None:
@@ -139,7 +142,7 @@ class KeptFiles:
                 self._supersede(key, older)
                 continue
             with suppress(OSError):
-                self._nbytes -= os.stat(self.path(older)).st_size
+                self._nbytes -= os.stat(self.path(older)).st_size + _NOTE_NBYTES
             remove_kept(self.path(older))
             log.info("what was kept of %s is removed: it is stored as it was written since", key)
 
@@ -152,12 +155,12 @@ class KeptFiles:
 
     def find(self) -> Sequence[KeptFile]:
         """Return the files that have a note, oldest first."""
-        found = []
+        files = []
         for name in self._names():
             if name.endswith(_SUFFIX):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    found.append(self._read(name.removesuffix(_SUFFIX)))
-        return sorted(found, key=lambda file: (file.mtime_ns, file.path))
+                    files.append(self._read(name.removesuffix(_SUFFIX)))
+        return sorted(files, key=lambda file: (file.mtime_ns, file.path))
 
     def path(self, name: str) -> str:
         """Return the path of the file *name*."""
@@ -206,9 +209,9 @@ def read_note(path: str) -> Any:  # noqa: ANN401 - whatever is there
 
 def remove_kept(path: str) -> None:
     """Remove the file at *path* and its note."""
-    for found in (path, path + _SUFFIX):
+    for file in (path, path + _SUFFIX):
         with suppress(OSError):
-            os.unlink(found)
+            os.unlink(file)
 
 
 def new_name() -> str:

@@ -84,14 +84,14 @@ class Threads:
     def __init__(self, *, is_remote: bool) -> None:
         self.is_remote = is_remote
         self._careful_until = -1.0
-        self._names = trio.CapacityLimiter(_LOCAL_THREADS)
-        self._content = trio.CapacityLimiter(_REMOTE_THREADS if is_remote else _LOCAL_THREADS)
+        self._on_names = trio.CapacityLimiter(_LOCAL_THREADS)
+        self._on_content = trio.CapacityLimiter(_REMOTE_THREADS if is_remote else _LOCAL_THREADS)
 
     async def on_names(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Make a call that reads or changes names and attributes."""
         begun = time.monotonic()
         if self.is_remote or begun < self._careful_until:
-            return await trio.to_thread.run_sync(call, *args, limiter=self._names)
+            return await trio.to_thread.run_sync(call, *args, limiter=self._on_names)
         try:
             return call(*args)
         finally:
@@ -101,4 +101,4 @@ class Threads:
 
     async def on_content(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Make a call that reads or writes content, or makes it durable."""
-        return await trio.to_thread.run_sync(call, *args, limiter=self._content)
+        return await trio.to_thread.run_sync(call, *args, limiter=self._on_content)

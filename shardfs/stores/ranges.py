@@ -52,8 +52,8 @@ class Spans:
     def at(self, position: int) -> Span | None:
         """Return the span that extends furthest from *position*; None if none contains it."""
         place = bisect_right(self.spans, (position, math.inf))
-        found = self.spans[place - 1] if place else None
-        return found if found is not None and found.holds(position) else None
+        last = self.spans[place - 1] if place else None
+        return last if last is not None and last.holds(position) else None
 
     def next_start(self, position: int) -> float:
         """Return where the first span after *position* begins; infinity if there is none."""
@@ -95,6 +95,14 @@ class Reads:
     expected: MutableSequence[Span] = field(default_factory=list)
     read_end: int | None = None
     window_end: int | None = None
+
+    def note(self, end: int) -> None:
+        """Note that a fetch ended there."""
+        self.read_end = end
+
+    def note_window(self, end: int) -> None:
+        """Note that a fetch that goes beyond what was asked for will end there."""
+        self.window_end = end
 
 
 def merge(spans: Iterable[Span], *, max_gap: int = MAX_GAP, max_nbytes: int = MAX_NBYTES) -> list[Span]:

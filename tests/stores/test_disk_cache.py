@@ -308,6 +308,19 @@ def test_however_many_entries_there_are_no_memory_is_taken_before_they_are_wante
     assert peak < 500_000
 
 
+def test_what_other_processes_have_evicted_takes_no_memory(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    for number in range(50):
+        cache.add(NAME, f'"{number}"', 0, b"data")
+    for path in entries(directory):
+        path.unlink()
+    for _ in range(2):  # the second time, the directory is read again
+        clock.pass_by(60)
+        for number in range(50):
+            assert cache.find(NAME, f'"{number}"', 0, 4) is None
+    assert not any(cache._known.values())
+
+
 def test_what_else_is_in_its_directory_is_left_alone(make: Make, directory: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "thesis.txt").write_bytes(b"mine" * MIB)

@@ -48,10 +48,10 @@ class Rights:
         An owner that this process may not set does not change, as with other programs that rename.
         """
         target = fd if target is None else target
-        now = os.fstat(fd)
-        uid = now.st_uid if self.uid is None else self.uid
-        gid = now.st_gid if self.gid is None else self.gid
-        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(syscalls, target, uid, gid):
+        status = os.fstat(fd)
+        uid = status.st_uid if self.uid is None else self.uid
+        gid = status.st_gid if self.gid is None else self.gid
+        if (uid, gid) != (status.st_uid, status.st_gid) and not _chown(syscalls, target, uid, gid):
             _chown(syscalls, target, -1, gid)
         if self.mode is not None and (self.mode ^ os.fstat(fd).st_mode) & 0o7777:
             syscalls.chmod(target, self.mode & 0o7777)
@@ -197,9 +197,9 @@ def make_directories(
     directory = open_beneath(root, parent, DIRECTORY)
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
-        made = Descriptor(os.open(name, ITSELF, dir_fd=directory.fd))
+        itself = Descriptor(os.open(name, ITSELF, dir_fd=directory.fd))
         mode = _LISTED if is_reserved(key.partition("/")[0]) else None
-        replace(rights.within(directory), mode=mode).give(syscalls, made.fd, made.path)
+        replace(rights.within(directory), mode=mode).give(syscalls, itself.fd, itself.path)
     if is_durable:
         syscalls.sync_directory(directory.fd)
 

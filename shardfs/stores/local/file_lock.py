@@ -59,10 +59,10 @@ class FileLock:
     def stands(self) -> bool:
         """Whether the name still stands for the file: nobody has renamed or removed it."""
         try:
-            found = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
+            status = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return os.path.samestat(found, os.fstat(self.file.fd))
+        return os.path.samestat(status, os.fstat(self.file.fd))
 
 
 async def lock(
@@ -85,30 +85,30 @@ async def lock(
 
 def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights: Rights, waited: float) -> FileLock:
     """Create and lock the lock file, or take it over if one of our killed processes left it."""
-    made: FileLock | None = None
-    found: FileLock | None = None
+    lock: FileLock | None = None
+    is_new = False
     try:
         file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
-        found = made = FileLock(syscalls, directory, name, file)
+        lock, is_new = FileLock(syscalls, directory, name, file), True
     except FileExistsError:
         with suppress(FileNotFoundError, PermissionError):  # it is gone again, or belongs to another user
-            found = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
+            lock = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     try:
-        if found is None or not ofd_lock(found.file.fd):
+        if lock is None or not ofd_lock(lock.file.fd):
             if waited >= _PATIENCE:
                 raise StoreError(f"{key} is kept locked by another program, with {name}")
-        elif found.stands():
-            status = os.fstat(found.file.fd)
-            if made is not None or (not status.st_size and status.st_mode & stat.S_ISVTX):
+        elif lock.stands():
+            status = os.fstat(lock.file.fd)
+            if is_new or (not status.st_size and status.st_mode & stat.S_ISVTX):
                 with suppress(OSError):  # so that those who may write the file can wait for its lock
-                    Rights(uid=rights.uid, gid=rights.gid).give(syscalls, found.file.fd)
-                return found
+                    Rights(uid=rights.uid, gid=rights.gid).give(syscalls, lock.file.fd)
+                return lock
             if max(waited, time.time() - status.st_mtime) >= _LIFE:
                 raise StoreError(
                     f"{key} is not changed: the lock file {name} was left beside it; remove that if no program uses it"
                 )
     except OSError:
-        if made is not None:
-            made.release()
+        if lock is not None and is_new:
+            lock.release()
         raise
     raise LockedError(f"{key} is locked by another program, with {name}")

@@ -69,6 +69,22 @@ class _Version:
         self.state = state
         self.change: trio.Event | None = None
 
+    def begin_change(self) -> None:
+        """Note that the store is about to change the file in place, without moving bytes."""
+        self.change = trio.Event()
+
+    def end_change(self, state: tuple[int, int] | None) -> None:
+        """Note that it has, and the *state* of the file then; None if it was left as it was, or in another state."""
+        if self.change is not None:
+            if state is not None:
+                self.state = state  # before the end, because threads compare it with the file
+            change, self.change = self.change, None
+            change.set()
+
+    def grow(self, state: tuple[int, int]) -> None:
+        """Note that another program has appended to the file."""
+        self.state = state
+
 
 class LocalSnapshot:
     """An open regular file.
@@ -151,7 +167,7 @@ class LocalSnapshot:
             if await self._threads.on_content(self._pread, offset, len(content)) != content:
                 return False
             if await self._threads.on_names(self._now) == state and self.version.state == before:
-                self.version.state = state
+                self.version.grow(state)
                 return True
         return False
 
@@ -256,8 +272,8 @@ def _what_is_missing(path: str) -> str:
     while not os.path.lexists(above := os.path.dirname(path)):
         path = above
     name = os.path.basename(path)
-    with suppress(OSError), os.scandir(above) as found:
-        if alike := get_close_matches(name, [entry.name for entry in islice(found, MAX_TOP)], n=1):
+    with suppress(OSError), os.scandir(above) as entries:
+        if alike := get_close_matches(name, [entry.name for entry in islice(entries, MAX_TOP)], n=1):
             return f"; did you mean {os.path.join(above, alike[0])}?"
     return "" if path == missing else f"; there is no {name} in {above}"
 
@@ -307,10 +323,10 @@ class LocalReader:
 
         Raises `SourceError` if the path does not lead to the directory that was opened any more.
         """
-        with translated(""), os.scandir(self.root) as found:
+        with translated(""), os.scandir(self.root) as top:
             if not os.path.samestat(os.stat(self.root), os.fstat(self.directory.fd)):
                 raise SourceError(f"{self.root} is another directory now than the one that was opened")
-            entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(found, MAX_TOP + 1)]
+            entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(top, MAX_TOP + 1)]
         return entries if len(entries) <= MAX_TOP else None
 
     async def stat(self, key: str) -> Stat:

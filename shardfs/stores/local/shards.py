@@ -138,11 +138,11 @@ def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
     that looks in between sees that time with the old bytes. And its clock ticks more slowly than commits may follow
     each other.
     """
-    now = os.fstat(fd)
+    after = os.fstat(fd)
     try:
-        syscalls.utime(fd, (now.st_atime_ns, max(before.st_mtime_ns, now.st_mtime_ns) + 1))
+        syscalls.utime(fd, (after.st_atime_ns, max(before.st_mtime_ns, after.st_mtime_ns) + 1))
     except PermissionError:  # only its owner may set any time; others may set the present one, and the clock ticks soon
-        while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, now.st_mtime_ns):
+        while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, after.st_mtime_ns):
             syscalls.utime(fd)
 
 
@@ -239,19 +239,17 @@ class LocalEdit:
         assert self.snapshot is not None
         fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
         await threads.on_names(self._require_unchanged)
-        version, ended, now = self.snapshot.version, trio.Event(), old
+        version, now = self.snapshot.version, old
         if not change.is_cut:
-            version.change = ended
+            version.begin_change()
         try:
             at_once = self.append_alignment > 1
             await threads.on_content(partial(change_in_place, self.store.syscalls, fd, change, at_once=at_once))
         finally:
             with suppress(OSError):  # else open files find out by themselves
                 now = to_stat(os.fstat(fd))
-            if version.change is ended and now.size in (old.size, change.nbytes):
-                version.state = now.size, now.mtime_ns
-            version.change = None
-            ended.set()
+            is_whole = now.size in (old.size, change.nbytes)
+            version.end_change((now.size, now.mtime_ns) if is_whole else None)
         after = await threads.on_names(self._look)
         if after is None or after.identity != now.identity:
             raise ConflictError(f"{self.key} was replaced while it was changed")

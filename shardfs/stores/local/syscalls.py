@@ -209,8 +209,8 @@ def ofd_unlock(fd: int) -> None:
 
 def is_ofd_locked(fd: int) -> bool:
     """Whether another open file description, or process, has locked a file to write, as who may only read it cannot."""
-    found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
-    return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+    lock = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(struct.unpack(_FLOCK, lock)[0] != fcntl.F_UNLCK)
 
 
 def _file_system_of(fd: int) -> int | None:

@@ -166,12 +166,12 @@ class LocalStore(LocalReader):
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key*, durably and at once; as a lock keeps others away, versions do not count."""
         exclusive, mtime_ns = expected is ABSENT, new.pop("mtime_ns", None)
-        given: NewRights = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
+        of_new: NewRights = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
             directory = open_beneath(self.directory, parent, DIRECTORY)
-            rights = Rights(**given).within(directory)
+            rights = Rights(**of_new).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if stat.S_ISLNK(old.st_mode) and not exclusive:
@@ -179,10 +179,10 @@ class LocalStore(LocalReader):
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None
-            made, _ = write_and_rename(
+            file, _ = write_and_rename(
                 self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check
             )
-            return _change_attributes(self.syscalls, made.fd, made.fd, {"mtime_ns": mtime_ns})
+            return _change_attributes(self.syscalls, file.fd, file.fd, {"mtime_ns": mtime_ns})
 
         _require_name(key)
         with changing(key):
@@ -201,8 +201,8 @@ class LocalStore(LocalReader):
         def make(parent: Descriptor, name: str) -> None:
             self.syscalls.mkdir(name, mode & 0o7777, parent.fd)
             itself = Descriptor(os.open(name, ITSELF, dir_fd=parent.fd))
-            made = os.fstat(itself.fd).st_mode & ~0o777 | mode & 0o777
-            Rights(made, **owner).within(parent).give(self.syscalls, itself.fd, itself.path)
+            new_mode = os.fstat(itself.fd).st_mode & ~0o777 | mode & 0o777
+            Rights(new_mode, **owner).within(parent).give(self.syscalls, itself.fd, itself.path)
 
         await self._change(key, make)
 
@@ -356,8 +356,8 @@ def _change_attributes(syscalls: Syscalls, target: Target, fd: int, changes: New
     if mode is not None:  # after the owner, because changing that clears the set-user-ID bit
         syscalls.chmod(target, mode & 0o7777)
     if atime_ns is not None or mtime_ns is not None:
-        now = os.fstat(fd)
-        times = now.st_atime_ns if atime_ns is None else atime_ns, now.st_mtime_ns if mtime_ns is None else mtime_ns
+        old = os.fstat(fd)
+        times = old.st_atime_ns if atime_ns is None else atime_ns, old.st_mtime_ns if mtime_ns is None else mtime_ns
         syscalls.utime(target, times)
     return to_stat(os.fstat(fd))
 

@@ -147,7 +147,7 @@ class S3Client:
         """Raise `SourceError` for what is known at once: an unknown profile, no credentials."""
         self.location = location
         self.counts = counts
-        self._session = Session(location.bucket, options, timeouts)
+        self._session = Session(location.bucket, options, timeouts, self._is_silent)
         self.endpoint_url = self._session.endpoint_url
         self.address = location.address(self.endpoint_url)
         self._backoff = backoff
@@ -194,14 +194,14 @@ class S3Client:
         if isinstance(fetched, Fetched):
             self._count(bytes_received=fetched.data.nbytes)
             return fetched
-        found = self._head(key, etag)
-        if etag is not None and found.stat.etag != etag:  # from a server that ignores conditions
+        state = self._head(key, etag)
+        if etag is not None and state.stat.etag != etag:  # from a server that ignores conditions
             raise ConflictError(f"{request.target} was replaced")
-        wanted = part.within(found.stat.size)
+        wanted = part.within(state.stat.size)
         if wanted.nbytes:
             reason = NOT_PARTIAL.reason if fetched is NOT_PARTIAL else "the server does not give what the object has"
             raise StoreError(f"{request.target}: {reason}")
-        return found._replace(offset=wanted.offset)
+        return state._replace(offset=wanted.offset)
 
     async def head(self, key: str) -> Fetched:
         """Return state and properties of an object, and no bytes.
@@ -406,7 +406,6 @@ class S3Client:
             with self._lock:
                 self.counts.requests[request.operation] += 1
                 lasts = self._trouble.lasts(began, seconds=self._backoff.patience)
-                self._session.is_doubtful = lasts
             failure: Failure | None = None
             try:
                 result = attempt()
@@ -439,6 +438,11 @@ class S3Client:
         self._count(conflicts=isinstance(final, ConflictError))
         raise final
 
+    def _is_silent(self) -> bool:
+        """Whether the server has served no request for so long that nobody should wait as long for it as usual."""
+        with self._lock:
+            return self._trouble.lasts(time.monotonic(), seconds=self._backoff.patience)
+
     def _count(self, **more: int) -> None:
         with self._lock:
             for name, count in more.items():
@@ -450,7 +454,7 @@ class _Body(io.RawIOBase):
 
     def __init__(self, content: Content) -> None:
         super().__init__()
-        self._content = content
+        self._whole = content
         self._position = 0
         self.failure: Exception | None = None
 
@@ -461,16 +465,16 @@ class _Body(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._content.nbytes}[whence]
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._whole.nbytes}[whence]
         self._position = max(0, origin + offset)
         return self._position
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        nbytes = max(0, min(len(buffer), _PIECE, self._content.nbytes - self._position))
+        nbytes = max(0, min(len(buffer), _PIECE, self._whole.nbytes - self._position))
         if nbytes == 0:
             return 0
         try:
-            buffer[:nbytes] = self._content.read(self._position, nbytes)
+            buffer[:nbytes] = self._whole.read(self._position, nbytes)
         except Exception as error:  # also if less was read
             self.failure = error
             raise

@@ -8,33 +8,23 @@ first, the writer gets an error, and what was written is kept on this machine.
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, Unpack, cast
+from typing import Final, NamedTuple, Unpack
 
 import trio
 
-from shardfs.errors import (
-    ConflictError,
-    ExistsError,
-    NotFoundError,
-    ReadOnlyError,
-    ShardfsError,
-    StaleError,
-    StoreError,
-)
-from shardfs.stores.base import ABSENT, ANY, Buffer, NewAttributes, Presence, Snapshot, Splice, Stat, join_key
+from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
+from shardfs.stores.base import ABSENT, Buffer, NewAttributes, Presence, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
-from shardfs.stores.s3.heads import Found, split
+from shardfs.stores.s3.change import Changes
+from shardfs.stores.s3.heads import split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
 from shardfs.stores.s3.requests import ObjectStat
-from shardfs.stores.s3.shards import S3Edit, Writing, commit_ids
 
 SPOOLS: Final = ".shardfs/spools"
 """The directory, within that of the mount, for spools and for kept files."""
 
 _PIECE_NBYTES: Final = 8 * 2**20
-_ATTEMPTS: Final = 10
-"""How often an object is replaced by another version while `ANY` is being replaced, until that is an error."""
 
 
 class Clean(NamedTuple):
@@ -126,14 +116,12 @@ class Spools(dict[str, Spool]):
 class Files:
     """What is written to the *spools* of a store, in local files in `SPOOLS` of the local store *side*."""
 
-    def __init__(self, side: LocalStore, writing: Writing, spools: Spools) -> None:
+    def __init__(self, side: LocalStore, changes: Changes, spools: Spools) -> None:
         self.side = side
         self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
-        self.writing = writing
-        self._objects = writing.objects
-        self.heads = writing.objects.heads
+        self.changes = changes
+        self.heads = changes.objects.heads
         self.spools = spools
-        self._doubtful: dict[str, set[str]] = {}  # by key, ids of changes that may or may not have been made
 
     @asynccontextmanager
     async def holding(self, key: str) -> AsyncIterator[None]:
@@ -206,10 +194,12 @@ class Files:
                 if not spool.users and self.spools.names(spool):
                     self._forget(spool)
 
-    def rename(self, spool: Spool, to: str) -> None:
-        """Give a spool another name."""
+    def rename(self, spool: Spool, to: str, snapshot: S3Snapshot | None) -> None:
+        """Give a spool another name, which is the object *snapshot* now, unless the spool is local."""
         del self.spools[spool.key]
         spool.key = to
+        if snapshot is not None:
+            spool.snapshot, spool.expected = snapshot, snapshot.object
         self.spools[to] = spool
 
     def detach(self, key: str) -> None:
@@ -239,59 +229,11 @@ class Files:
         source: S3Snapshot | None = None,
         name: str | None = None,
     ) -> ObjectStat:
-        """Store an object, replacing what is *expected*; what is to be kept is of *source*.
-
-        *name* is that of the spool, if it is one. An earlier change of ours whose outcome is unknown is replaced too.
-        Raises `ExistsError` if it is expected to be absent and is not, and `StaleError` if another program has changed
-        it, or *source*.
-        """
-        old = await self._present(key) if expected is ANY else object_or_none(expected)
-        for _ in range(_ATTEMPTS):
-            edit = self.change(key, old, source)
-            try:
-                new = object_of(await edit.splice(splice))
-            except ConflictError:
-                old = await self._after_conflict(key, old, expected, source)
-            except BaseException:
-                self._doubtful.setdefault(key, set()).add(edit.commit_id)
-                raise
-            else:
-                self._doubtful.pop(key, None)  # no earlier change can take effect any more
-                self.heads.directories.settle(split(key)[0])
-                self.kept.stored(key, name)
-                return new
-        raise StaleError(f"{key} was changed by other programs {_ATTEMPTS} times while it was being stored")
-
-    async def _present(self, key: str) -> ObjectStat | None:
-        """Return what an object is now, as far as is known; None if there is none."""
-        spool = self.spools.local(key)
-        if spool is not None:
-            return object_or_none(spool.expected)
-        known = await self.heads.stored(key)
-        return known.version if isinstance(known, Found) else None
-
-    async def _after_conflict(
-        self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: S3Snapshot | None
-    ) -> ObjectStat | None:
-        """Return what an object is, which is not *old* any more, if it may be replaced all the same."""
-        try:
-            found = await self.heads.fetched(key)
-        except NotFoundError:
-            found = None
-        now = found.stat if found is not None else None
-        is_other = (now.etag if now is not None else None) != (old.etag if old is not None else None)
-        is_ours = found is not None and self._doubtful.get(key, set()).intersection(commit_ids(found.properties)[-1:])
-        if is_other and (is_ours or expected is ANY):
-            return now
-        if is_other and expected is ABSENT:
-            raise ExistsError(f"{key} exists: another program has made it")
-        what = key if is_other or source is None else source.key
-        raise StaleError(f"{what} was changed by another program since it was opened; read it again")
-
-    def change(self, key: str, expected: ObjectStat | None, source: S3Snapshot | None = None) -> S3Edit:
-        """Begin a change of an object that must be the version *expected*, or nothing."""
-        snapshot = S3Snapshot(self._objects, key, expected) if expected is not None else None
-        return S3Edit(self.writing, key, snapshot, source)
+        """Store an object as `Changes.replace` does, and remove what was kept of it; *name* is that of its spool."""
+        new = await self.changes.replace(key, splice, expected, source=source)
+        self.heads.directories.settle(split(key)[0])
+        self.kept.stored(key, name)
+        return new
 
     def _forget(self, spool: Spool) -> None:
         """Forget a spool that nobody uses any more, with its file, unless that is kept."""
@@ -403,14 +345,3 @@ def _must_be_kept(spool: Spool) -> bool:
     if not isinstance(spool.state, Failed) or spool.file is None:
         return False
     return not isinstance(spool.state.error, ExistsError | StaleError) or spool.stat().size > 0
-
-
-def object_of(state: Stat) -> ObjectStat:
-    """Return the version of an object with this *state*."""
-    etag, size = cast(tuple[str, int], state.version)
-    return ObjectStat(size, etag, state.mtime_ns)
-
-
-def object_or_none(expected: ObjectStat | Presence) -> ObjectStat | None:
-    """Return the version that is *expected*; None if it is no certain one."""
-    return expected if isinstance(expected, ObjectStat) else None

@@ -4,7 +4,7 @@
 LIST for all names in it); the later of the two counts. `forget` invalidates them, and replies on their way.
 
 Bounds: `_MAX_KEYS` records, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings; the least recently used
-are dropped.
+are dropped. `_MAX_DIRECTORIES` directories without anything in them; those that were added first are dropped.
 """
 
 import logging
@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, StoreError, printable
+from shardfs.stores.base import join_key
 from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range, Requests
 from shardfs.stores.ttl import within_ttl
 
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 _MAX_KEYS: Final = 100_000
 _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
+_MAX_DIRECTORIES: Final = 1_000_000
+_MAX_DOUBTFUL: Final = 1000
+"""How many names of a listing may be forgotten, until all of it is."""
+
 _LOOKUP_LIMIT: Final = 10
 """How many names are asked for to look up one: some may sort between an object and the keys below it, as `a.b`."""
 
@@ -110,6 +115,11 @@ class Listing:
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
+    def nnames(self) -> int:
+        """How many names count for the memory that it takes."""
+        return 1 + len(self.names) + len(self.hidden)
+
+    @property
     def is_missing(self) -> bool:
         """Whether there is no such directory."""
         return not (self.names or self.hidden)
@@ -145,10 +155,16 @@ class Listing:
 
 
 class Directories:
-    """Directories without anything stored in them: a bucket has none, so only this mount knows them, until it ends."""
+    """Directories without anything stored in them: a bucket has none, so only this mount knows them, until it ends.
+
+    A row is made by who makes such a directory, or removes what is stored in one, and goes when something is stored
+    there. Of more than `_MAX_DIRECTORIES`, the first are forgotten: a program finds that they do not exist.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[str, set[str]] = {}  # by the directory above
+        self._names: dict[str, dict[str, None]] = {}
+        """The names in each directory above."""
+        self._count = 0
 
     def __contains__(self, key: str) -> bool:
         parent, name = split(key)
@@ -161,16 +177,22 @@ class Directories:
     def add_with_parents(self, key: str) -> None:
         """Add a directory, and all above it."""
         for directory in filter(None, (key, *_ancestors(key))):
-            parent, name = split(directory)
-            self._names.setdefault(parent, set()).add(name)
+            if directory not in self:
+                parent, name = split(directory)
+                self._names.setdefault(parent, {})[name] = None
+                self._count += 1
+        while self._count > _MAX_DIRECTORIES:
+            parent = next(iter(self._names))
+            self.discard(join_key(parent, next(iter(self._names[parent]))))
 
     def discard(self, key: str) -> None:
         """Forget a directory."""
-        parent, name = split(key)
-        names = self._names.get(parent, set())
-        names.discard(name)
-        if not names:
-            self._names.pop(parent, None)
+        if key in self:
+            parent, name = split(key)
+            del self._names[parent][name]
+            self._count -= 1
+            if not self._names[parent]:
+                del self._names[parent]
 
     def settle(self, key: str) -> None:
         """Forget a directory in which something is stored now, and those above it: they exist by that."""
@@ -181,8 +203,7 @@ class Directories:
 class Heads:
     """What the keys of a source are, trusted for *ttl* seconds.
 
-    A reply is ignored if we changed or forgot its key while it was under way: *serial* counts that. If it
-    *keeps_properties*, everything is fetched with its properties, so that a change needs no request for them.
+    A reply is ignored if we changed or forgot its key while it was under way: *serial* counts that.
 
     `forget` runs in any thread. It holds the lock, and so does whoever adds records, or trusts replies.
     """
@@ -207,10 +228,17 @@ class Heads:
         self._nnames = 0
         self._has_hidden = False
         self.serial = 0
-        self.keeps_properties = False
         self.directories = Directories()
-        self.can_list = True
-        """Whether listing is allowed; otherwise objects are looked up one by one, and directories by their document."""
+        self._keeps_properties = False
+        self._can_list = True
+
+    def keep_properties(self) -> None:
+        """Fetch everything with its properties from now on, so that a change needs no request for them."""
+        self._keeps_properties = True
+
+    def do_not_list(self) -> None:
+        """Look up objects one by one from now on, and directories by their document: listing is not allowed."""
+        self._can_list = False
 
     def find(self, key: str) -> Known:
         """Return what *key* is, without a request."""
@@ -229,7 +257,7 @@ class Heads:
         Without permission to list, it may be `NoObject`; else it is `Found`, a `Directory` or `Absent`.
         """
         if isinstance(self.find_stored(key), Unknown | NoObject):
-            await self._glance(split(key)[0])
+            await self._list_once(split(key)[0])
         known = self.find_stored(key)
         if not isinstance(known, Unknown | NoObject):
             return known
@@ -249,7 +277,7 @@ class Heads:
 
     async def get(self, key: str, part: Range) -> Fetched:
         """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
-        with_properties = self.keeps_properties
+        with_properties = self._keeps_properties
         return await self._ask(key, lambda: self._client.get(key, part, with_properties=with_properties))
 
     async def properties(self, key: str, etag: str) -> Properties:
@@ -260,10 +288,10 @@ class Heads:
         known = self._properties.get(key)
         if known is not None and known[0] == etag:
             return known[1]
-        found = await self.fetched(key)
-        if found.stat.etag != etag or found.properties is None:
+        present = await self.fetched(key)
+        if present.stat.etag != etag or present.properties is None:
             raise ConflictError(f"{key} was replaced")
-        return found.properties
+        return present.properties
 
     async def list(self, key: str) -> Listing:
         """Return the names in the directory *key*, fetched once for all who want them."""
@@ -364,9 +392,9 @@ class Heads:
         parent, name = split(key)
         listing = self._listings.get(parent)
         if listing is not None:
-            self._nnames -= len(listing.names)
+            self._nnames -= listing.nnames
             listing.put(name, known)
-            self._nnames += len(listing.names)
+            self._nnames += listing.nnames
         if parent in self._walks:
             self._walks[parent].changes[name] = known
 
@@ -378,6 +406,8 @@ class Heads:
         listing = self._listings.get(parent)
         if listing is not None:
             listing.doubtful.add(name)
+            if len(listing.doubtful) > _MAX_DOUBTFUL:
+                self._drop(parent)
 
     def _refuse_replies(self, key: str) -> None:
         """Trust no reply about *key* that is on its way."""
@@ -404,12 +434,12 @@ class Heads:
         with suppress(KeyError):  # `forget` runs in any thread, and another may drop it meanwhile
             cache.move_to_end(key)
 
-    async def _glance(self, key: str) -> None:
+    async def _list_once(self, key: str) -> None:
         """Fetch the listing of the directory *key*, if names in it are asked for repeatedly and it has one page.
 
         Programs that write files beside others and rename them ask for a new name each time.
         """
-        if self._listing(key) is not None or not self.can_list:
+        if self._listing(key) is not None or not self._can_list:
             return
         with self._lock:
             record, now = self._record(key), self._clock()
@@ -420,7 +450,7 @@ class Heads:
 
     async def _look_up(self, key: str) -> Known:
         """Return what *key* is, by requests for this key alone."""
-        if not self.can_list:
+        if not self._can_list:
             return await self._look_up_unlisted(key)
         below = key + "/"
         page = await self._client.list_page(key, limit=_LOOKUP_LIMIT)
@@ -472,8 +502,8 @@ class Heads:
     def _add_page(self, listing: Listing, prefix: str, page: ListPage) -> None:
         """Add a page; raises `StoreError` if it brings nothing new, and neither would any number of further ones."""
         before = len(listing.names) + len(listing.hidden)
-        found = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # there may be keys below them
-        for full, name, stat in [*found, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
+        objects = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # there may be keys below them
+        for full, name, stat in [*objects, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
             if _is_name(name):
                 listing.names[name] = stat
                 continue
@@ -500,14 +530,14 @@ class Heads:
             listing.is_complete = True
             self._drop(key)
             self._listings[key] = listing
-            self._nnames += 1 + len(listing.names)
+            self._nnames += listing.nnames
             while self._nnames > self._max_names and len(self._listings) > 1:
                 self._drop(next(iter(self._listings)))
 
     def _drop(self, key: str) -> None:
         listing = self._listings.pop(key, None)
         if listing is not None:
-            self._nnames -= 1 + len(listing.names)
+            self._nnames -= listing.nnames
 
 
 def _use(cache: OrderedDict[str, _T], key: str, value: _T, limit: int) -> _T:

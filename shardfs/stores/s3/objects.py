@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import trio
@@ -191,9 +191,9 @@ class _Version:
     async def is_at_hand(self, span: Span) -> bool:
         """Whether reading *span* needs no request."""
         if not self.is_in_memory(span):
-            found = await self._find_on_disk(span)
-            if found is not None:
-                self._objects.memory.add(self._id, span.start, found)
+            data = await self._find_on_disk(span)
+            if data is not None:
+                self._objects.memory.add(self._id, span.start, data)
         return self.is_in_memory(span)
 
     def add(self, offset: int, data: memoryview) -> None:
@@ -208,7 +208,9 @@ class _Version:
 
         Whoever reads them next fetches them again: nothing that was here before comes back later.
         """
-        self._flights = [one for one in self._flights if not (one.landed.is_set() and one.span.overlaps(span))]
+        self._flights = [
+            flight for flight in self._flights if not (flight.landed.is_set() and flight.span.overlaps(span))
+        ]
         for flight in [*self._on_way_to_disk]:
             if flight.span.overlaps(span):
                 await flight.over.wait()
@@ -219,8 +221,8 @@ class _Version:
     async def _find_on_disk(self, span: Span) -> memoryview | None:
         """Return bytes from the start of *span*, as far as the disk has them, unless any were dropped meanwhile."""
         ndrops = self._ndrops
-        found = await self._objects.find_on_disk(self._id, span)
-        return found if ndrops == self._ndrops else None
+        data = await self._objects.find_on_disk(self._id, span)
+        return data if ndrops == self._ndrops else None
 
     async def read(self, span: Span, unit: Span | None = None) -> Buffer:
         """Return the bytes of *span*; raises `ConflictError` if the object has another version now.
@@ -255,7 +257,7 @@ class _Version:
             flight = await self._join(Span(start, self._covered_from(start, stop)), unit)
         view = await flight.view(start, stop)
         if unit is not None:
-            self._reads.read_end = max(unit.stop, flight.span.stop)
+            self._reads.note(max(unit.stop, flight.span.stop))
         return view
 
     def _at_hand(self, start: int, stop: int) -> tuple[memoryview | None, _Flight | None]:
@@ -267,12 +269,12 @@ class _Version:
         """Return bytes from the start of *wanted*, as far as they are contiguous on disk."""
         ahead = self._ahead(wanted, unit)[0]
         stop = wanted.stop if ahead is None else max(wanted.stop, min(ahead.stop, wanted.stop + _AHEAD_NBYTES))
-        found = await self._find_on_disk(Span(wanted.start, stop))
-        if found is not None and unit is not None:
-            self._reads.read_end = max(unit.stop, wanted.start + found.nbytes)
-        if found is not None and found.nbytes > wanted.nbytes:
-            self._objects.memory.add(self._id, wanted.start, found)
-        return None if found is None else found[: wanted.nbytes]
+        data = await self._find_on_disk(Span(wanted.start, stop))
+        if data is not None and unit is not None:
+            self._reads.note(max(unit.stop, wanted.start + data.nbytes))
+        if data is not None and data.nbytes > wanted.nbytes:
+            self._objects.memory.add(self._id, wanted.start, data)
+        return None if data is None else data[: wanted.nbytes]
 
     def _covered_from(self, start: int, stop: int) -> int:
         """Return where bytes in memory or in flight begin, between *start* and *stop*."""
@@ -318,7 +320,7 @@ class _Version:
         """Return the flight that is planned for *wanted*."""
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
-            self._reads.window_end = ahead.stop
+            self._reads.note_window(ahead.stop)
             if self._reads.size <= SMALL_NBYTES:
                 self._objects.read_in_order(self._key)
         if self._gathering is None:
@@ -499,10 +501,10 @@ class Objects(Generic[_Client]):
 
     def latest(self, key: str, stat: ObjectStat) -> _Redirect:
         """Return the latest version that is known to begin like *stat*, perhaps itself; for any thread."""
-        found = _Redirect(stat, stat.size)
-        while (step := self._redirects.get((key, found.stat.etag))) is not None:
-            found = _Redirect(step.stat, min(found.kept_nbytes, step.kept_nbytes))
-        return found
+        latest = _Redirect(stat, stat.size)
+        while (step := self._redirects.get((key, latest.stat.etag))) is not None:
+            latest = _Redirect(step.stat, min(latest.kept_nbytes, step.kept_nbytes))
+        return latest
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
@@ -525,13 +527,13 @@ class Objects(Generic[_Client]):
     ) -> None:
         """Note that our change replaced *old* by *new*, which has the same first *kept_nbytes* bytes."""
         self.heads.changed(key, new, properties)
-        self.is_back(key, new)
+        self.stored_again(key, new)
         if old is not None and old.etag != new.etag:
             self._redirects[key, old.etag] = _Redirect(new, kept_nbytes)
             if len(self._redirects) > _MAX_REDIRECTS:
                 self._redirects.popitem(last=False)
 
-    def is_back(self, key: str, state: ObjectStat) -> None:
+    def stored_again(self, key: str, state: ObjectStat) -> None:
         """Note that *key* is the version *state* now, perhaps again: redirects from an earlier time end."""
         self._redirects.pop((key, state.etag), None)
 
@@ -638,7 +640,7 @@ class S3Snapshot:
                 self._objects.heads.forget(self.key)
                 raise StaleError(f"{self.key} was replaced while it was open")
             # Another host may have restored this version: then redirects from it end.
-            self._objects.is_back(self.key, self.object)
+            self._objects.stored_again(self.key, self.object)
 
 
 def require_all(key: str, nbytes: int, data: memoryview) -> None:
@@ -651,6 +653,12 @@ def file_stat(key: str, state: ObjectStat) -> Stat:
     """Return the status of the object *key*."""
     mtime_ns = state.mtime_ns
     return _stat(Kind.FILE, state.size, (state.etag, state.size), f"file:{key}", modes.S_IFREG | 0o644, 1, mtime_ns)
+
+
+def object_of(state: Stat) -> ObjectStat:
+    """Return the version of an object with this *state*, of `file_stat`."""
+    etag, size = cast(tuple[str, int], state.version)
+    return ObjectStat(size, etag, state.mtime_ns)
 
 
 def directory_stat() -> Stat:

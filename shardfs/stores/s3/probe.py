@@ -88,10 +88,10 @@ async def _check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
 
 async def _require_ranges(client: S3Client, page: ListPage) -> None:
     """Read the end of a small object; raises `StoreError` if the server returns all of it, or another part."""
-    found = _smallest(page) or _smallest(await client.list_page("", delimiter="", limit=_FEW))
+    key = _smallest(page) or _smallest(await client.list_page("", delimiter="", limit=_FEW))
     try:
-        if found is not None:
-            await client.get(found, Range(-1, 1))
+        if key is not None:
+            await client.get(key, Range(-1, 1))
     except (AccessDeniedError, ConflictError, NotFoundError):  # which is reported when it is wanted
         return
 

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -110,11 +110,13 @@ class _Libraries:
 class Session:
     """Both libraries for one bucket; safe to use from several threads.
 
-    *endpoint_url* and *region* are those in use, wherever they come from. While the server *is_doubtful*, because it
-    was silent lately, less time is spent on waiting for it.
+    *endpoint_url* and *region* are those in use, wherever they come from. While *is_doubtful* says that the server was
+    silent lately, less time is spent on waiting for it.
     """
 
-    def __init__(self, bucket: str, options: S3Options, timeouts: Timeouts) -> None:
+    def __init__(
+        self, bucket: str, options: S3Options, timeouts: Timeouts, is_doubtful: Callable[[], bool] = lambda: False
+    ) -> None:
         """Raise `SourceError` for a profile, credentials or an endpoint that are missing or invalid."""
         self._bucket = bucket
         self._options = options
@@ -122,7 +124,7 @@ class Session:
         self._lock = threading.Lock()
         self._renewed = float("-inf")
         self._pace = Pace(min(timeouts.reading, timeouts.silence), timeouts.rate)
-        self.is_doubtful = False
+        self._is_doubtful = is_doubtful
         session = _session(options)
         self.region: str = session.region_name or _DEFAULT_REGION
         self._certificates = _certificates(session)
@@ -144,7 +146,7 @@ class Session:
 
         If *quickly*, it comes by obstore where possible, which returns no properties and explains few failures.
         """
-        if quickly and _is_plain(key) and not self.is_doubtful:
+        if quickly and _is_plain(key) and not self._is_doubtful():
             fetched = self._get_by_obstore(key, part, etag)
         else:
             fetched = self._get_by_boto3(key, part, etag)
@@ -189,10 +191,10 @@ class Session:
             Range=f"bytes=-{part.nbytes}" if part.offset < 0 else f"bytes={part.offset}-{last}",
             **({} if etag is None else {"IfMatch": etag}),
         )
-        found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
-        if found is None:
+        content_range = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
+        if content_range is None:
             raise FailedRequest(NOT_PARTIAL)
-        size, offset = int(found[2]), int(found[1])
+        size, offset = int(content_range[2]), int(content_range[1])
         with failures(self.endpoint_url, self.region), closing(reply["Body"]) as body:
             data = read_body(body._raw_stream.read1, part.within(size).nbytes, self._pace)
         return Fetched(stat_of(reply | {"ContentLength": size}), offset, data, Properties.of(reply))
@@ -277,7 +279,7 @@ class Session:
     ) -> AWSResponse:
         """Send a request in the place of botocore, which waits as long for all, and reads without end."""
         operation, is_object = event_name.rpartition(".")[2], request.stream_output
-        request.context["read_timeout"] = self._timeouts.of(operation, is_doubtful=self.is_doubtful)
+        request.context["read_timeout"] = self._timeouts.of(operation, is_doubtful=self._is_doubtful())
         request.stream_output = True  # so the body is not read yet
         response = connections.send(request)
         is_success = response.status_code < _NO_SUCCESS

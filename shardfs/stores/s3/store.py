@@ -57,14 +57,15 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.objects import MAX_KEY_NBYTES, ObjectReader
 from shardfs.stores.parallel import open_nursery
+from shardfs.stores.s3.change import Changes, version_or_none
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools, object_of, object_or_none
+from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools
 from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
-from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
+from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, S3Snapshot, directory_stat, file_stat, object_of
 from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import ObjectStat
-from shardfs.stores.s3.shards import NewS3Object, S3Edit, Writing
+from shardfs.stores.s3.uploads import NewS3Object, Uploads
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,9 @@ class S3Store(ObjectReader):
 
     async def check(self) -> Sequence[Entry] | None:
         """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
-        entries, self.heads.can_list = await check(self._client)
+        entries, can_list = await check(self._client)
+        if not can_list:
+            self.heads.do_not_list()
         return entries
 
     def forget(self, key: str) -> None:
@@ -198,8 +201,9 @@ class S3Store(ObjectReader):
         self._client.counts.conflicts = before  # the conflicts of the probe do not count
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
-        self.heads.keeps_properties = True
-        self.files = Files(side, Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}"), self._spools)
+        self.heads.keep_properties()
+        uploads = Uploads(self._client, conditions, f"{side.root}/{_OWN}")
+        self.files = Files(side, Changes(self.objects, uploads, single_writer), self._spools)
         self.files.kept.resume()
 
     async def flush(self) -> None:
@@ -234,7 +238,7 @@ class S3Store(ObjectReader):
             snapshot = await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
         except NotFoundError:
             snapshot = None
-        yield S3Edit(files.writing, key, snapshot)
+        yield files.changes.of(key, snapshot)
 
     @asynccontextmanager
     async def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AsyncIterator[NewS3Object]:
@@ -406,7 +410,7 @@ class S3Store(ObjectReader):
         try:
             async with files.holding(key):
                 await files.take(file.spool, to, exclusive=exclusive)
-                await self._delete_version(files, key, object_or_none(file.spool.expected))
+                await self._delete_version(files, key, version_or_none(file.spool.expected))
         finally:
             await file.close()
         self._moved_away(key)
@@ -440,18 +444,16 @@ class S3Store(ObjectReader):
         async with files.holding(key), files.holding(to):
             spool = self._spools.get(key)
             if spool is not None and spool.is_local:
-                source = object_or_none(spool.expected)
+                source = version_or_none(spool.expected)
                 await files.store(spool, to, expected)
             else:
                 snapshot = await self.objects.open(key)
                 source = snapshot.object
                 whole = Splice((Kept(0, snapshot.size),))
                 await files.put(to, whole, expected, source=snapshot)
-                if spool is not None:
-                    spool.snapshot = await self.objects.open(to)
             files.detach(to)
             if spool is not None:
-                files.rename(spool, to)
+                files.rename(spool, to, None if spool.is_local else await self.objects.open(to))
             await self._delete_version(files, key, source)
         self._moved_away(key)
 
@@ -460,7 +462,7 @@ class S3Store(ObjectReader):
         if source is None:
             return
         try:
-            await files.change(key, source).delete()
+            await files.changes.of(key, S3Snapshot(self.objects, key, source)).delete()
         except ConflictError:
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 

@@ -8,13 +8,14 @@ from typing import Any, Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
+from shardfs.stores.s3.change import Change, Changes
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
-from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.store import S3Store
+from shardfs.stores.s3.uploads import Uploads
 from tests.support.opened import in_session, session
 from tests.support.s3_server import Bucket
 
@@ -46,21 +47,21 @@ class _SessionOfEachRun:
 class Host:
     """One host; keys are those of a store below PREFIX."""
 
-    writing: Writing
+    changes: Changes
     reader: S3Store
     counts: Counts
     directory: Path
 
     @property
     def client(self) -> S3Client:
-        return self.writing.objects.client
+        return self.changes.objects.client
 
     async def found(self, key: str) -> S3Snapshot | None:
         """The object as a change finds it."""
         return None if await self.reader.is_absent(key) else await self.reader.objects.open(key, tail_nbytes=1)
 
-    async def edit(self, key: str) -> S3Edit:
-        return S3Edit(self.writing, key, await self.found(key))
+    async def edit(self, key: str) -> Change:
+        return self.changes.of(key, await self.found(key))
 
     async def splice(self, key: str, splice: Splice) -> Stat:
         return await (await self.edit(key)).splice(splice)
@@ -86,6 +87,6 @@ def host(
         backoff=Backoff(attempts=attempts, pause=lambda seconds: None),
     )
     reader = S3Store(client, _SessionOfEachRun())  # type: ignore[arg-type]
-    reader.heads.keeps_properties = True
-    writing = Writing(reader.objects, conditions, single_writer, str(directory))
-    return Host(writing, reader, counts, directory)
+    reader.heads.keep_properties()
+    changes = Changes(reader.objects, Uploads(client, conditions, str(directory)), single_writer)
+    return Host(changes, reader, counts, directory)

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from shardfs.errors import (
+    AccessDeniedError,
     ExistsError,
     NoSpaceError,
     NotFoundError,
@@ -22,7 +23,7 @@ from shardfs.errors import (
 from shardfs.stores import kept_files
 from shardfs.stores.base import ABSENT, ANY, OpenFile
 from shardfs.stores.kept_files import KeptFiles
-from shardfs.stores.s3 import heads
+from shardfs.stores.s3 import change, heads
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.routed import RoutedStore
 from tests.stores.s3.hosts import HONOURED
@@ -285,6 +286,39 @@ async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_
     assert kept(tmp_path) == {}
 
 
+@on_mock_clock
+async def test_of_changes_whose_outcome_is_unknown_the_last_are_remembered(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change, "_MAX_UNDECIDED", 2)
+    for name in "fgh":
+        fake.store(f"{PREFIX}/{name}", b"first")
+    store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
+    files = {name: await store.open_to_write(name) for name in "fgh"}
+    for file in files.values():
+        await file.write(0, b"ours!")
+    cut.is_cut = True
+    for file in files.values():
+        with pytest.raises(StoreError):
+            await file.flush()
+
+    async def refuse(request: Request) -> None:
+        raise AccessDeniedError("no permission")
+
+    cut.is_cut, fake.before = False, refuse
+    for _ in range(3):  # what was refused is decided, and takes no room
+        with pytest.raises(AccessDeniedError):
+            await store.replace("document", b"{}", ABSENT)
+    fake.before = None
+    with pytest.raises(StaleError):
+        await files["f"].flush()
+    for name in "gh":
+        await files[name].flush()
+    for file in files.values():
+        await file.close()
+    assert kept(tmp_path) == {"f": b"ours!"}
+
+
 async def _rename(store: RoutedStore, key: str, to: str) -> None:
     await store.rename(key, to, exclusive=False)
 
@@ -353,7 +387,9 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
 ) -> None:
     store = await writing(fake, tmp_path)
     assert store.remote.files is not None
-    store.remote.files.writing = replace(store.remote.files.writing, conditions=replace(HONOURED, delete=is_honoured))
+    changes = store.remote.files.changes
+    uploads = replace(changes.uploads, conditions=replace(HONOURED, delete=is_honoured))
+    store.remote.files.changes = replace(changes, uploads=uploads)
     await put_file(store, "f", b"ours")
 
     async def change(request: Request) -> None:
@@ -400,6 +436,22 @@ async def test_a_file_that_another_host_changed_is_moved_at_the_second_attempt(
         await store.rename("f", "g", exclusive=exclusive)
     await store.rename("f", "g", exclusive=exclusive)  # as the kernel does by itself
     assert objects(fake) == {"zarr.json": b"{}", "g": b"of another host"}
+
+
+@pytest.mark.parametrize("nbytes", [4, 6 * 2**20])
+@on_mock_clock
+async def test_a_file_that_is_moved_while_it_is_open_can_be_written_after_that(
+    fake: FakeS3, tmp_path: Path, nbytes: int
+) -> None:
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", bytes(nbytes))
+    file = await store.open_to_write("f")
+    await store.rename("f", "g", exclusive=True)
+    await file.write(0, b"ours")
+    await file.flush()
+    await file.close()
+    assert objects(fake) == {"zarr.json": b"{}", "g": b"ours" + bytes(nbytes - 4)}
+    assert kept(tmp_path) == {}
 
 
 @on_mock_clock
@@ -460,6 +512,19 @@ async def test_with_too_much_kept_nothing_more_is_written(
         path.unlink()
     await put_file(store, "g", b"x")
     assert objects(fake)["g"] == b"x"
+
+
+@on_mock_clock
+async def test_the_number_of_files_that_are_kept_is_limited_too(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_files, "_MAX_NBYTES", 10 * 4096)
+    store = await writing(fake, tmp_path)
+    for number in range(10):
+        await store.keep(f"f{number}", b"", "it was refused")
+    for again in (store, await writing(fake, tmp_path)):  # a later mount counts the same
+        with pytest.raises(NoSpaceError, match="recover"):
+            await again.replace("g", b"x", ANY)
 
 
 @on_mock_clock

@@ -12,7 +12,7 @@ import trio
 
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
-from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, Known, NoObject, Unknown
+from shardfs.stores.s3.heads import Absent, Directories, Directory, Found, Heads, Known, NoObject, Unknown
 from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
@@ -187,6 +187,32 @@ async def test_the_names_that_are_kept_are_bounded() -> None:
     for number in range(30):  # that there are no names is known too
         await heads.list(f"none{number}")
     assert len(heads._listings) <= 10
+
+
+@on_mock_clock
+async def test_names_that_are_forgotten_one_by_one_take_no_memory_in_the_end() -> None:
+    fake = bucket("d/a")
+    heads = Heads(fake.client, ttl=TTL, clock=trio.current_time)
+    await heads.list("d")
+    for number in range(5000):
+        heads.forget(f"d/{number}")
+    assert sum(len(listing.doubtful) for listing in heads._listings.values()) <= 1000
+    fake.take_log()
+    assert list((await heads.list("d")).names) == ["a"]
+    assert fake.take_log() == lists("d/")
+
+
+def test_directories_without_anything_in_them_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.stores.s3.heads._MAX_DIRECTORIES", 10)
+    directories = Directories()
+    for number in range(30):
+        directories.add_with_parents(f"d/{number}")
+        directories.add_with_parents(f"d/{number}")
+    assert len([*directories.children("d")]) in (9, 10)
+    assert "d/29" in directories
+    for number in range(30):
+        directories.discard(f"d/{number}")
+    assert not [*directories.children("d")]
 
 
 @on_mock_clock

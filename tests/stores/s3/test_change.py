@@ -9,8 +9,8 @@ import pytest
 
 from shardfs.errors import ConflictError, StoreError, TooLargeError
 from shardfs.stores.base import Kept, Splice
+from shardfs.stores.s3.change import COMMIT_IDS
 from shardfs.stores.s3.parts import MIB
-from shardfs.stores.s3.shards import COMMIT_IDS
 from tests.stores.local.splices import content
 from tests.stores.s3.hosts import HONOURED, IGNORED, PREFIX, Host, host, run
 from tests.support.fake_s3 import FakeS3
