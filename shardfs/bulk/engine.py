@@ -22,9 +22,9 @@ from uuid import uuid4
 
 import trio
 
-from shardfs.dataset.hierarchy import Source, open_source
+from shardfs.dataset.hierarchy import Source, open_outlines, open_source
 from shardfs.errors import ShardfsError, StoreError
-from shardfs.format.outline import outline_of
+from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.parallel import for_each
@@ -51,11 +51,13 @@ R = TypeVar("R")
 class Context:
     """What the tasks of a run share in one process: open sources, and what was found.
 
-    Sources are opened in *session*; *known* are those that are open already, by URL.
+    Sources are opened in *session*, with *outlines* for those that list nothing; *known* are those that are open
+    already, by URL.
     """
 
-    def __init__(self, session: trio.Nursery, known: Mapping[str, Source] | None = None) -> None:
+    def __init__(self, session: trio.Nursery, outlines: OutlineOf, known: Mapping[str, Source] | None = None) -> None:
         self._session = session
+        self._outlines = outlines
         self._sources = dict(known or {})
         self._last: tuple[object, object] | None = None
 
@@ -66,7 +68,9 @@ class Context:
         """
         if url not in self._sources:
             chosen = applicable(options, url)
-            self._sources[url] = Source.of(open_store_in(self._session, url, chosen, outline_of=outline_of, ttl=TTL))
+            self._sources[url] = Source.of(
+                open_store_in(self._session, url, chosen, outline_of=self._outlines, ttl=TTL)
+            )
         return self._sources[url]
 
     async def last(self, key: object, make: Callable[[], Awaitable[R]]) -> R:
@@ -79,8 +83,8 @@ class Context:
 @asynccontextmanager
 async def open_context(known: Mapping[str, Source] | None = None) -> AsyncIterator[Context]:
     """Yield a context in a session of its own; *known* are sources that are open already, by URL."""
-    async with open_session() as session:
-        yield Context(session, known)
+    async with open_outlines() as outlines, open_session() as session:
+        yield Context(session, outlines, known)
 
 
 @dataclass(frozen=True)

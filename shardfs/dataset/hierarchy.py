@@ -54,9 +54,10 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray, describe_scale
 from shardfs.format.metadata import GroupMetadata
-from shardfs.format.outline import outline_of
+from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
 from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
+from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
 
@@ -487,5 +488,22 @@ async def open_source(
 
     The arguments are those of `open_store` and `Source.of`. Raises `SourceError` if the source cannot be read.
     """
-    async with open_store(url, options or StoreOptions(), outline_of=outline_of, ttl=ttl) as store:
+    async with (
+        open_outlines() as outlines,
+        open_store(url, options or StoreOptions(), outline_of=outlines, ttl=ttl) as store,
+    ):
         yield Source.of(store, max_open=max_open, names=await store.check())
+
+
+@asynccontextmanager
+async def open_outlines() -> AsyncIterator[OutlineOf]:
+    """Yield what reads documents of sources that list nothing: the large ones in a process that ends with the block."""
+    worker = Worker()
+
+    async def outline(document: bytes) -> Outline:
+        return await worker.work(outline_of, document)
+
+    try:
+        yield outline
+    finally:
+        await worker.end()

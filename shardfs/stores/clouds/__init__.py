@@ -4,7 +4,7 @@ They differ from S3 in requests, and not in what readers of objects share: `s3.h
 bytes of versions, in memory and in the cache on disk. What is here:
 
 - where a source is: `location`
-- requests, by obstore, and what their failures mean: `client`
+- requests, by obstore: `client`; what their failures mean: `errors`
 - the store: `store`. A web server lists nothing, so its names are those that documents tell of
   (`outline`).
 """

@@ -1,7 +1,7 @@
-"""Requests to one source in a cloud, by obstore; nothing else knows that library here.
+"""Requests to one source in a cloud, by obstore.
 
-Every request that fails for a passing reason is repeated, with back-off: all only read. Messages contain only our own
-words: those of a library or a server may contain what is secret.
+Every request that fails for a passing reason is repeated, with back-off: all only read. `errors` says what a failure
+means.
 """
 
 import logging
@@ -20,17 +20,7 @@ from uuid import uuid4
 
 import obstore
 import trio
-from obstore.exceptions import (
-    BaseError,
-    InvalidPathError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
-from obstore.exceptions import (
-    NotFoundError as NothingThereError,
-)
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, HTTPStore
 
 from shardfs.errors import (
@@ -42,6 +32,21 @@ from shardfs.errors import (
     StoreError,
     UnreachableError,
     printable,
+)
+from shardfs.stores.clouds.errors import (
+    ABSENT,
+    COMPRESSED,
+    CUT_SHORT,
+    NO_SUCH_SIZE,
+    NO_VERSION,
+    OTHER_RANGE,
+    REPLACED,
+    SLOW,
+    TOO_MUCH,
+    Cause,
+    FailedAttempt,
+    Failure,
+    failures,
 )
 from shardfs.stores.clouds.location import CloudLocation
 from shardfs.stores.s3.requests import DOCUMENT, Counts, Fetched, ListPage, ObjectStat, Range
@@ -65,22 +70,7 @@ _PROBED: Final = f"shardfs-{uuid4().hex}"
 """A name that nothing has; it has no dot, because servers often refuse names that begin with one."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
-_TIMED_OUT: Final = re.compile(r"^ +kind: Timeout,$|^ +TimedOut,?$", re.MULTILINE)
-_NOT_CONNECTED: Final = re.compile(r"ConnectError\(|kind: Connect,|ConnectionRefused|dns error")
-_NOT_TRUSTED: Final = re.compile(r"InvalidCertificate|UnknownIssuer|certificate")
 _VERSION: Final = re.compile(r"modified (\d+) with \d+ bytes")
-
-_NO_RANGES: Final = "asked for a range, the server gives the whole file"
-_PROXY: Final = "a proxy or a setting of the server that compresses does that: switch it off there"
-_REASONS: Final = (
-    ("RangeNotSupported", f"{_NO_RANGES}; programs cannot read parts of files there (`python -m http.server` is such)"),
-    ("UnexpectedRange", "the server answered another range than it was asked for"),
-    ("NoContentRange", "the server does not say which range it gives"),
-    ("ContentRange", "the server does not say which range it gives"),
-    ("ContentLength", "the reply has no valid Content-Length"),
-    ("LastModified", "the reply has no valid Last-Modified"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +85,6 @@ class Timeouts:
 
 
 _TIMEOUTS: Final = Timeouts()
-
-
-class _Failed(Exception):  # noqa: N818 - not an error yet: it may be tried again
-    """Why an attempt failed: *status* is that of HTTP, 0 without a reply."""
-
-    def __init__(
-        self, reason: str, status: int = 0, *, is_passing: bool = False, is_silent: bool = False, has_part: bool = True
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-        self.is_passing = is_passing
-        self.is_silent = is_silent
-        self.has_part = has_part
-        """False if the server may have no such range, or no ranges."""
 
 
 class CloudClient:
@@ -176,8 +151,8 @@ class CloudClient:
     def _fetch(self, key: str, part: Range, etag: str | None) -> Fetched:
         try:
             return self._send("GetObject", key, lambda: self._get(key, part, etag))
-        except _Failed as failed:
-            if failed.has_part:
+        except FailedAttempt as failed:
+            if failed.failure.cause is not Cause.NO_RANGE:
                 raise
             # It may be empty, or shorter; and not all servers count from the end.
             stat = self._head(key)
@@ -194,7 +169,7 @@ class CloudClient:
             return self._send("HeadObject", key, lambda: self._attempt_head(key))
 
     def _attempt_head(self, key: str) -> ObjectStat:
-        with _failures():
+        with failures():
             return _stat_of(obstore.head(self._obstore(), self._full(key)))
 
     def _get(self, key: str, part: Range, etag: str | None) -> Fetched:
@@ -207,15 +182,15 @@ class CloudClient:
                 options["if_match"] = etag
             else:
                 options["if_unmodified_since"] = datetime.fromtimestamp(int(modified[1]), UTC)
-        with _failures():
+        with failures():
             result = obstore.get(self._obstore(), self._full(key), options=options)
             stat = _stat_of(result.meta)
             if str(result.attributes.get("Content-Encoding") or "identity") != "identity":
-                raise _Failed(f"the reply is compressed (Content-Encoding); {_PROXY}", 200)
+                raise FailedAttempt(COMPRESSED)
             _require(etag, stat)
             expected, (start, stop) = part.within(stat.size), result.range
             if (start, stop - start) != expected:
-                raise _Failed("the server answered another range than it was asked for", 206)
+                raise FailedAttempt(OTHER_RANGE)
             return Fetched(stat, start, self._body(result.stream(min_chunk_size=1), stop - start))
 
     def _body(self, pieces: Iterator[Any], nbytes: int) -> memoryview:
@@ -224,35 +199,35 @@ class CloudClient:
             body += piece
             seconds = time.monotonic() - begun
             if len(body) > nbytes:
-                raise _Failed("the server sends more than the range that it states", 206)
+                raise FailedAttempt(TOO_MUCH)
             if seconds > self._timeouts.grace and len(body) < self._timeouts.rate * seconds:
-                raise _Failed("the reply comes too slowly", is_passing=True, is_silent=True)
+                raise FailedAttempt(SLOW)
         if len(body) < nbytes:
-            raise _Failed("the reply was cut short", is_passing=True)
+            raise FailedAttempt(CUT_SHORT)
         return memoryview(body)
 
     def _list(self, prefix: str) -> ListPage:
         full, start = self.location.full(prefix), len(self.location.full(""))
 
         def attempt() -> ListPage:
-            with _failures():
-                found = obstore.list_with_delimiter(self._obstore(), full or None)
-                objects = [(meta["path"][start:], _stat_of(meta)) for meta in found["objects"]]
-                return ListPage(objects, [f"{name[start:].rstrip('/')}/" for name in found["common_prefixes"]], None)
+            with failures():
+                listing = obstore.list_with_delimiter(self._obstore(), full or None)
+                objects = [(meta["path"][start:], _stat_of(meta)) for meta in listing["objects"]]
+                return ListPage(objects, [f"{name[start:].rstrip('/')}/" for name in listing["common_prefixes"]], None)
 
         with self._errors("LIST", prefix):
             return self._send("ListObjects", prefix, attempt)
 
     def _has_below(self, prefix: str) -> bool:
         def attempt() -> bool:
-            with _failures():
+            with failures():
                 return bool(next(iter(obstore.list(self._obstore(), self.location.full(prefix), chunk_size=1)), ()))
 
         with self._errors("LIST", prefix):
             return self._send("ListObjects", prefix, attempt)
 
     def _send(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
-        """Return the result of *attempt*; raises the last `_Failed`."""
+        """Return the result of *attempt*; raises the last `FailedAttempt`."""
         nsilent = 0
         for number in range(1, ATTEMPTS + 1):
             with self._lock:
@@ -260,24 +235,25 @@ class CloudClient:
                 self.counts.retries += number > 1
             try:
                 return attempt()
-            except _Failed as failed:
-                nsilent += failed.is_silent
-                if not failed.is_passing or number == ATTEMPTS or nsilent == 2:
+            except FailedAttempt as failed:
+                failure = failed.failure
+                nsilent += failure.is_unreachable
+                if not failure.is_passing or number == ATTEMPTS or nsilent == 2:
                     raise
-                log.warning("%s of %s: %s; trying again", operation, self._shown(key), failed.reason)
+                log.warning("%s of %s: %s; trying again", operation, self._shown(key), failure.reason)
             _pause(random.uniform(0, _FIRST_PAUSE * 2**number))  # noqa: S311 - nothing is kept secret
         raise AssertionError
 
     @contextmanager
     def _errors(self, method: str, key: str) -> Iterator[None]:
-        """Turn `_Failed` into what the methods of a client raise; all of them do their work in such a block."""
+        """Turn `FailedAttempt` into what the methods of a client raise; all of them do their work in such a block."""
         try:
             yield
-        except _Failed as failed:
-            raise self._error(method, key, failed) from None
+        except FailedAttempt as failed:
+            raise self._error(method, key, failed.failure) from None
 
-    def _error(self, method: str, key: str, failed: _Failed) -> ShardfsError:
-        target, status = self._shown(key), failed.status
+    def _error(self, method: str, key: str, failure: Failure) -> ShardfsError:
+        target, status = self._shown(key), failure.status
         if method == "LIST" and status == 404:
             what = "container" if self.location.scheme == "az" else "bucket"
             return StoreError(f"the {what} {self.location.bucket} does not exist")
@@ -289,8 +265,8 @@ class CloudClient:
             with self._lock:
                 self.counts.conflicts += 1
             return ConflictError(f"{target} was replaced")
-        kind = UnreachableError if failed.is_silent else StoreError
-        return kind(f"{method} of {target} failed: {failed.reason}")
+        kind = UnreachableError if failure.is_unreachable else StoreError
+        return kind(f"{method} of {target} failed: {failure.reason}")
 
     def _means_absent(self, key: str) -> bool:
         """Whether 403 for *key* means that nothing is there."""
@@ -299,7 +275,7 @@ class CloudClient:
         try:
             # In this order: where the source can be read again, the name that nothing has is not refused any more.
             means_absent = self._status_of(DOCUMENT) == 200 and self._status_of(_PROBED) == 403
-        except _Failed:
+        except FailedAttempt:
             return False
         with self._lock:
             is_first = means_absent and not self._has_warned
@@ -313,10 +289,10 @@ class CloudClient:
     def _status_of(self, key: str) -> int:
         try:
             self._send("HeadObject", key, lambda: self._attempt_head(key))
-        except _Failed as failed:
-            if not failed.status:
+        except FailedAttempt as failed:
+            if not failed.failure.status:
                 raise
-            return failed.status
+            return failed.failure.status
         return 200
 
     def _shown(self, key: str) -> str:
@@ -332,7 +308,7 @@ class CloudClient:
         except UnicodeEncodeError:
             is_plain = False
         if not is_plain or any(part in ("", ".", "..") for part in full.split("/")):
-            raise _Failed("no object can have this name", 404)
+            raise FailedAttempt(ABSENT)
         return full
 
     def _obstore(self) -> AzureStore | GCSStore | HTTPStore:
@@ -381,71 +357,24 @@ def make_store(location: CloudLocation, timeouts: Timeouts = _TIMEOUTS) -> Azure
 
 
 def _require(etag: str | None, stat: ObjectStat) -> None:
-    """Raise `_Failed` if the server gave another version than *etag*."""
+    """Raise `FailedAttempt` if the server gave another version than *etag*."""
     if etag is not None and stat.etag != etag:
-        raise _Failed("the server gave another version than it was asked for", 412)
+        raise FailedAttempt(REPLACED)
 
 
 def _stat_of(meta: Mapping[str, Any]) -> ObjectStat:
     """Return the state of an object; its ETag names a version also if the server has no strong ETag for it."""
     etag, modified, size = meta["e_tag"], meta["last_modified"], meta["size"]
     if not 0 <= size <= _MAX_SIZE:
-        raise _Failed("the reply states a size that no file has", 200)
+        raise FailedAttempt(NO_SUCH_SIZE)
     seconds = int(modified.timestamp())
     if etag and not etag.startswith("W/"):
         version = etag if etag.startswith('"') else f'"{etag}"'
     elif modified != _NOWHERE:
         version = f"modified {max(0, seconds)} with {size} bytes"
     else:
-        raise _Failed(
-            "the reply has neither a strong ETag nor Last-Modified, so versions of a file cannot be told apart", 200
-        )
+        raise FailedAttempt(NO_VERSION)
     return ObjectStat(size, version, max(0, seconds) * 10**9)
-
-
-class _failures:  # noqa: N801 - used as a context manager
-    """Turns what obstore raises into `_Failed`."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, (BaseError, FileNotFoundError, InvalidPathError)):
-            raise _failure_of(error) from None
-
-
-def _failure_of(error: Exception) -> _Failed:
-    """Return what an exception of obstore means.
-
-    Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: so a line
-    with a member is no part of a key or of a reply.
-    """
-    dump = str(error).rpartition("\n\nDebug source:\n")[2]
-    status = _STATUS.search(dump)
-    number = int(status[1]) if status is not None else 0
-    if isinstance(error, PreconditionError):
-        return _Failed("the object was replaced", 412)
-    if isinstance(error, (NothingThereError, FileNotFoundError)):
-        return _Failed("it does not exist", number or 404)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return _Failed("access is refused", number or 403)
-    for name, reason in _REASONS:
-        if re.search(rf"^ +source: \w*{name}|^ +source: Header \{{\n +source: \w*{name}", dump, re.MULTILINE):
-            return _Failed(reason, 206, has_part="Range" not in name)
-    if number:
-        is_passing = number in (408, 429) or number >= 500
-        return _Failed(f"status {number}", number, is_passing=is_passing, has_part=number != 416)
-    if isinstance(error, NotSupportedError):  # as ranges that count from the end, by Azure
-        return _Failed(_NO_RANGES, 200, has_part=False)
-    if _NOT_TRUSTED.search(dump):
-        return _Failed(
-            "its certificate is not trusted; SSL_CERT_FILE can name a file with certificates to trust", is_silent=True
-        )
-    if _TIMED_OUT.search(dump):
-        return _Failed("no answer in time", is_passing=True, is_silent=True)
-    if _NOT_CONNECTED.search(dump):
-        return _Failed("the server cannot be reached", is_passing=True, is_silent=True)
-    return _Failed("no usable reply", is_passing=True)
 
 
 def _pause(seconds: float) -> None:

@@ -1,6 +1,6 @@
 """What a store has to know of documents if nothing else says what names there are: `Outline`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
 
@@ -29,5 +29,5 @@ class Outline(Protocol):
         """Yield those names, and whether each is a directory."""
 
 
-OutlineOf = Callable[[bytes], Outline]
-"""Reads a document; what is no sound document says nothing."""
+OutlineOf = Callable[[bytes], Awaitable[Outline]]
+"""Reads a document, and lets others have their turn if that takes long; what is no sound document says nothing."""

@@ -1,7 +1,8 @@
 """What is on a web server or in a bucket of a cloud, as a source that can only be read."""
 
+import enum
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -32,9 +33,14 @@ _PATIENCE: Final = 15.0
 """Seconds of silence after which a source is called unreachable, while a user waits."""
 
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
-_MAX_DOCUMENT_NBYTES: Final = 64 * 2**20
+_MAX_DOCUMENT_NBYTES: Final = 32 * 2**20
+"""A larger document says nothing; nor is it shown."""
+
 _AT_ONCE: Final = 64
 _MAX_OUTLINES: Final = 256
+_MAX_OUTLINES_NBYTES: Final = 32 * 2**20
+"""How large all documents may be of which is known what they say, or one of them."""
+
 _MAX_NAMES: Final = 1_000_000
 
 
@@ -148,6 +154,40 @@ class BucketStore(CloudStore):
         return entries if len(entries) <= MAX_TOP else None
 
 
+class _Likely(enum.Enum):
+    """What a name is, as far as documents above it say."""
+
+    DIRECTORY = enum.auto()
+    FILE = enum.auto()
+    """A file, if anything."""
+    NODE = enum.auto()
+    """A node if it has a document, else a file, if anything."""
+
+
+class _Outlines:
+    """What documents say, by the path of the node: the last ones used, by number and by the size of the documents."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, tuple[Hashable, Outline, int]] = OrderedDict()
+        self._nbytes = 0
+
+    def get(self, path: str, version: Hashable) -> Outline | None:
+        """Return what this *version* of a document says; None if that is not known."""
+        row = self._rows.get(path)
+        if row is None or row[0] != version:
+            return None
+        self._rows.move_to_end(path)
+        return row[1]
+
+    def put(self, path: str, version: Hashable, outline: Outline, nbytes: int) -> None:
+        """Note what a document of *nbytes* bytes says."""
+        replaced = self._rows.pop(path, None)
+        self._nbytes += nbytes - (replaced[2] if replaced is not None else 0)
+        self._rows[path] = version, outline, nbytes
+        while len(self._rows) > _MAX_OUTLINES or (self._nbytes > _MAX_OUTLINES_NBYTES and len(self._rows) > 1):
+            self._nbytes -= self._rows.popitem(last=False)[1][2]
+
+
 class WebStore(CloudStore):
     """A part of a web server, which lists nothing: names are those that documents tell of, or somebody asks for.
 
@@ -170,7 +210,8 @@ class WebStore(CloudStore):
         super().__init__(client, session, ttl=ttl, cache=cache)
         self._outline_of = outline_of
         self._assumes_complete = assumes_complete
-        self._outlines: OrderedDict[str, tuple[object, Outline]] = OrderedDict()
+        self._outlines = _Outlines()
+        self._reading = trio.Lock()
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*: a directory, if it has a document, or documents above it say so."""
@@ -179,10 +220,8 @@ class WebStore(CloudStore):
             return file_stat(key, known.version)
         if isinstance(known, Directory):
             return self.directory_stat
-        is_directory, may_be_node = await self._told(key)
-        if is_directory is None and may_be_node:
-            is_directory = await self._outline(key) is not None
-        if is_directory:
+        likely = await self._by_documents_above(key)
+        if likely is _Likely.DIRECTORY or (likely is _Likely.NODE and await self._outline(key) is not None):
             return self.directory_stat
         stat = await self._head(key)
         if stat is None:
@@ -235,17 +274,18 @@ class WebStore(CloudStore):
         await for_each([*outline.shard_names(relative)], look, _AT_ONCE)
         return names
 
-    async def _told(self, key: str) -> tuple[bool | None, bool]:
-        """Return whether documents above *key* say that it is a directory, or a file; and whether it may be a node."""
-        may_be_node = key.rpartition("/")[2] != DOCUMENT
+    async def _by_documents_above(self, key: str) -> "_Likely":
+        """Return what documents above *key* say of it."""
+        likely = _Likely.FILE if key.rpartition("/")[2] == DOCUMENT else _Likely.NODE
         async for path, outline in self._above(key.rpartition("/")[0]):
             relative = _relative(key, path)
             if relative:
                 is_directory = outline.is_directory(relative)
                 if is_directory is not None:
-                    return is_directory, may_be_node
-                may_be_node = may_be_node and not outline.is_array
-        return None, may_be_node
+                    return _Likely.DIRECTORY if is_directory else _Likely.FILE
+                if outline.is_array:
+                    likely = _Likely.FILE
+        return likely
 
     async def _above(self, key: str) -> AsyncIterator[tuple[str, Outline]]:
         """Yield the nodes at and above the directory *key* with their outlines, from the top, down to an array."""
@@ -264,16 +304,17 @@ class WebStore(CloudStore):
             snapshot = await self.objects.open(join_key(path, DOCUMENT), head_nbytes=_FIRST_NBYTES)
         except (NotFoundError, IsADirectoryHereError):
             return None
-        known = self._outlines.get(path)
-        if known is not None and known[0] == snapshot.stat.version:
-            self._outlines.move_to_end(path)
-            return known[1]
+        version = snapshot.stat.version
+        outline = self._outlines.get(path, version)
+        if outline is not None:
+            return outline
         is_large = snapshot.size > _MAX_DOCUMENT_NBYTES
         document = b"" if is_large else bytes(await snapshot.read(0, snapshot.size))
-        outline = self._outline_of(document)
-        self._outlines[path] = snapshot.stat.version, outline
-        if len(self._outlines) > _MAX_OUTLINES:
-            self._outlines.popitem(last=False)
+        async with self._reading:  # many may ask for names below the same node
+            outline = self._outlines.get(path, version)
+            if outline is None:
+                outline = await self._outline_of(document)
+                self._outlines.put(path, version, outline, len(document))
         return outline
 
     async def _check(self) -> Sequence[Entry] | None:
