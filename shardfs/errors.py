@@ -5,10 +5,14 @@ An error is raised where its cause is known, with a message that names the thing
 """
 
 import errno as _errno
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
 _MAX_MESSAGE = 500
+_AFTER_HOST = re.compile(r"[/?#]")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+_QUERY = re.compile(r"([?#]).*", re.DOTALL)
 
 
 class ShardfsError(Exception):
@@ -31,6 +35,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL, valid or not, for messages: without what may be a name and a password, a signature or a token.
+
+    No source that is opened has such a part: what refuses it shows it like this.
+    """
+    before, separator, rest = url.partition("://") if "://" in url else url.partition(":/")
+    if not separator:
+        before, rest = "", url
+    authority = _AFTER_HOST.split(rest, maxsplit=1)[0]
+    if "@" in rest and ("@" in authority or _HOST.fullmatch(authority) is None):
+        # Even if it is not valid: a password may hold what ends a host.
+        rest = "…@" + rest.rpartition("@")[2]
+    return before + separator + _QUERY.sub(r"\1…", rest, count=1)
 
 
 def counted(count: int, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from shardfs.cli.options import begin, summary
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, without_secrets
 from shardfs.fuse.mountpoint import fuse_versions
 from shardfs.version import __version__
 
@@ -69,9 +69,11 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; if it is missing before SOURCE, say so."""
-        if args[0] not in _MODULES and ("://" in args[0] or os.path.isdir(args[0])):
-            example = f"shardfs mount {shlex.quote(args[0])} MOUNTPOINT"
-            ctx.fail(f"A command is missing before {args[0]!r}. To mount it, type: {example}")
+        is_url = ":/" in args[0]
+        if args[0] not in _MODULES and (is_url or os.path.isdir(args[0])):
+            shown = without_secrets(args[0]) if is_url else args[0]
+            example = f"shardfs mount {shlex.quote(shown)} MOUNTPOINT"
+            ctx.fail(f"A command is missing before {shown!r}. To mount it, type: {example}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:

@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardfs.cli.output import complain
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, without_secrets
 from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import MountOptions
 from shardfs.service.log import FORMATS
@@ -75,6 +75,19 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; what is wrong with them is said without secrets in URLs."""
+        urls = [arg for arg in args if ":/" in arg]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not urls:
+                raise
+            message = error.format_message()
+            for url in urls:
+                message = message.replace(url, without_secrets(url))
+            raise click.UsageError(message, error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click has it
         """Run the command."""

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import trio
 
-from shardfs.errors import SourceError, UsageError
+from shardfs.errors import SourceError, UsageError, without_secrets
 from shardfs.stores.base import Reader
-from shardfs.stores.clouds.location import SCHEMES, CloudLocation, without_secrets
+from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
@@ -193,18 +193,18 @@ def _parse(source: str) -> _Place:
     shown = without_secrets(source)
     try:
         parts = urlsplit(source)
-    except ValueError as error:
-        raise SourceError(f"{shown} is not a valid URL: {error}") from None
+    except ValueError:  # whose message may repeat a password
+        raise SourceError(f"{shown} is not a valid URL") from None
     if parts.scheme != "file":
         raise SourceError(
             f"{shown}: {parts.scheme}:// is not supported; SOURCE is a path, or a URL that begins with file://, s3://, "
             "https://, http://, gs:// or az://"
         )
     if parts.netloc not in ("", "localhost"):
-        raise SourceError(f"{source} names the host {parts.netloc}; a file:// URL has three slashes: file:///path")
+        raise SourceError(f"{shown} names a host; a file:// URL has three slashes: file:///path")
     path = unquote(parts.path, errors="surrogateescape")
     if not path or parts.query or parts.fragment:
-        raise SourceError(f"{source} names no file; write ? and # in its path as %3F and %23")
+        raise SourceError(f"{shown} names no file; write ? and # in its path as %3F and %23")
     return path
 
 

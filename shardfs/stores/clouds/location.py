@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from shardfs.errors import SourceError
+from shardfs.errors import SourceError, without_secrets
 from shardfs.stores.base import Address
 
 SCHEMES: Final = ("http", "https", "gs", "az")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MAX_NBYTES: Final = 1000
 _SAFE: Final = "/%:@!$&'()*+,;=~-._"
-_SECRET: Final = re.compile(r"^([^/?#]*:/*)[^/?#]*@|([?#]).*", re.DOTALL)
-
-
-def without_secrets(url: str) -> str:
-    """Return *url*, valid or not, for messages: without what may be a password, a signature or a token."""
-    return _SECRET.sub(lambda found: f"{found[2]}…" if found[2] else f"{found[1]}…@", url)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from shardfs.errors import SourceError, printable
+from shardfs.errors import SourceError, printable, without_secrets
 from shardfs.stores.base import Address
 
 DOCUMENT: Final = "zarr.json"
@@ -44,23 +44,29 @@ class Location:
     def parse(cls, url: str) -> "Location":
         """Return the location in an `s3://` URL; raises `SourceError`.
 
-        Names are taken literally: `%20`, `?` or `#` is part of the key. Slashes at the end are ignored.
+        Names are taken literally: `%20` or `#` is part of the key. But ? may begin a signature, and is refused; what is
+        refused is shown without secrets. Slashes at the end are ignored.
         """
+        shown = without_secrets(url)
         if not url.startswith(_SCHEME):
-            raise SourceError(f"{url} is not an s3:// URL")
+            raise SourceError(f"{shown} is not an s3:// URL")
         bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
         if "@" in bucket:
-            # It is not repeated: what precedes the @ may be a secret.
-            raise SourceError("an s3:// URL has no credentials in it; use the environment, or --profile")
+            raise SourceError(f"{shown}: an s3:// URL has no credentials in it; use the environment, or --profile")
+        if "?" in url:
+            raise SourceError(
+                f"{shown} has a query, which shardfs does not send: credentials come from the environment, or "
+                "--profile; if ? is part of a key, open a prefix above it"
+            )
         if not _BUCKET.fullmatch(bucket):
-            raise SourceError(f"{url} names no bucket; write for example s3://bucket/path/data.zarr")
+            raise SourceError(f"{shown} names no bucket; write for example s3://bucket/path/data.zarr")
         prefix = prefix.rstrip("/")
         if any(part in (".", "..") for part in prefix.split("/")):
-            raise SourceError(f"{url} has . or .. in it, which mean nothing in a bucket")
+            raise SourceError(f"{shown} has . or .. in it, which mean nothing in a bucket")
         try:
             nbytes = len(prefix.encode())
         except UnicodeEncodeError:
-            raise SourceError(f"{url} is not UTF-8, as all keys of S3 are") from None
+            raise SourceError(f"{shown} is not UTF-8, as all keys of S3 are") from None
         if nbytes > _MAX_PREFIX:
             raise SourceError(f"an s3:// URL with a path of {nbytes} bytes is too long: keys have at most 1024 bytes")
         return cls(bucket, prefix)

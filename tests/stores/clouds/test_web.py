@@ -308,9 +308,20 @@ def test_urls_with_secrets_are_refused_without_repeating_them() -> None:
         "gs://bucket/x.zarr#hunter2",
         "az://container/x.zarr?sv=2024-01-01&sig=hunter2",
         "az://container?sig=hunter2",
+        "https://me:hun/ter2@example.org/x.zarr",
+        "https://me:hun?ter2@example.org/x.zarr",
+        "s3://AKIAKEY:hun/ter2@bucket/x.zarr",
+        "s3://bucket/x.zarr?X-Amz-Signature=hunter2",
+        "file://me:hunter2@example.org/x.zarr",
+        "file:///data/x.zarr?sig=hunter2",
+        "file://me:hunter2@\N{FULLWIDTH SOLIDUS}/x.zarr",
     ):
-        done = run("info", url)
-        assert "hunter2" not in one_line_of(done, 3)
+        assert "ter2" not in one_line_of(run("info", url), 3), url
+    for url in ("https://me:hunter2@example.org/x.zarr", "https:/me:hunter2@example.org/x.zarr"):
+        for words in ([url], ["info", "x.zarr", "0", url], ["info", f"--endpoint-url={url}", f"--unknown={url}", url]):
+            done = run(*words)
+            assert done.returncode == 2
+            assert "ter2" not in done.stdout + done.stderr, words
 
 
 @contextmanager
