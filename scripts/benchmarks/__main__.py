@@ -13,6 +13,7 @@ from pathlib import Path
 from . import (
     beside_a_commit,
     bulk,
+    clients,
     listing,
     pack,
     pending,
@@ -101,6 +102,11 @@ class Plan:
 def _random_read(plan: Plan) -> None:
     for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
         random_read.run(dataset, plan.peers, plan.placed(APART), plan.times(9))
+
+
+def _clients(plan: Plan) -> None:
+    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+        clients.run(dataset, plan.peers, plan.placed(FREE), plan.times(5))
 
 
 def _zarr_read(plan: Plan) -> None:
@@ -207,6 +213,7 @@ def _waits(plan: Plan) -> None:
 
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
+    "clients": _clients,
     "zarr-read": _zarr_read,
     "listing": _listing,
     "spec-example": _spec_example,
