@@ -27,6 +27,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Reader, Store, is_reserved
 from shardfs.stores.parallel import for_each
+from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import StoreOptions, is_remote, url_of
 
 _NOT_LISTED: Final = (
@@ -125,7 +126,8 @@ async def fill(
             announce(_NOT_LISTED)
         async for line in plan.look(job, context):
             announce(line)
-        if not plan.sources and not plan.report.problems:  # perhaps a disk is not mounted: all of DEST would be removed
+        is_there = plan.sources or plan.report.problems or isinstance(job.reading(context).store, ReferenceStore)
+        if not is_there:  # perhaps a disk is not mounted: all of DEST would be removed
             raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
         if not is_dry:
             await _fill(job, context, plan, how)

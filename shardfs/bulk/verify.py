@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from shardfs.bulk.engine import batched
 from shardfs.bulk.shards import look_at_shards
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
-from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.maintenance.walk import Progress, array_nodes, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
 from shardfs.errors import ShardfsError, UnsupportedError, counted
 from shardfs.format.document import brief
@@ -18,18 +19,27 @@ from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
+from shardfs.stores.base import in_pieces
+from shardfs.stores.parallel import for_each
+from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import StoreOptions
+
+_REFERENCES: Final = 4096
+_REFERENCES_AT_ONCE: Final = 64
+"""How many references are taken, and looked at, at a time."""
 
 
 @dataclass
 class Report:
     """What `verify` found; *unchecked* are arrays that were not examined, with the reason.
 
-    For chunks that are too large to be decoded, it is unknown whether they are sound.
+    For chunks that are too large to be decoded, it is unknown whether they are sound. *references* are those of a
+    source that has them, None for another one.
     """
 
     arrays: int = 0
     shards: int = 0
+    references: int | None = None
     found: list[Problem] = field(default_factory=list)
     unchecked: list[dict[str, str]] = field(default_factory=list)
 
@@ -43,6 +53,7 @@ class Report:
             "sound": not self.found,
             "arrays": self.arrays,
             "shards": self.shards,
+            **({} if self.references is None else {"references": self.references}),
             "problems": found[False],
             "too_large": found[True],
             "unchecked": self.unchecked,
@@ -58,12 +69,10 @@ class Report:
             verdict += f", {counted(len(large), 'chunk')} too large to check"
         if self.unchecked:
             verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
-        return [
-            *lines,
-            *large,
-            *damaged,
-            f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}",
-        ]
+        looked_at = f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}"
+        if self.references is not None:
+            looked_at = counted(self.references, "reference") + (f", {looked_at}" if self.arrays else "")
+        return [*lines, *large, *damaged, f"{looked_at}: {verdict}"]
 
 
 async def verify_source(
@@ -77,12 +86,16 @@ async def verify_source(
 ) -> Report:
     """Check every shard of *source*, which was opened with *options*; with *data*, decode the inner chunks too.
 
+    Of references, each is checked: whether its file is there, and has the range; with *data*, whether it can be read.
     *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
     """
     report = Report()
+    has_references = isinstance(source.store, ReferenceStore)
+    if isinstance(source.store, ReferenceStore):
+        await _check_references(source.store, report, progress, data=data)
 
     async def nodes() -> AsyncIterator[Node]:
-        async for node in some_arrays(source):
+        async for node in array_nodes(source) if has_references else some_arrays(source):
             if node.array is not None:
                 report.arrays += 1
                 if data and not node.is_read_only:
@@ -91,7 +104,10 @@ async def verify_source(
             elif node.metadata is None:
                 report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
             elif isinstance(node.metadata, ArrayMetadata):
-                reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
+                reason = node.reason or fault_of(node.metadata)
+                if reason is None and has_references:
+                    continue
+                reason = reason or "it is not sharded: each chunk is a file of its own"
                 report.unchecked.append({"array": node.path, "reason": reason})
 
     def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
@@ -116,6 +132,30 @@ async def verify_source(
     for shard in looked_at:
         report.found += shard.result or [Problem(shard.key, None, str(shard.error))]
     return report
+
+
+async def _check_references(store: ReferenceStore, report: Report, progress: Progress, *, data: bool) -> None:
+    """Open the file of each reference, and with *data* read it."""
+    report.references = 0
+
+    async def look(key: str) -> None:
+        try:
+            snapshot = await store.open(key)
+            for offset, nbytes in in_pieces(snapshot.size) if data else ():
+                await snapshot.read(offset, nbytes, (0, snapshot.size))
+        except ShardfsError as error:
+            report.found.append(Problem(key, None, str(error).removeprefix(f"{key}: ").removeprefix(f"{key} ")))
+
+    with progress("looking at references", None, "reference") as advance:
+        async for keys, _ in batched(_keys(store), lambda _: 0, most=_REFERENCES, nbytes=1):
+            await for_each(keys, look, _REFERENCES_AT_ONCE)
+            report.references += len(keys)
+            advance(len(keys))
+
+
+async def _keys(store: ReferenceStore) -> AsyncIterator[str]:
+    async for key, _ in store.walk():
+        yield key
 
 
 def _note_unchecked(array: Array, report: Report) -> None:

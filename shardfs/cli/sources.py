@@ -38,6 +38,14 @@ _STORE_OPTIONS: Final = (
         is_flag=True,
         help="To list chunks of an https:// source, ask for each shard that an array may have.",
     ),
+    click.option(
+        "--allow-target",
+        cls=RemoteOption,
+        multiple=True,
+        metavar="ROOT",
+        help="If SOURCE is a file of references: let them lead to files below this directory or URL, and no other; may "
+        "be repeated. Without it, they may lead to files beside SOURCE and below.",
+    ),
 )
 
 single_writer_option = click.option(

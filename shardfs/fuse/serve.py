@@ -12,7 +12,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.journal.recovery import find_unstored
-from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
+from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on, unsharded
 from shardfs.dataset.state.slots import hold
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
@@ -81,9 +81,10 @@ async def _serve(
     how: Sequence[str],
 ) -> bool:
     store = source.writable if options.write else source.store
-    note = None if source.names is None else foreign_format(source.names)
-    if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
-        raise SourceError(f"{store.url} cannot be shown in this view: {note}")
+    foreign = foreign_source(source)
+    if foreign not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
+        raise SourceError(f"{store.url} cannot be shown in this view: {foreign}")
+    note = await note_on(source)
     is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
     notes = [note] if note is not None and not is_filled else []
     with hold(store, path) if options.write else nullcontext() as state:

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.dataset.maintenance.walk import foreign_format
+from shardfs.dataset.maintenance.walk import note_on
 from shardfs.serve.figures import Figures
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
@@ -54,7 +54,7 @@ async def _serve(
             figures = Figures(views, options, address)
             server = Server(Site(views, options, figures).answer, options.limits, figures.traffic)
             await nursery.start(_end_on_signal, server, report)
-            ready(address, None if source.names is None else foreign_format(source.names))
+            ready(address, await note_on(source))
             report.is_ready(figures)
             await server.run(listeners)
         nursery.cancel_scope.cancel()

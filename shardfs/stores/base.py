@@ -367,6 +367,9 @@ def is_reserved(name: str) -> bool:
 MAX_TOP: Final = 1000
 """The most names at the top of a source that `Store.check` returns; if there are more, it returns none."""
 
+DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+"""The names of documents of Zarr, in either version."""
+
 MAGIC_NBYTES: Final = 8
 """How many bytes at the beginning of a file show its format."""
 
@@ -377,7 +380,7 @@ def file_format(name: str, first: bytes) -> str:
         return "a ZIP file; unpack it, and give the folder"
     if first.startswith(b"\x89HDF"):
         return "an HDF5 file; h5py and programs for netCDF read it without a mount"
-    if name.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"):
+    if name.rpartition("/")[2] in DOCUMENTS:
         return "a document of Zarr; SOURCE is the folder that it is in"
     return "a file; SOURCE is the folder of an array, a group or several"
 

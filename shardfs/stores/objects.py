@@ -1,15 +1,24 @@
 """What readers of objects have in common that are on no file system, as in a bucket: `ObjectReader`."""
 
 import os
-from collections.abc import Sequence
+import stat as modes
+from collections.abc import Hashable, Sequence
 from typing import Final, Protocol, Unpack
 
 from shardfs.errors import NoAttributeError, NotFoundError, ReadOnlyError, RefusedError, ShardfsError
-from shardfs.stores.base import Buffer, NewAttributes, OpenFile, Snapshot, Stat, join_key
+from shardfs.stores.base import Buffer, Kind, NewAttributes, OpenFile, Snapshot, Stat, join_key
 
 MAX_KEY_NBYTES: Final = 1024
+_UID, _GID = (os.getuid(), os.getgid()) if hasattr(os, "getuid") else (0, 0)  # Windows has no such numbers
 _BLOCK: Final = 4096
 _PLENTY: Final = 2**50 // _BLOCK
+
+
+def object_stat(kind: Kind, size: int, version: Hashable, identity: str, time_ns: int) -> Stat:
+    """Return the status of an object, or of a directory of objects; it belongs to the user."""
+    is_directory = kind is Kind.DIRECTORY
+    mode, nlink = (modes.S_IFDIR | 0o755, 2) if is_directory else (modes.S_IFREG | 0o644, 1)
+    return Stat(kind, size, version, identity, mode, _UID, _GID, nlink, 0, time_ns, time_ns, time_ns)
 
 
 class _Objects(Protocol):

@@ -2,23 +2,31 @@
 
 import shlex
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
-from os.path import abspath, lexists, realpath
-from typing import Final
+from importlib.util import find_spec
+from os.path import abspath, basename, dirname, isfile, join, lexists, realpath
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import trio
 
 from shardfs.errors import SourceError, UsageError, without_secrets
-from shardfs.stores.base import Reader
+from shardfs.stores.base import DOCUMENTS, Reader
 from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
+from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.parallel import open_nursery
+from shardfs.stores.references.store import ReferenceStore
+from shardfs.stores.references.targets import OPTION, Files, Place, Root, Targets, name_of
 from shardfs.stores.s3.requests import Location, S3Options
+
+if TYPE_CHECKING:
+    from shardfs.stores.clouds.client import CloudClient
+    from shardfs.stores.disk_cache import DiskCache
 
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 
@@ -28,7 +36,8 @@ S3_LIBRARIES: Final = ("boto3", "obstore")
 
 _FOR_ALL: Final = frozenset({"cache", "cache_size", "max_connections"})
 _FOR_WEB: Final = frozenset({"assume_complete"})
-"""Options for all remote sources, and for those on web servers; all others are for S3."""
+_FOR_REFERENCES: Final = frozenset({"allow_target"})
+"""Options for all remote sources, for those on web servers, and for references; all others are for S3."""
 
 
 def how_to_install(extra: str) -> str:
@@ -43,14 +52,20 @@ class StoreOptions(S3Options):
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
     directory that keeps at most *cache_size* of fetched data, also for later mounts. *assume_complete*: to list the
-    chunks of a source on a web server, ask for each shard that an array may have.
+    chunks of a source on a web server, ask for each shard that an array may have. *allow_target*: where files may be to
+    which references lead; without any, where the references are.
     """
 
     cache: str | None = None
     cache_size: int = DEFAULT_CACHE_NBYTES
     assume_complete: bool = False
+    allow_target: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        roots = (self.allow_target,) if isinstance(self.allow_target, str) else tuple(self.allow_target)
+        if not all(roots):
+            raise UsageError(f"{OPTION} is empty; was a variable never set?")
+        object.__setattr__(self, "allow_target", tuple(root if "://" in root else abspath(root) for root in roots))
         if self.anonymous and self.request_payer:
             raise UsageError("--request-payer contradicts --anonymous: only signed requests can be billed")
         if self.max_connections < 1:
@@ -69,7 +84,8 @@ class StoreOptions(S3Options):
             value = getattr(self, field.name)
             if value != field.default:
                 value = abspath(value) if field.name == "cache" else value
-                arguments.append(f"--{_option(field.name)}" + ("" if value is True else f"={value}"))
+                for one in value if isinstance(value, tuple) else (value,):
+                    arguments.append(f"--{_option(field.name)}" + ("" if one is True else f"={one}"))
         return arguments
 
 
@@ -110,6 +126,8 @@ def open_store_in(
 ) -> Reader:
     """Open the store of *source*: a path, or a URL that begins with `file`, `s3`, `https`, `http`, `gs` or `az`.
 
+    What ends with `.json`, `.parq` or `.parquet` there is a set of references.
+
     *outline_of* reads the documents of a source on a web server, which lists nothing; without it, there is an error.
     Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, else 60. Raises
     `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
@@ -117,6 +135,8 @@ def open_store_in(
     """
     place = _parse(source)
     _check_options(options, place)
+    if isinstance(place, _References):
+        return _open_references(session, place, options, ttl)
     if isinstance(place, Location):
         return _open_s3(session, place, options, ttl)
     if isinstance(place, CloudLocation):
@@ -126,27 +146,38 @@ def open_store_in(
 
 def applicable(options: StoreOptions, source: str) -> StoreOptions:
     """Return those of *options* that are for such sources as *source*, which is used beside another one."""
-    place = _parse(source)
-    names = [field.name for field in fields(options) if not _is_usable(field.name, place)]
+    places = _places(_parse(source), options)
+    names = [field.name for field in fields(options) if not _is_usable(field.name, places)]
     return replace(options, **{name: getattr(_DEFAULTS, name) for name in names})
 
 
-def _check_options(options: StoreOptions, place: "_Place") -> None:
+def _check_options(options: StoreOptions, place: "_Source") -> None:
     """Raise `UsageError` for an option that is not for *place*."""
+    places = _places(place, options)
     for name in (field.name for field in fields(options)):
-        if getattr(options, name) != getattr(_DEFAULTS, name) and not _is_usable(name, place):
+        if getattr(options, name) != getattr(_DEFAULTS, name) and not _is_usable(name, places):
             kinds = "remote" if name in _FOR_ALL else "https:// and http://" if name in _FOR_WEB else "s3://"
+            kinds = "references (.json and .parq)" if name in _FOR_REFERENCES else f"{kinds} sources"
             what = f"{place} is on this machine" if isinstance(place, str) else f"this is {place.url}"
-            raise UsageError(f"--{_option(name)} is for {kinds} sources, and {what}")
+            raise UsageError(f"--{_option(name)} is for {kinds}, and {what}")
 
 
-def _is_usable(name: str, place: "_Place") -> bool:
-    """Whether the option *name* is for *place*."""
+def _places(place: "_Source", options: StoreOptions) -> Sequence["_Source"]:
+    """Return *place*, and if it is of references, where the references and their targets are."""
+    if isinstance(place, _References):
+        return [place, place.within, *map(_parse_place, options.allow_target)]
+    return [place]
+
+
+def _is_usable(name: str, places: Sequence["_Source"]) -> bool:
+    """Whether the option *name* is for one of *places*, the first of which is the source."""
     if name in _FOR_ALL:
-        return not isinstance(place, str)
+        return any(isinstance(place, Location | CloudLocation) for place in places)
     if name in _FOR_WEB:
-        return isinstance(place, CloudLocation) and place.is_web
-    return isinstance(place, Location)
+        return isinstance(places[0], CloudLocation) and places[0].is_web
+    if name in _FOR_REFERENCES:
+        return isinstance(places[0], _References)
+    return any(isinstance(place, Location) for place in places)
 
 
 def is_remote(source: str) -> bool:
@@ -172,10 +203,42 @@ def resolve(source: str) -> tuple[str, str | None]:
     return store.url, store.root
 
 
-_Place = str | Location | CloudLocation
+@dataclass(frozen=True, slots=True)
+class _References:
+    """The references at *url*: the file *name* in the place *within*, or if they are *in_records*, the directory."""
+
+    url: str
+    within: Place
+    name: str
+    in_records: bool
 
 
-def _parse(source: str) -> _Place:
+_Source = Place | _References
+
+
+def _parse(source: str) -> _Source:
+    """Return the path, the remote location or the references that *source* names; local ones are looked at."""
+    place = _parse_place(source)
+    if isinstance(place, str):
+        in_records = place.rstrip("/").endswith(_IN_RECORDS) and isfile(join(place, DOCUMENTS[-1]))
+        if in_records or (place.endswith(_IN_DOCUMENT) and basename(place) not in DOCUMENTS and isfile(place)):
+            url = join(realpath(dirname(place.rstrip("/")) or "."), basename(place.rstrip("/")))
+            found = realpath(url)
+            return _References(url, dirname(found), basename(found), in_records)
+        return place
+    above, _, name = place.prefix.rpartition("/")
+    in_records = name.endswith(_IN_RECORDS)
+    if in_records or (name.endswith(_IN_DOCUMENT) and name not in DOCUMENTS and not source.endswith("/")):
+        is_quoted = isinstance(place, CloudLocation) and place.is_web
+        return _References(place.url, replace(place, prefix=above), unquote(name) if is_quoted else name, in_records)
+    return place
+
+
+_IN_DOCUMENT: Final = ".json"
+_IN_RECORDS: Final = (".parq", ".parquet")
+
+
+def _parse_place(source: str) -> Place:
     """Return the path or the remote location that *source* names."""
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
@@ -208,6 +271,44 @@ def _parse(source: str) -> _Place:
     return path
 
 
+def _open_references(
+    session: trio.Nursery, references: _References, options: StoreOptions, ttl: float | None
+) -> ReferenceStore:
+    if references.in_records and find_spec("pyarrow") is None:
+        raise SourceError(f"{references.url} needs pyarrow; install it with: {how_to_install('parquet')}")
+    home = _open_files(session, references.within, options, ttl)
+    roots = [Root((name_of(references.within),), home)]
+    if options.allow_target:
+        roots = [_open_root(session, root, options, ttl) for root in options.allow_target]
+    return ReferenceStore(
+        references.url,
+        home.address._replace(url=references.url),
+        home,
+        references.name,
+        Targets(references.within, roots),
+        in_records=references.in_records,
+        ttl=LOCAL_TTL if ttl is None else ttl,
+    )
+
+
+def _open_root(session: trio.Nursery, root: str, options: StoreOptions, ttl: float | None) -> Root:
+    try:
+        place = _parse_place(root)
+        names = {name_of(place): None} | ({realpath(place): None} if isinstance(place, str) else {})
+        return Root(tuple(names), _open_files(session, place, options, ttl))
+    except SourceError as error:
+        raise SourceError(f"{OPTION}: {error}") from None
+
+
+def _open_files(session: trio.Nursery, place: Place, options: StoreOptions, ttl: float | None) -> Files:
+    """Open a place of which only files are read whose names are known."""
+    if isinstance(place, str):
+        return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
+    if isinstance(place, Location):
+        return _open_s3(session, place, options, ttl)
+    return _open_cloud_files(session, place, options, ttl)
+
+
 def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, ttl: float | None) -> Reader:
     try:
         # Imported only here: they load two large libraries, which an installation without S3 lacks.
@@ -234,16 +335,9 @@ def _open_cloud(
     outline_of: OutlineOf | None,
     ttl: float | None,
 ) -> Reader:
-    try:
-        from shardfs.stores.clouds.client import CloudClient
-        from shardfs.stores.clouds.store import TTL, BucketStore, WebStore
-        from shardfs.stores.disk_cache import DiskCache
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in S3_LIBRARIES:
-            raise
-        raise SourceError(f"{location.url} needs obstore; install it with: {how_to_install('s3')}") from None
-    client = CloudClient(location, max_connections=options.max_connections)
-    cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
+    client, cache = _cloud(location, options)
+    from shardfs.stores.clouds.store import TTL, BucketStore, WebStore
+
     ttl = TTL if ttl is None else ttl
     if not location.is_web:
         return BucketStore(client, session, ttl=ttl, cache=cache)
@@ -251,3 +345,26 @@ def _open_cloud(
         raise SourceError(f"{location.url} cannot be opened here: nothing reads its documents, and it lists no names")
     complete = options.assume_complete
     return WebStore(client, session, outline_of, ttl=ttl, cache=cache, assumes_complete=complete)
+
+
+def _open_cloud_files(
+    session: trio.Nursery, location: CloudLocation, options: StoreOptions, ttl: float | None
+) -> Files:
+    client, cache = _cloud(location, options)
+    from shardfs.stores.clouds.store import TTL, BucketStore, WebFiles
+
+    ttl = TTL if ttl is None else ttl
+    return (WebFiles if location.is_web else BucketStore)(client, session, ttl=ttl, cache=cache)
+
+
+def _cloud(location: CloudLocation, options: StoreOptions) -> "tuple[CloudClient, DiskCache | None]":
+    """Return what makes requests, and the cache on disk if there is one."""
+    try:
+        from shardfs.stores.clouds.client import CloudClient
+        from shardfs.stores.disk_cache import DiskCache
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in S3_LIBRARIES:
+            raise
+        raise SourceError(f"{location.url} needs obstore; install it with: {how_to_install('s3')}") from None
+    client = CloudClient(location, max_connections=options.max_connections)
+    return client, DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None

@@ -38,6 +38,7 @@ STORE = StoreOptions(
     cache="/cache",
     cache_size=54321,
     assume_complete=True,
+    allow_target=("/data", "s3://other/part"),
 )
 MOUNT = MountOptions(
     metadata_ttl=0.5,

@@ -29,6 +29,7 @@ from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.references.store import ReferenceStore
 
 Advance = Callable[[int], None]
 
@@ -230,14 +231,21 @@ _ZARR_V2: Final = (
     "it is Zarr v2, which has no shards; programs read it without a mount (to store it sharded, copy it into a mount "
     "of an empty folder with --write --shards --view v2)"
 )
+_REFERENCES_V2: Final = (
+    "its references are of Zarr v2, which is shown as it is, for programs that read that; `shardfs pack` makes sharded "
+    "Zarr v3 of it"
+)
 _ICECHUNK: Final = "it is an Icechunk repository; read it with the library icechunk"
 _N5: Final = "it is N5, which has no Zarr shards; programs that read N5 need no mount"
 _NOT_SHARDED: Final = "the array is not sharded; programs that read Zarr v3 read it without a mount"
 _MAX_BELOW: Final = 10  # directories that are examined
 
 
-def foreign_format(entries: Sequence[Entry]) -> str | None:
-    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it."""
+def foreign_format(entries: Sequence[Entry], *, of_references: bool = False) -> str | None:
+    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it.
+
+    If it is *of_references*, programs do not read it as it is stored.
+    """
     entries = [entry for entry in entries if not is_reserved(entry.name)]
     names = {entry.name for entry in entries}
     if DOCUMENT in names:
@@ -245,12 +253,26 @@ def foreign_format(entries: Sequence[Entry]) -> str | None:
     if not names:
         return EMPTY
     if names & {".zgroup", ".zarray", ".zmetadata"}:
-        return _ZARR_V2
+        return _REFERENCES_V2 if of_references else _ZARR_V2
     if "snapshots" in names and names & {"refs", "repo"}:
         return _ICECHUNK
     if "attributes.json" in names:
         return _N5
     return NO_ZARR if all(entry.kind is Kind.FILE for entry in entries) else None
+
+
+def foreign_source(source: Source) -> str | None:
+    """Say what a source is and what to do, if the names at its top tell that there is no Zarr v3 in it."""
+    if source.names is None:
+        return None
+    return foreign_format(source.names, of_references=isinstance(source.store, ReferenceStore))
+
+
+async def note_on(source: Source) -> str | None:
+    """Say what a user should know of a source who has mounted it."""
+    if isinstance(source.store, ReferenceStore):
+        return await source.store.note()
+    return foreign_source(source)
 
 
 def unsharded(node: Node) -> str | None:
@@ -262,7 +284,8 @@ def unsharded(node: Node) -> str | None:
 async def what_else(source: Source) -> str:
     """Say what a source without Zarr v3 arrays is, and what to do."""
     entries = await source.store.list("")
-    found = foreign_format(entries)
+    of_references = isinstance(source.store, ReferenceStore)
+    found = foreign_format(entries, of_references=of_references)
     if found is not None:
         return found
     if DOCUMENT in {entry.name for entry in entries}:
@@ -270,7 +293,7 @@ async def what_else(source: Source) -> str:
     names = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name))
     for name in sorted(names)[:_MAX_BELOW]:
         try:
-            below = foreign_format(await source.store.list(name))
+            below = foreign_format(await source.store.list(name), of_references=of_references)
         except ShardfsError:
             continue
         if below not in (None, EMPTY, NO_ZARR):

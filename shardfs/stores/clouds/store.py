@@ -16,7 +16,7 @@ from shardfs.errors import (
     SourceError,
     UnsupportedError,
 )
-from shardfs.stores.base import MAX_TOP, Entry, Kind, Snapshot, Stat, file_format, join_key
+from shardfs.stores.base import DOCUMENTS, MAX_TOP, Entry, Kind, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
 from shardfs.stores.clouds.outline import Outline, OutlineOf
 from shardfs.stores.disk_cache import DiskCache
@@ -188,6 +188,16 @@ class _Outlines:
             self._nbytes -= self._rows.popitem(last=False)[1][2]
 
 
+class WebFiles(CloudStore):
+    """Files on a web server whose names are known otherwise; nothing tells of others."""
+
+    lists = False
+
+    async def list(self, key: str) -> Sequence[Entry]:
+        """Raise `UnsupportedError`."""
+        raise UnsupportedError(f"{self.url_of(key)} cannot be listed: web servers list nothing")
+
+
 class WebStore(CloudStore):
     """A part of a web server, which lists nothing: names are those that documents tell of, or somebody asks for.
 
@@ -343,7 +353,7 @@ class WebStore(CloudStore):
     async def _what_is_there(self) -> str:
         """Say what has the name of the source, which has no document."""
         name = self.url.rpartition("/")[2]
-        if name in (DOCUMENT, ".zarray", ".zgroup", ".zattrs", ".zmetadata"):
+        if name in DOCUMENTS:
             return f"{self.url} is {file_format(name, b'')}"
         return (
             f"there is no {DOCUMENT} at {self.url}: web servers list nothing, so SOURCE must be the URL of a Zarr v3 "

@@ -6,12 +6,10 @@ waits for it any more.
 """
 
 import copy
-import os
-import stat as modes
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +22,7 @@ from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, 
 from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
+from shardfs.stores.objects import object_stat
 from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
 from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
 from shardfs.stores.s3.requests import ObjectStat, Properties, Range, Requests
@@ -33,7 +32,6 @@ GATHER_SECONDS: Final = 0.001
 
 MEMORY_NBYTES: Final = 128 * 2**20
 
-_UID, _GID = (os.getuid(), os.getgid()) if hasattr(os, "getuid") else (0, 0)  # Windows has no such numbers
 _MAX_EXPECTED: Final = 64
 _MAX_DIRECTORIES: Final = 64
 _FEW_UNITS: Final = 4
@@ -651,8 +649,7 @@ def require_all(key: str, nbytes: int, data: memoryview) -> None:
 
 def file_stat(key: str, state: ObjectStat) -> Stat:
     """Return the status of the object *key*."""
-    mtime_ns = state.mtime_ns
-    return _stat(Kind.FILE, state.size, (state.etag, state.size), f"file:{key}", modes.S_IFREG | 0o644, 1, mtime_ns)
+    return object_stat(Kind.FILE, state.size, (state.etag, state.size), f"file:{key}", state.mtime_ns)
 
 
 def object_of(state: Stat) -> ObjectStat:
@@ -663,8 +660,4 @@ def object_of(state: Stat) -> ObjectStat:
 
 def directory_stat() -> Stat:
     """Return the status of all directories of a source that is opened now."""
-    return _stat(Kind.DIRECTORY, 0, "directory", "directory", modes.S_IFDIR | 0o755, 2, time.time_ns())
-
-
-def _stat(kind: Kind, size: int, version: Hashable, identity: str, mode: int, nlink: int, time_ns: int) -> Stat:
-    return Stat(kind, size, version, identity, mode, _UID, _GID, nlink, 0, time_ns, time_ns, time_ns)
+    return object_stat(Kind.DIRECTORY, 0, "directory", "directory", time.time_ns())

@@ -1,0 +1,155 @@
+"""References: what stands for the bytes of a key, and keys in little memory."""
+
+import os
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, overload
+
+import numpy as np
+
+from shardfs.errors import SourceError
+from shardfs.stores.base import Entry, Kind
+from shardfs.stores.objects import MAX_KEY_NBYTES
+
+_MAX_NAME_NBYTES: Final = 255
+_MAX_KEYS_NBYTES: Final = 2**30
+MAX_END: Final = 2**63 - 1
+"""Where a range may end at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The bytes themselves."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """*nbytes* bytes from *offset* of the file at *url*; all of it if *nbytes* is None."""
+
+    url: str
+    offset: int = 0
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What is written is no reference, for the *reason*. Its key is listed, so that nobody takes it for absent."""
+
+    reason: str
+
+
+Reference = Inline | Target | Broken
+
+
+class ReferenceSet(Protocol):
+    """The references of a source. All names that it tells of can be shown by a file system."""
+
+    @property
+    def nhidden(self) -> int:
+        """How many keys no file system can show, so that nobody is shown them."""
+
+    async def find(self, key: str) -> Reference | None:
+        """Return the reference of *key*, None if there is none."""
+
+    async def is_directory(self, key: str) -> bool:
+        """Whether there are keys below *key*."""
+
+    async def list(self, key: str) -> Sequence[Entry]:
+        """Return the names in the directory *key*; nothing if there is no such directory."""
+
+    def walk(self) -> AsyncIterator[tuple[str, Reference]]:
+        """Yield all keys that are no directories, with their references."""
+
+    async def urls(self) -> Sequence[str]:
+        """Return the URLs of all targets, or of some if they are read in parts."""
+
+
+def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | Broken:
+    """Return the reference to *nbytes* bytes from *offset* of *url*, as written in a file."""
+    if not isinstance(url, str) or not url:
+        return Broken("it names no file")
+    start, length = _number(offset), None if nbytes is None else _number(nbytes)
+    if start is None or (nbytes is not None and length is None) or start + (length or 0) > MAX_END:
+        return Broken("its offset and length are no range of a file")
+    return Target(url, start, length)
+
+
+def _number(value: object) -> int | None:
+    """Return *value* as a count of bytes; None if it is none."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_END
+    return value if is_count and isinstance(value, int) else None
+
+
+def encoded_key(key: str) -> bytes | None:
+    """Return *key* as bytes, None if no file system can show it: a name in it is empty, `..`, or too long."""
+    try:
+        encoded = os.fsencode(key)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    is_shown = 0 < len(encoded) <= MAX_KEY_NBYTES and b"\0" not in encoded
+    names = encoded.split(b"/")
+    if is_shown and all(0 < len(name) <= _MAX_NAME_NBYTES and name not in (b".", b"..") for name in names):
+        return encoded
+    return None
+
+
+class Keys(Sequence[bytes]):
+    """Sorted keys: their bytes one after another, so that a million takes little more memory than in a file.
+
+    A directory is the range of the keys that begin with it and a slash: nothing is stored for it.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        nbytes = sum(map(len, keys))
+        if nbytes > _MAX_KEYS_NBYTES:
+            raise SourceError(f"the names of the references take {nbytes:,} bytes, more than {_MAX_KEYS_NBYTES:,}")
+        self._ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
+        self._bytes = b"".join(keys)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self._bytes[self._ends[place - 1] if place else 0 : self._ends[place]]
+
+    def find(self, key: str) -> int | None:
+        """Return the place of *key*, None if it is not among them."""
+        encoded = os.fsencode(key)
+        place = bisect_left(self, encoded)
+        return place if place < len(self) and self[place] == encoded else None
+
+    def below(self, key: str) -> range:
+        """Return the places of the keys below the directory *key*; all, if it is ""."""
+        if not key:
+            return range(len(self))
+        directory = os.fsencode(key)
+        return range(bisect_left(self, directory + b"/"), bisect_left(self, directory + b"0"))  # 0 follows /
+
+    def list(self, key: str) -> Sequence[Entry]:
+        """Return the names in the directory *key*; one that is a directory too is only that."""
+        places = self.below(key)
+        start = len(os.fsencode(key)) + 1 if key else 0
+        names: dict[str, Kind] = {}
+        place = places.start
+        while place < places.stop:
+            name, slash, _ = self[place][start:].partition(b"/")
+            if slash:
+                names[os.fsdecode(name)] = Kind.DIRECTORY
+                place = bisect_left(self, self[place][:start] + name + b"0", place, places.stop)
+            else:
+                names.setdefault(os.fsdecode(name), Kind.FILE)
+                place += 1
+        return [Entry(name, kind) for name, kind in names.items()]

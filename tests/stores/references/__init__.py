@@ -1,0 +1,1 @@
+"""References of kerchunk: both forms of them, and where they may lead."""
