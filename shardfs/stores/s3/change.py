@@ -6,7 +6,7 @@
    an upload. That depends on the ETag that is expected. Where the server does not honour such a condition (`probe`),
    and there is a single writer, the ETag is looked up just before. In the properties of the new version is the id of
    the change, after those of the changes before it.
-3. *What a reply means* (`Change._make`):
+3. *What a reply means* (`Change._make`; `errors.Failure` tells these kinds of replies from each other):
 
    ========================= ======================== ==================================================
    reply                     to the first request     to a later one
@@ -18,9 +18,9 @@
    ========================= ======================== ==================================================
 
 4. *To look* is to HEAD the object. If it has the id of the change, that was made, even if other hosts have changed the
-   object since. If not, a conflict is one, and a request without a reply is sent again, with the same id and condition:
-   should the first one arrive late, one of the two is refused. If there is no answer, nobody can tell, and the error
-   says so.
+   object since. If it is another version than was expected, somebody else was first, and our requests will be refused
+   whenever they arrive. If it still is what was expected, the request is sent again, with the same id: should the first
+   one arrive late, one of the two is refused. If there is no answer, nobody can tell, and the error says so.
 5. *What the caller gets.* The state of the new version, of which readers know already (`Objects.changed`);
    `ConflictError` if somebody else was first; any other error if it was not made, or if that is unknown. Then
    everything known of the object is forgotten, so that the next request asks the server.
@@ -186,11 +186,10 @@ class Changes:
         present: Fetched | None = None
         with suppress(NotFoundError):
             present = await self.objects.heads.fetched(key)
-        version = present.stat if present is not None else None
-        is_other = (version.etag if version is not None else None) != (old.etag if old is not None else None)
+        is_other = _etag_of(present) != (old.etag if old is not None else None)
         is_ours = present is not None and self.undecided.has_made(key, present)
         if is_other and (is_ours or expected is ANY):
-            return version
+            return present.stat if present is not None else None
         if is_other and expected is ABSENT:
             raise ExistsError(f"{key} exists: another program has made it")
         what = key if is_other or source is None else source.key
@@ -291,25 +290,30 @@ class Change:
 
         Raises `ConflictError` if another change was first, and `StoreError` if it is unknown whether it was made.
         """
-        reason: ShardfsError
         for attempt in range(_BACKOFF.attempts):
             if attempt:
                 await trio.sleep(_BACKOFF.delay(attempt))
+            reason: UnknownOutcomeError | ConflictError
             try:
-                success: _Success | None = _Success(await self._send(last))
+                stat = await self._send(last)
             except UnknownOutcomeError as error:
                 self.is_undecided, reason = True, error
-                success = judge(await self._look(error))
             except ConflictError as error:
                 if not self.is_undecided:
                     raise
-                success = judge(await self._look(error))
-                if success is None:
-                    self.is_undecided = False
-                    raise
-            if success is not None:
+                reason = error
+            else:
                 self.is_undecided = False
+                return _Success(stat)
+            present = await self._look(reason)
+            success = judge(present)
+            self.is_undecided = success is None and _etag_of(present) == self._etag
+            if success is not None:
                 return success
+            if isinstance(reason, ConflictError):
+                raise reason
+            if not self.is_undecided:
+                raise self._refusal()
         attempts = _BACKOFF.attempts
         raise StoreError(f"a change of {self._url} was not made, in {attempts} attempts without a reply: {reason}")
 
@@ -317,8 +321,7 @@ class Change:
         """Send the last request, on the condition that the object is what is expected; return what it is then."""
         if last.is_honoured:
             return await last.send(Condition(self._etag))
-        present = await self._head()
-        if (None if present is None else present.stat.etag) != self._etag:
+        if _etag_of(await self._head()) != self._etag:
             raise self._refusal()
         return await last.send(None)
 
@@ -349,6 +352,10 @@ class Change:
 
 def _was_deleted(present: Fetched | None) -> _Success | None:
     return _Success(None) if present is None else None
+
+
+def _etag_of(present: Fetched | None) -> str | None:
+    return present.stat.etag if present is not None else None
 
 
 def version_or_none(expected: ObjectStat | Presence) -> ObjectStat | None:

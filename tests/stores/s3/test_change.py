@@ -157,6 +157,32 @@ def test_a_change_whose_reply_is_lost_is_made_once(
 
 
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_request_that_was_lost_is_not_sent_again_once_another_host_was_first(
+    s3_bucket: Bucket, here: Host, there: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+
+    def theirs() -> None:
+        run(lambda: there.splice(KEY, append(old, b"theirs")))
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        s3_proxy.fail(operation, LostRequest())
+        s3_proxy.fail("HeadObject", Before(theirs))
+        s3_proxy.log.clear()
+        with pytest.raises(ConflictError):
+            await edit.splice(append(old, b"ours"))
+        assert not edit.is_undecided
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == appended(old, b"theirs")
+    assert s3_proxy.log.operations()[operation] == 1
+    assert s3_proxy.log.operations()["HeadObject"] == 1
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
 def test_a_lost_reply_is_success_though_another_host_has_changed_the_object_since(
     s3_bucket: Bucket, here: Host, there: Host, s3_proxy: S3Proxy, operation: str
 ) -> None:
