@@ -298,12 +298,13 @@ class DirectoryHandle:
         if cookie == self._start:
             return True
         for i, batch in enumerate(self._kept):
-            j = bisect_left(batch.rows, cookie, key=_cookie)
-            if j < len(batch.rows) and _cookie(batch.rows[j]) == cookie:
+            j = bisect_left(batch.rows, cookie, key=cookie_of)
+            if j < len(batch.rows) and cookie_of(batch.rows[j]) == cookie:
                 rest = batch.rows[j + 1 :]
                 self._kept[: i + 1] = [batch._replace(rows=rest)] if rest else []
                 return True
         return False
 
 
-_cookie: Final = itemgetter(3)
+cookie_of: Final = itemgetter(3)
+"""The cookie of a row."""

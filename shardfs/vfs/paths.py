@@ -35,7 +35,7 @@ from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner
+from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner, cookie_of
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.session import Session
@@ -167,6 +167,8 @@ class Paths:
                 await trio.lowlevel.checkpoint()  # a row of chunks that are known takes none
             kind = batch.attributes.status.kind
             yield [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
+            if batch.rows:
+                await directory.seek(cookie_of(batch.rows[-1]))  # we took all, so nothing is kept
 
     def new_content(self) -> BufferBytes:
         """Return room for what is to be published: memory if it is little, else a file of the writing mount."""
