@@ -6,12 +6,12 @@ from hashlib import sha256
 from shardfs.errors import ExistsError, IsADirectoryHereError, MetadataError, RefusedError, ShardfsError
 from shardfs.serve.conditions import Conditions, PreconditionFailedError
 from shardfs.serve.exchange import ClientError, Exchange
-from shardfs.vfs.all_views import Views
+from shardfs.vfs.all_views import Check, Views
 from shardfs.vfs.versions import text_of_sum
 from shardfs.vfs.write_buffer import BufferBytes
 
 
-async def put(exchange: Exchange, views: Views, path: str, conditions: Conditions) -> None:
+async def put(exchange: Exchange, views: Views, path: str) -> None:
     """Make the body of a request the content of a file; when the reply comes, it survives the end of the server.
 
     Nothing is published of a body that does not arrive as a whole.
@@ -23,9 +23,9 @@ async def put(exchange: Exchange, views: Views, path: str, conditions: Condition
     if exchange.header("content-length") is None and exchange.header("transfer-encoding") is None:
         raise ClientError(411, "a body needs Content-Length or the transfer coding chunked: else nobody knows its end")
     content, text = await _receive(exchange, views)
-    check = conditions.require if conditions.are_for_a_change else None
+    conditions = Conditions.of(exchange)
     try:
-        is_new = await views.publish(path, content, check, exclusive=conditions.is_for_a_new_file)
+        is_new = await views.publish(path, content, _check_of(conditions), exclusive=conditions.is_for_a_new_file)
     except ExistsError:
         raise PreconditionFailedError("If-None-Match: somebody has created it meanwhile") from None
     except MetadataError as error:
@@ -47,12 +47,17 @@ async def _receive(exchange: Exchange, views: Views) -> tuple[BufferBytes, str]:
     return content, text_of_sum(found.digest())
 
 
-async def delete(exchange: Exchange, views: Views, path: str, conditions: Conditions) -> None:
+async def delete(exchange: Exchange, views: Views, path: str) -> None:
     """Remove a file."""
     if not path:
         raise IsADirectoryHereError("the source is a directory")
-    await views.remove(path, conditions.require if conditions.are_for_a_change else None)
+    await views.remove(path, _check_of(Conditions.of(exchange)))
     await exchange.reply(204)
+
+
+def _check_of(conditions: Conditions) -> Check | None:
+    """Return what decides whether a file may be changed; None spares looking at its version."""
+    return conditions.is_known if conditions.name_versions else None
 
 
 async def flush(exchange: Exchange, views: Views) -> None:

@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Final
@@ -22,10 +22,14 @@ import trio
 from shardfs.errors import ShardfsError
 from shardfs.serve.options import Limits
 from shardfs.stores.base import Buffer
+from shardfs.stores.parallel import open_nursery
 
 log = logging.getLogger(__name__)
 
 Header = tuple[str, str]
+
+READING: Final = ("GET", "HEAD", "OPTIONS")
+"""The methods that change nothing."""
 
 _RECEIVE_NBYTES: Final = 64 * 2**10
 _DISCARDED_NBYTES: Final = 64 * 2**10
@@ -102,6 +106,32 @@ class Connection:
                 raise ClientError(408, f"the head of a request took more than {self.limits.head_seconds:g} seconds")
             if is_over:
                 return None
+
+    @asynccontextmanager
+    async def while_present(self) -> AsyncIterator[None]:
+        """Do a block that takes long, and neither reads nor replies, for as long as the client is there.
+
+        If it goes away, the block is cancelled, and `ClientGoneError` raised. One that has sent another request already
+        is taken to be there.
+        """
+        is_gone = False
+
+        async def watch() -> None:
+            nonlocal is_gone
+            try:
+                await trio.lowlevel.wait_readable(self._stream.socket)
+                is_gone = not await self._stream.socket.recv(1, socket.MSG_PEEK)
+            except OSError:
+                is_gone = True
+            if is_gone:
+                nursery.cancel_scope.cancel()
+
+        async with open_nursery() as nursery:
+            nursery.start_soon(watch)
+            yield
+            nursery.cancel_scope.cancel()
+        if is_gone:
+            raise ClientGoneError
 
     async def read_body(self) -> bytes | None:
         """Return the next piece of the body of the present request; None at its end."""

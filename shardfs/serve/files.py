@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -32,11 +32,15 @@ _WEIGHT: Final = re.compile(r"[01](\.[0-9]{0,3})?")
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 
 
-def conditions_of(exchange: Exchange) -> Conditions:
-    """Return the conditions of a request; ranges are for GET alone."""
-    names = ("If-Match", "If-None-Match", "If-Unmodified-Since", "If-Range", "Range")
-    found = Conditions(*map(exchange.header, names))
-    return found if exchange.method == "GET" else found._replace(range=None)
+async def is_answered(exchange: Exchange, version: str | None, head: Sequence[Header]) -> bool:
+    """Answer a reader who has this *version* already, with *head*, and nobody else; return whether it was one.
+
+    Raises `PreconditionFailedError` for who wants another version or none.
+    """
+    if not Conditions.of(exchange).is_known(version):
+        return False
+    await exchange.reply(304, head)
+    return True
 
 
 async def show(
@@ -80,28 +84,24 @@ async def send(exchange: Exchange, data: bytes, media_type: str) -> None:
     """Send what is no file of the dataset."""
     version = hashlib.sha256(data).hexdigest()[:32]
     head = [("ETag", f'"{version}"'), ("Cache-Control", "no-cache")]
-    if conditions_of(exchange).is_known(version, exists=True):
-        await exchange.reply(304, head)
+    if await is_answered(exchange, version, head):
         return
     head += [("Content-Type", media_type), ("X-Content-Type-Options", "nosniff")]
     await exchange.reply(200, head, only(data), len(data))
 
 
 async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: bool) -> None:
-    conditions = conditions_of(exchange)
     async with paths.open_version(path) as (handle, version):
         attributes = handle.attributes if may_be_cached else handle.attributes._replace(ttl=0.0)
-        conditions.check(version, exists=True)
         head = headers_of(attributes, version)
-        if conditions.is_known(version, exists=True):
-            await exchange.reply(304, head)
+        if await is_answered(exchange, version, head):
             return
         head += [
             ("Accept-Ranges", "bytes"),
             ("Content-Type", _TYPES.get(path.rpartition("/")[2].rpartition(".")[2], "application/octet-stream")),
             ("X-Content-Type-Options", "nosniff"),
         ]
-        start, stop, is_part = conditions.selected(version, attributes.size)
+        start, stop, is_part = Conditions.of(exchange).selected(version, attributes.size)
         if is_part and start == stop:
             await exchange.say(416, f"the file has {attributes.size} bytes", [
                 ("Content-Range", f"bytes */{attributes.size}"), *headers_of(attributes, version)[:1],
@@ -126,8 +126,10 @@ def headers_of(attributes: Attributes, version: str | None) -> list[Header]:
 
 async def _list(exchange: Exchange, paths: Paths, path: str) -> None:
     """Send the names in a directory as JSON, while they are being found."""
+    head = [("Cache-Control", "no-cache"), ("Vary", "Accept")]
     async with paths.listing(path) as batches, aclosing(_listing(path, batches)) as pieces:
-        await exchange.reply(200, [("Content-Type", _JSON), ("Cache-Control", "no-cache"), ("Vary", "Accept")], pieces)
+        if not await is_answered(exchange, None, head):
+            await exchange.reply(200, [("Content-Type", _JSON), *head], pieces)
 
 
 async def _listing(path: str, batches: AsyncIterator[list[Listed]]) -> AsyncGenerator[Buffer, None]:

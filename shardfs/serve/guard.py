@@ -1,13 +1,16 @@
 """Who may ask: the host that a request names, the origin of the page that sends it, and the token."""
 
+import binascii
 import re
+from base64 import b64decode
 from secrets import compare_digest
 from typing import Final
 
-from shardfs.serve.exchange import ClientError, Exchange, Header
+from shardfs.serve.exchange import READING, ClientError, Exchange, Header
 from shardfs.serve.options import ServeOptions, is_loopback
 
-READING: Final = ("GET", "HEAD", "OPTIONS")
+CHALLENGES: Final = (("WWW-Authenticate", 'Basic realm="shardfs"'), ("WWW-Authenticate", 'Bearer realm="shardfs"'))
+"""What a reply to a request without the token says: browsers ask their user for a password, and programs send it."""
 
 _EXPOSED: Final = "Content-Range, Content-Length, ETag, Accept-Ranges, Last-Modified"
 _MAX_AGE: Final = "86400"
@@ -41,11 +44,17 @@ class Guard:
             raise ClientError(403, f"pages of {origin} may not write: name them with --cors")
 
     def admits(self, exchange: Exchange) -> bool:
-        """Whether the request has the token, if it needs one."""
+        """Whether the request has the token, if it needs one: as such, or as the password of any user."""
         if self._token is None:
             return True
-        scheme, _, given = (exchange.header("authorization") or "").partition(" ")
-        return scheme.lower() == "bearer" and compare_digest(given.strip().encode("latin-1"), self._token)
+        scheme, _, text = (exchange.header("authorization") or "").partition(" ")
+        given = text.strip().encode("latin-1")
+        match scheme.lower():
+            case "bearer":
+                return compare_digest(given, self._token)
+            case "basic":
+                return compare_digest(_password(given), self._token)
+        return False
 
     def for_preflight(self, exchange: Exchange) -> list[Header]:
         """Return the headers that tell a browser what a page may ask for; none for one that may not."""
@@ -80,6 +89,14 @@ class Guard:
         """Return the host that the request names; one in the target counts instead of the header."""
         found = _AUTHORITY.match(exchange.target)
         return found[1].decode("latin-1") if found is not None else exchange.header("host")
+
+
+def _password(credentials: bytes) -> bytes:
+    """Return the password in credentials of the scheme Basic; "" for what are none."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
 
 
 def _name(host: str) -> str:

@@ -38,9 +38,9 @@ from shardfs.errors import (
 )
 from shardfs.serve import changes, files
 from shardfs.serve.conditions import PreconditionFailedError
-from shardfs.serve.exchange import ClientError, Exchange, only
+from shardfs.serve.exchange import READING, ClientError, Exchange, only
 from shardfs.serve.figures import Figures
-from shardfs.serve.guard import READING, Guard
+from shardfs.serve.guard import CHALLENGES, Guard
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.pages.page import Address, Pages, asset
 from shardfs.serve.pages.planes import Planes, Query
@@ -125,8 +125,8 @@ class Site:
             return
         own = _own(names) if names[0] == "-" else None
         if own is not healthy and not self._guard.admits(exchange):
-            challenge = ("WWW-Authenticate", 'Bearer realm="shardfs"')
-            await exchange.say(401, "the header Authorization: Bearer must have the token of this server", [challenge])
+            where = "as the password of any user, or in the header Authorization: Bearer"
+            await exchange.say(401, f"this server wants its token, {where}", CHALLENGES)
             return
         if own is not None:
             await own(self, exchange)
@@ -147,7 +147,7 @@ class Site:
             raise IsADirectoryHereError(f"{place.path or 'the source'} is a directory")
         else:
             change = changes.put if exchange.method == "PUT" else changes.delete
-            await change(exchange, self.views, place.path, files.conditions_of(exchange))
+            await change(exchange, self.views, place.path)
 
     async def _show(self, exchange: Exchange, place: Place) -> None:
         """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
@@ -262,8 +262,7 @@ async def plane(site: Site, exchange: Exchange) -> None:
     names = names_in(exchange.target)[2:] or [""]
     path = path_of(names[:-1] if names[-1] == "" else names)
     query = Query.parse(query_of(exchange.target))
-    conditions = files.conditions_of(exchange)
-    await site.planes.show(exchange, site.decoded, path, query, conditions, may_be_cached=not site.options.write)
+    await site.planes.show(exchange, site.decoded, path, query, may_be_cached=not site.options.write)
 
 
 async def page_part(site: Site, exchange: Exchange) -> None:

@@ -30,7 +30,7 @@ FORMS: Final = {
 }
 """The views that are shown beside each other, by name."""
 
-Check = Callable[[str | None, bool], None]
+Check = Callable[[str | None, bool], object]
 """Raises an error if what is there may not be changed: its version, None if nothing tells, and whether it exists."""
 
 

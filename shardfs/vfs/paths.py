@@ -6,7 +6,7 @@ A door translates a protocol into these calls, and knows nothing of inodes, shar
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from secrets import token_hex
@@ -141,6 +141,10 @@ class Paths:
         """Open a file as `open` does, with a text that identifies its version in every process."""
         async with self.open(path) as handle:
             yield await self._versions.of(path, handle)
+
+    def place_of(self, path: str, handle: FileHandle) -> Hashable:
+        """Return what tells the version of a chunk that was opened from all others: see `Versions.place_of`."""
+        return self._versions.place_of(path, handle)
 
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""

@@ -18,7 +18,7 @@ from shardfs.dataset.journal.records import Put
 from shardfs.errors import StaleError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Reader, in_pieces
-from shardfs.vfs.chunk_cache import DecodedChunk
+from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
 
 MAX_SUMMED_NBYTES: Final = 64 * 2**20
@@ -66,16 +66,29 @@ class Versions:
                 return await self._of_file(handle)
         return Version(handle, None)
 
+    def place_of(self, path: str, handle: FileHandle) -> Hashable:
+        """Return what tells the version of the chunk at *path* from all others, of which no byte is read for that.
+
+        It changes more often than the version: with its shard. None if nothing tells: the chunk is not committed yet,
+        or its shard has just been written.
+        """
+        extent = _encoded(handle.extent) if isinstance(handle, ChunkHandle) else None
+        if not isinstance(extent, Extent) or isinstance(extent.shard, Put):
+            return None
+        if not self._is_settled(extent.shard.snapshot.stat.mtime_ns):
+            return None
+        return _place(path, extent)
+
+    def _is_settled(self, mtime_ns: int) -> bool:
+        """Whether what was written at that time has another time if it is written again."""
+        return self._store.root is None or mtime_ns + _SETTLED_NS < time.time_ns()
+
     async def _of_chunk(self, path: str, handle: ChunkHandle) -> str | None:
         shown = handle.extent
-        extent, codec = (shown.extent, shown.codec) if isinstance(shown, DecodedChunk) else (shown, None)
+        extent, codec = _encoded(shown), shown.codec if isinstance(shown, DecodedChunk) else None
         if not isinstance(extent, Extent):
             return await _sum(handle)
-        shard = extent.shard
-        if isinstance(shard, Put):
-            key: tuple[Hashable, ...] = path, "pending", shard.sequence
-        else:
-            key = path, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes
+        key = _place(path, extent)
         known = self._known.peek(key)
         if known is not None and (known.codec is codec or known.codec == codec):
             self._known.touch(key)
@@ -83,7 +96,7 @@ class Versions:
             return known.text
         if shown.nbytes > MAX_SUMMED_NBYTES:
             handle.pin()
-            return None if codec is not None or isinstance(shard, Put) else _text_of(key)
+            return None if codec is not None or isinstance(extent.shard, Put) else text_of(key)
         text = await _sum(handle)
         if handle.extent is shown:  # else it was replaced before its first byte was read
             self._known.put(key, _Known(codec, text))
@@ -98,8 +111,7 @@ class Versions:
                 raise StaleError("a file changed while it was read")
             document = DocumentHandle(handle.attributes, content)
             return Version(document, await _sum(document))
-        is_settled = self._store.root is None or pinned.mtime_ns + _SETTLED_NS < time.time_ns()
-        return Version(pinned, _text_of(pinned.version) if is_settled else None)
+        return Version(pinned, text_of(pinned.version) if self._is_settled(pinned.mtime_ns) else None)
 
 
 class PinnedFile(FileHandle):
@@ -126,6 +138,18 @@ class PinnedFile(FileHandle):
         return data
 
 
+def _encoded(shown: Extent | DecodedChunk | FillChunk) -> Extent | FillChunk:
+    return shown.extent if isinstance(shown, DecodedChunk) else shown
+
+
+def _place(path: str, extent: Extent) -> tuple[Hashable, ...]:
+    """Return where the bytes of a version of the chunk at *path* are, for as long as this process lives."""
+    shard = extent.shard
+    if isinstance(shard, Put):
+        return path, "pending", shard.sequence
+    return path, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes
+
+
 async def _sum(handle: FileHandle) -> str:
     """Return the text for the content of a file, all of which is read; a chunk is then pinned."""
     found = sha256()
@@ -145,5 +169,6 @@ def text_of_sum(digest: bytes) -> str:
     return digest[:16].hex()
 
 
-def _text_of(version: Hashable) -> str:
+def text_of(version: Hashable) -> str:
+    """Return the text for what tells a version from all others, in every process."""
     return text_of_sum(sha256(repr(version).encode(errors="surrogateescape")).digest())

@@ -221,6 +221,20 @@ def test_hostile_names_neither_run_nor_load_anything(browser: Page, site: Served
     assert {host for host in hosts if host} == {site.url.removeprefix("http://")}
 
 
+def test_a_browser_asks_its_user_for_the_token_once(site: Served, tmp_path: Path) -> None:
+    directory = Path(site.views.main.fs.store.root or "")
+    with served(directory, token="a-token-of-some-length") as closed, browsing(tmp_path / "profile") as page:
+        page.type_when_asked("a-token-of-some-length")
+        open_page(page, closed, "/volume/")
+        assert status(page).startswith("40 × 50 of volume")
+        assert page.run("document.querySelector('.view img').naturalWidth") == 50
+        assert page.run("getComputedStyle(document.querySelector('.view')).display") == "flex"
+        open_page(page, closed, "/cells/?i0=1")
+        assert status(page).startswith("64 × 64 of cells")
+        assert page.nasked == 1
+        assert not [problem for problem in page.problems if "401" not in problem]
+
+
 def test_screenshots(browser: Page, site: Served, tmp_path: Path) -> None:
     browser.show(360)
     open_page(browser, site, "/cells/")

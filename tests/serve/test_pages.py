@@ -10,9 +10,12 @@ from urllib.parse import unquote, urljoin, urlsplit
 import numpy as np
 import pytest
 
+import shardfs.serve.pages.page as page_module
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import age, store
 from tests.support.images import image, put, write_group
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
 from tests.support.serving import Reply, Served, served
 
 HTML = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -220,10 +223,39 @@ def test_a_directory_of_very_many_names_is_cut_and_says_so(tmp_path: Path) -> No
 
 
 def test_a_map_of_very_many_shards_is_left_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.serve.pages.page._MAX_SHARDS", {True: 3, False: 3})
+    monkeypatch.setattr("shardfs.serve.pages.page._LOCAL", page_module._Most(directories=3, shards=3))
     store(tmp_path / "image", array((8, 8), (4, 4), sharding((2, 2), LITTLE)))
     with served(tmp_path) as site:
         assert "too many shards to look at now" in page(site, "/image/")
+
+
+def test_a_page_of_a_bucket_asks_for_little(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group of 60 arrays, as many plain directories and as many labels, and of an array of 64 shards."""
+    document = json.dumps(array((16, 16), (2, 2), sharding((1, 1), LITTLE), data_type="uint8"))
+    for number in range(60):
+        for directory in (tmp_path / f"array{number}", tmp_path / f"plain{number}/below"):
+            directory.mkdir(parents=True)
+            (directory / "zarr.json").write_text(document)
+    write_group(tmp_path)
+    put(tmp_path / "large", np.ones((16, 16), "uint8"), (2, 2), (1, 1))
+    put(tmp_path / "small", np.ones((8, 8), "uint8"), (2, 2), (1, 1))
+    s3_bucket.upload(tmp_path, "data.zarr")
+    bucket = s3_bucket.through(s3_proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+
+    def requests(target: str) -> int:
+        s3_proxy.log.clear()
+        page(site, target)
+        return len(s3_proxy.log)
+
+    with served(bucket.url("data.zarr")) as site:
+        assert requests("/") <= 100
+        assert requests("/") <= 40
+        assert requests("/large/") <= 20
+        assert requests("/small/") <= 40
+        assert requests("/small/") <= 4
 
 
 def test_a_token_is_needed_for_pages_and_pictures_too(source: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from tests.support.corpus import GZIP, LITTLE, array, extension, rectilinear, sharding
 from tests.support.datasets import age, store
 from tests.support.images import image, put, write_group
+from tests.support.mounting import PATIENCE, eventually
 from tests.support.png import pixels_of
+from tests.support.s3_faults import Before
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 from tests.support.serving import Served, served
@@ -326,12 +329,108 @@ def test_a_picture_has_a_version_and_a_time_to_live(site: Served) -> None:
     assert first["Cache-Control"] in ("max-age=59", "max-age=60")
     again = site.ask("/-/plane/image", If_None_Match=first["ETag"])
     assert (again.status, again.body, again["ETag"]) == (304, b"", first["ETag"])
-    assert again["Shardfs-Picture"] == first["Shardfs-Picture"]
     assert site.ask("/-/plane/image?low=30", If_None_Match=first["ETag"]).status == 200
     head = site.ask("/-/plane/image", "HEAD")
-    assert (head.status, head["Content-Length"], head.body) == (200, str(len(first.body)), b"")
+    assert (head.status, head["ETag"], head["Content-Type"], head.body) == (200, first["ETag"], "image/png", b"")
+    assert site.ask("/-/plane/image", "HEAD", If_None_Match=first["ETag"]).status == 304
+    assert site.ask("/-/plane/image", If_None_Match=f'"other", W/{first["ETag"]}').status == 304
+    assert site.ask("/-/plane/image", If_Match=first["ETag"]).body == first.body
     assert site.ask("/-/plane/image", If_Match='"other"').status == 412
     assert site.ask("/-/plane/image", "PUT").status == 405
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_who_has_a_picture_or_asks_for_its_head_lets_nothing_be_decoded(
+    tmp_path: Path, place: str, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart."""
+    put(tmp_path / "image", RNG.integers(0, 9, (8, 8)).astype("uint8"), (8, 8), (4, 4))
+    age(tmp_path)
+    source = str(tmp_path)
+    if place == "bucket":
+        s3_bucket.upload(tmp_path, "data.zarr")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
+        source = s3_bucket.url("data.zarr")
+    with served(source) as site:
+        tag = site.ask("/-/plane/image")["ETag"]
+    with served(source) as site:
+        assert site.ask("/-/plane/image", If_None_Match=tag).status == 304
+        assert site.ask("/-/plane/image", If_Match='"other"').status == 412
+        assert site.ask("/-/plane/image", "HEAD")["ETag"] == tag
+        assert site.views.main.source.statistics.decoded_chunks == 0
+        assert site.ask("/-/plane/image")["ETag"] == tag
+
+
+def test_whatever_changes_a_picture_changes_its_version(tmp_path: Path) -> None:
+    values = RNG.integers(0, 9, (8, 8)).astype("uint8")
+
+    def version(query: str = "") -> str | None:
+        with served(tmp_path) as site:
+            reply = site.ask(f"/-/plane/image{query}")
+            assert reply.status in (200, 500)
+            return reply["ETag"]
+
+    def rewrite(**members: Any) -> None:
+        put(tmp_path / "image", values, (8, 8), (4, 4), **members)
+        age(tmp_path)
+
+    rewrite()
+    found = {version(query) for query in ("", "?low=30", "?high=30", "?colors=labels", "?top=1", "?size=16&left=4")}
+    assert len(found) == 6
+    assert version("?size=2000") == version() in found
+    rewrite(fill_value=3)
+    found.add(version())
+    (tmp_path / "image/c/0/0").unlink()
+    found.add(version())
+    values[0, 0] += 1
+    rewrite(fill_value=3)
+    found.add(version())
+    rewrite(fill_value=3, data_type="int8")
+    found.add(version())
+    assert len(found - {None}) == 10
+    data = bytearray((tmp_path / "image/c/0/0").read_bytes())
+    data[5] ^= 0xFF  # of the first chunk, which does not decode any more
+    (tmp_path / "image/c/0/0").write_bytes(data)
+    age(tmp_path)
+    assert version() not in found
+
+
+def test_a_picture_has_no_version_until_what_it_shows_is_committed_and_has_a_time_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path / "image", np.zeros((4, 4), "uint8"), (4, 4), (2, 2))
+    with served(tmp_path, write=True, decode=True) as site:
+        assert site.ask("/-/plane/image")["ETag"] is not None
+        site.ask("/image/c/0/0", "PUT", bytes([0, 9, 9, 9]))
+        assert site.ask("/-/plane/image")["ETag"] is None
+        assert site.ask("/-/plane/image", "HEAD")["ETag"] is None
+        assert site.ask("/-/flush", "POST", b"").status == 204
+        assert site.ask("/-/plane/image")["ETag"] is None
+        age(tmp_path)
+        assert site.ask("/-/plane/image")["ETag"] is not None
+
+
+def test_a_picture_that_nobody_waits_for_any_more_is_not_drawn(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "image", RNG.integers(0, 9, (32, 32)).astype("uint8"), (2, 2), (1, 1))
+    s3_bucket.upload(tmp_path, "data.zarr")
+    bucket = s3_bucket.through(s3_proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    may_go_on = threading.Event()
+    with served(bucket.url("data.zarr")) as site:
+        s3_proxy.fail("GetObject", Before(lambda: may_go_on.wait(PATIENCE)), key="/c/", times=None)
+        clients = [site.connect() for _ in range(5)]  # more than are drawn at a time
+        for client in clients:
+            client.send("GET /-/plane/image HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        s3_proxy.log.wait_for("GetObject")
+        for client in clients:
+            client.close()
+        for _ in range(3):
+            assert site.ask("/-/healthy").status == 200
+        may_go_on.set()
+        eventually(lambda: b'status="none"} 5.0' in site.ask("/-/metrics").body)
+        assert len([key for key in s3_proxy.log.keys("GetObject") if "/c/" in key]) <= 64
+        s3_proxy.heal()
+        assert site.ask("/-/plane/image").status == 200
 
 
 def test_what_is_written_is_seen_in_the_next_picture(tmp_path: Path) -> None:

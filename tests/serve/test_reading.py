@@ -173,6 +173,28 @@ def test_a_version_that_the_client_has_is_304(site: Served) -> None:
         assert client.ask(target, If_Match=f"W/{tag}").status == 412
 
 
+def test_conditions_come_before_ranges_and_in_their_order(site: Served) -> None:
+    tag, other = site.ask("/notes.txt")["ETag"], '"other"'
+    for status, fields in (
+        (412, {"If_Match": other, "If_None_Match": tag, "Range": "bytes=0-1"}),
+        (304, {"If_Match": tag, "If_None_Match": tag, "Range": "bytes=0-1"}),
+        (304, {"If_None_Match": tag, "Range": "bytes=500-"}),
+        (412, {"If_Match": other, "Range": "bytes=500-"}),
+        (416, {"If_None_Match": other, "Range": "bytes=500-"}),
+        (206, {"If_Match": f", ,{tag}", "If_None_Match": f",{other},,", "Range": "bytes=0-1", "If_Range": tag}),
+        (200, {"If_Match": tag, "Range": "bytes=500-", "If_Range": other}),
+        (200, {"If_Match": tag, "Range": "bytes=0-1", "If_Range": f"{tag}, {tag}"}),
+        (304, {"If_None_Match": f" ,, {tag} ,"}),
+    ):
+        assert site.ask("/notes.txt", **fields).status == status, fields
+    for target in ("/", "/image/", "/-/page.css"):
+        for accept in ("text/html", "application/json"):
+            assert site.ask(target, Accept=accept, If_None_Match="*").status == 304
+            assert site.ask(target, Accept=accept, If_Match=other).status == 412
+            assert site.ask(target, Accept=accept, If_Match="*", If_None_Match=other).status == 200
+    assert site.ask("/nowhere", If_Match=other, If_None_Match="*").status == 404
+
+
 def test_if_range_gives_a_part_of_that_version_or_all(site: Served) -> None:
     tag = site.ask("/notes.txt")["ETag"]
     assert site.ask("/notes.txt", Range="bytes=0-1", If_Range=tag).status == 206

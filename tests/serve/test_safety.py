@@ -1,5 +1,6 @@
 """Who may ask: hosts, pages of other origins, tokens."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -97,13 +98,39 @@ def test_with_a_token_nobody_else_is_told_anything(source: Path) -> None:
         for target in ("/notes.txt", "/nowhere", "/", "/-/nothing"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
                 reply = site.ask(target, **headers)
-                assert (reply.status, reply["WWW-Authenticate"]) == (401, 'Bearer realm="shardfs"')
+                challenges = reply.headers.get_all("WWW-Authenticate")
+                assert (reply.status, challenges) == (401, ['Basic realm="shardfs"', 'Bearer realm="shardfs"'])
                 assert b"notes" not in reply.body
             assert site.ask(target, Authorization=f"Bearer {TOKEN}é").status == 401
         assert site.ask("/notes.txt", Authorization=f"Bearer {TOKEN}").body == b"notes"
         assert site.ask("/notes.txt", Authorization=f"bearer  {TOKEN} ").body == b"notes"
         assert site.ask("/-/healthy").status == 200
         assert preflight(site, "https://viewer.example", "GET")["access-control-allow-methods"]
+
+
+def test_the_token_is_a_password_too_of_any_user(source: Path) -> None:
+    def basic(text: str) -> str:
+        return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+    with served(source, token=TOKEN) as site:
+        for right in (basic(f"anybody:{TOKEN}"), basic(f":{TOKEN}"), basic(f"é:{TOKEN}").replace("Basic", "bASIC ")):
+            assert site.ask("/notes.txt", Authorization=right).body == b"notes"
+        for wrong in (
+            basic(TOKEN), basic(f"{TOKEN}:"), basic(f"a:b:{TOKEN}"), basic(f"a:{TOKEN} "), basic("a:"), "Basic",
+            "Basic ????", f"Basic {TOKEN}", f"Digest {TOKEN}", basic(f"a:{TOKEN}").replace("Basic", "Bearer"),
+        ):  # fmt: skip
+            assert site.ask("/notes.txt", Authorization=wrong).status == 401, wrong
+
+
+def test_a_page_of_another_origin_writes_and_reads_nothing_by_a_password_that_the_browser_adds(source: Path) -> None:
+    password = {"Authorization": f"Basic {base64.b64encode(f':{TOKEN}'.encode()).decode()}"}
+    with served(source, token=TOKEN, write=True, cors=("*", "https://viewer.example")) as site:
+        for target, method in (("/notes.txt", "PUT"), ("/notes.txt", "DELETE"), ("/-/flush", "POST")):
+            assert site.ask(target, method, b"", Origin="https://other.example", **password).status == 403
+        for origin in ("https://other.example", "https://viewer.example"):
+            reply = site.ask("/notes.txt", Origin=origin, **password)
+            assert reply["Access-Control-Allow-Credentials"] is None  # so a browser shows it to no such page
+    assert (source / "notes.txt").read_text() == "notes"
 
 
 def test_no_file_of_a_dataset_is_run_by_a_browser(site: Served) -> None:

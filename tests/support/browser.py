@@ -35,6 +35,8 @@ class Page:
         self._events: list[dict[str, Any]] = []
         self._session: str | None = None
         self.problems: list[str] = []
+        self.nasked = 0
+        self._password = ""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -51,16 +53,26 @@ class Page:
         match found:
             case {"method": "Runtime.exceptionThrown", "params": {"exceptionDetails": details}}:
                 self.problems.append(str(details))
+            case {"method": "Fetch.requestPaused", "params": {"requestId": number}}:
+                self._send("Fetch.continueRequest", requestId=number)
+            case {"method": "Fetch.authRequired", "params": {"requestId": number}}:
+                self.nasked += 1
+                typed = {"response": "ProvideCredentials", "username": "", "password": self._password}
+                self._send("Fetch.continueWithAuth", requestId=number, authChallengeResponse=typed)
             case {"method": "Log.entryAdded", "params": {"entry": {"level": "error", "text": text}}}:
                 self.problems.append(text)
         return found
 
-    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def _send(self, method: str, **parameters: Any) -> int:
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        while (reply := self._receive()).get("id") != self._number:
+        return self._number
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = self._send(method, **parameters)
+        while (reply := self._receive()).get("id") != number:
             self._events.append(reply)
         if "error" in reply:
             raise AssertionError(f"{method}: {reply['error']}")
@@ -78,6 +90,11 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def type_when_asked(self, password: str) -> None:
+        """Type this password, and no name, whenever the browser asks for one; *nasked* counts how often it does."""
+        self._password = password
+        self._call("Fetch.enable", handleAuthRequests=True)
 
     def open(self, url: str, *, scripts: bool = True) -> None:
         """Open a page, and wait until it is loaded."""
@@ -100,10 +117,14 @@ class Page:
             f" const look = () => ({condition}) ? go() : Date.now() > end ? stop(new Error('too late'))"
             " : setTimeout(look, 20); look(); })"
         )
-        try:
-            self.run(script)
-        except AssertionError as error:
-            raise AssertionError(f"never true: {condition}; problems: {self.problems}") from error
+        while True:
+            try:
+                self.run(script)
+            except AssertionError as error:
+                if "navigated" not in str(error):  # else another page has taken the place of the one that was asked
+                    raise AssertionError(f"never true: {condition}; problems: {self.problems}") from error
+            else:
+                return
 
     def press(self, *keys: str) -> None:
         """Press keys, one after the other."""

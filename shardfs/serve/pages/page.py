@@ -25,7 +25,8 @@ from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, 
 from shardfs.format.document import Json
 from shardfs.format.dtype import type_name
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from shardfs.serve.exchange import ClientError, Exchange, Header
+from shardfs.serve.exchange import ClientError, Connection, Exchange, Header
+from shardfs.serve.files import is_answered
 from shardfs.serve.pages.picture import COLORS, PARTS
 from shardfs.serve.pages.planes import Choice, Pyramid, Query, find_image, find_pyramid
 from shardfs.serve.pages.pyramid import attributes_in, image_in, label_paths
@@ -35,13 +36,9 @@ from shardfs.stores.parallel import for_each
 from shardfs.vfs.paths import Listed, Paths
 
 _MAX_NAMES: Final = 2000
-_MAX_LOOKED_AT: Final = 100
-"""How many directories of a page are looked at to say what they are."""
 _AT_ONCE: Final = 16
 _MAX_ATTRIBUTES: Final = 20_000
 _MAP_SECONDS: Final = 10.0
-_MAX_SHARDS: Final = {True: 200, False: 4000}
-"""How many shards are looked at for a map, by whether each is a request."""
 _MAP_ROWS, _MAP_WIDTH, _MAP_LAYOUTS = 40, 96, 4
 _POLICY: Final = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src 'self' blob:; connect-src 'self'; "
@@ -50,6 +47,18 @@ _POLICY: Final = (
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 _COMPLEX: Final = "c"
 _COUNTED: Final = "biu"
+
+
+class _Most(NamedTuple):
+    """How many *directories* of a page are looked at to say what they are, and how many *shards* for its map."""
+
+    directories: int
+    shards: int
+
+
+_LOCAL: Final = _Most(100, 4000)
+_REMOTE: Final = _Most(32, 32)
+"""Each is a request, or a few, that somebody may pay for."""
 
 
 class Address(NamedTuple):
@@ -70,6 +79,7 @@ class Pages:
         self.decoded = decoded
         self._source = source.beside()
         self._views = views_of(self._source)
+        self._most = _REMOTE if self._source.store.root is None else _LOCAL
 
     async def show(self, exchange: Exchange, address: Address) -> None:
         """Send the page of a directory; raises the error that prevents it before anything was sent."""
@@ -77,29 +87,32 @@ class Pages:
         head: list[Header] = [
             ("Content-Type", "text/html; charset=utf-8"),
             ("Content-Security-Policy", _POLICY.format(nonce)),
-            ("Cache-Control", "no-cache"),
-            ("Vary", "Accept"),
             ("Referrer-Policy", "no-referrer"),
             ("X-Content-Type-Options", "nosniff"),
         ]
+        caching = [("Cache-Control", "no-cache"), ("Vary", "Accept")]
         async with (
             address.paths.listing(address.path) as batches,
-            aclosing(self._page(address, nonce, batches)) as pieces,
+            aclosing(self._page(exchange.connection, address, nonce, batches)) as pieces,
         ):
-            await exchange.reply(200, head, pieces)
+            if not await is_answered(exchange, None, caching):
+                await exchange.reply(200, [*head, *caching], pieces)
 
     async def _page(
-        self, address: Address, nonce: str, batches: AsyncIterator[list[Listed]]
+        self, client: Connection, address: Address, nonce: str, batches: AsyncIterator[list[Listed]]
     ) -> AsyncGenerator[Buffer, None]:
-        node = await _node_at(self._source.hierarchy, address.path)
-        parts = [_head(address, nonce), await self._body(address, node)]
+        async with client.while_present():
+            node = await _node_at(self._source.hierarchy, address.path)
+            parts = [_head(address, nonce), await self._body(address, node)]
         yield "".join(parts).encode()
-        async with aclosing(self._names(address, node, batches)) as rows:
+        async with aclosing(self._names(client, address, node, batches)) as rows:
             async for row in rows:
                 yield row.encode()
         if node is not None and node.array is not None:
             yield b'<section id="map">\n<h2>Map of shards</h2>\n'
-            yield (await self._map(node)).encode()
+            async with client.while_present():
+                drawing = await self._map(node)
+            yield drawing.encode()
             yield b"</section>\n"
         yield _foot(address, node).encode()
 
@@ -159,7 +172,7 @@ class Pages:
         return [*label_paths(found)] if found is not None else []
 
     async def _names(
-        self, address: Address, node: Node | None, batches: AsyncIterator[list[Listed]]
+        self, client: Connection, address: Address, node: Node | None, batches: AsyncIterator[list[Listed]]
     ) -> AsyncGenerator[str, None]:
         """Yield the table of the names in a directory."""
         yield '<section id="names">\n<h2>Files</h2>\n<table>\n<thead><tr><th scope="col">Name</th>'
@@ -167,11 +180,14 @@ class Pages:
         if address.path:
             yield '<tr><td><a href="../">..</a></td><td>directory</td><td></td></tr>\n'
         count, more = 0, ""
-        has_nodes = node is None or not isinstance(node.metadata, ArrayMetadata)
+        to_look_at = 0 if node is not None and isinstance(node.metadata, ArrayMetadata) else self._most.directories
         try:
             async for batch in batches:
                 shown = batch[: _MAX_NAMES - count]
-                kinds = await self._kinds(address, shown) if has_nodes and count < _MAX_LOOKED_AT else {}
+                directories = [item.name for item in shown if item.kind is Kind.DIRECTORY][:to_look_at]
+                to_look_at -= len(directories)
+                async with client.while_present():
+                    kinds = await self._kinds(address, directories)
                 for listed in shown:
                     yield _row(listed, kinds.get(listed.name))
                 count += len(shown)
@@ -185,7 +201,7 @@ class Pages:
         empty = "<p>There is nothing in it.</p>\n" if not count and not more else ""
         yield f"</tbody>\n</table>\n{note}{empty}</section>\n"
 
-    async def _kinds(self, address: Address, listed: list[Listed]) -> Mapping[str, str]:
+    async def _kinds(self, address: Address, names: list[str]) -> Mapping[str, str]:
         """Say of directories which of them are arrays and groups."""
         found: dict[str, str] = {}
 
@@ -198,18 +214,16 @@ class Pages:
                 if node is not None and (node.document is not None or node.reason is not None):
                     found[name] = _kind_of(node)
 
-        names = [item.name for item in listed if item.kind is Kind.DIRECTORY]
-        await for_each(names[:_MAX_LOOKED_AT], look, _AT_ONCE)
+        await for_each(names, look, _AT_ONCE)
         return found
 
     async def _map(self, node: Node) -> str:
         """Return the map of the shards of an array, or why there is none."""
         assert node.array is not None
-        is_remote = self._source.store.root is None
         instead = "<p>There are too many shards to look at now: <code>shardfs map</code> shows them.</p>\n"
         with trio.move_on_after(_MAP_SECONDS):
             try:
-                found = await map_array(node.array, most=_MAX_SHARDS[is_remote], drawn=_MAP_LAYOUTS)
+                found = await map_array(node.array, most=self._most.shards, drawn=_MAP_LAYOUTS)
             except ShardfsError as error:
                 return f'<p class="problem">{text_of(str(error))}</p>\n'
             if found is None:

@@ -5,7 +5,7 @@ Numbers of a document are claims: nothing is allocated by one that was not check
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from shardfs.format.document import parse_json
 from shardfs.format.dtype import DataType, fill_element
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata, parse_array
-from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.paths import Paths
@@ -34,7 +33,10 @@ _KINDS: Final = "biufcmM"
 
 
 class Decoded(NamedTuple):
-    """An array as the decoded view shows it; its document may be trusted for *ttl* seconds."""
+    """An array as the decoded view shows it; its document may be trusted for *ttl* seconds.
+
+    *meaning* is equal for documents with which the same bytes are the same picture.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -44,6 +46,7 @@ class Decoded(NamedTuple):
     encoding: ChunkKeyEncoding
     names: tuple[str | None, ...]
     ttl: float
+    meaning: Hashable
 
     @property
     def chunk_nbytes(self) -> int:
@@ -85,6 +88,7 @@ class Plane(NamedTuple):
     """The elements of a plane, where they *are_known*, and how many of its *nchunks* chunks are *missing*.
 
     *damage* says of the chunks that cannot be read what is wrong with the first one; *ndamaged* is their number.
+    *seen* is which version was read.
     """
 
     elements: npt.NDArray[Any]
@@ -93,7 +97,91 @@ class Plane(NamedTuple):
     missing: int
     ndamaged: int
     damage: str | None
-    ttl: float
+    seen: "Seen"
+
+
+class Cut(NamedTuple):
+    """What is shown of an *array*: *samples* along one or two *axes*, none of a single number.
+
+    *at* are the indices of all axes, of which those of the others count.
+    """
+
+    array: Decoded
+    axes: tuple[int, ...]
+    samples: tuple[Samples, ...]
+    at: tuple[int, ...]
+
+    def in_chunks(self) -> "list[_Piece]":
+        """Return what is in each chunk."""
+        array, found = self.array, [_Piece((), ())]
+        for axis, along in zip(self.axes, self.samples, strict=True):
+            parts = along.in_chunks(array.chunk_shape[axis])
+            found = [
+                _Piece((*piece.numbers, number), (*piece.parts, (before, inside)))
+                for piece in found
+                for number, before, inside in parts
+            ]
+        return found
+
+    def path_of(self, piece: "_Piece") -> str:
+        """Return the path of the chunk that has this piece."""
+        array = self.array
+        coords = [index // edge for index, edge in zip(self.at, array.chunk_shape, strict=True)]
+        for axis, number in zip(self.axes, piece.numbers, strict=True):
+            coords[axis] = number
+        return join_key(array.path, array.encoding.encode(tuple(coords)))
+
+
+class _Piece(NamedTuple):
+    """The *numbers* of a chunk along the axes that are shown, and along each what is before its samples, and these."""
+
+    numbers: tuple[int, ...]
+    parts: tuple[tuple[int, Samples], ...]
+
+
+class Seen:
+    """Which version of a plane is there, as it is looked at chunk by chunk.
+
+    *ttl* is for how many seconds it may be taken for the present.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self.ttl = cut.array.ttl
+        self._cut = cut
+        self._places: dict[tuple[int, ...], Hashable] = {}
+
+    def add(self, piece: _Piece, place: Hashable, ttl: float) -> None:
+        """Note in which *place* the bytes of a chunk are, None if nothing tells."""
+        self._places[piece.numbers] = place
+        self.ttl = min(self.ttl, ttl)
+
+    def add_missing(self, piece: _Piece, reason: str) -> None:
+        """Note that there are no bytes; for how long is not known, and damage may be mended at any time."""
+        self.add(piece, reason, 0.0)
+
+    @property
+    def version(self) -> Hashable:
+        """What is equal for equal pictures of one style, in every process; None if nothing tells versions apart."""
+        cut, places = self._cut, [self._places[numbers] for numbers in sorted(self._places)]
+        if None in places:
+            return None
+        return cut.array.path, cut.array.meaning, cut.axes, cut.samples, cut.at, tuple(places)
+
+
+async def look_at(paths: Paths, cut: Cut) -> Seen:
+    """Return which version of a plane is there, without reading a chunk of it."""
+    seen = Seen(cut)
+
+    async def look(piece: _Piece) -> None:
+        path = cut.path_of(piece)
+        try:
+            async with paths.open(path) as handle:
+                seen.add(piece, paths.place_of(path, handle), handle.attributes.ttl)
+        except (NotFoundError, CorruptionError) as error:
+            seen.add_missing(piece, str(error))
+
+    await for_each(cut.in_chunks(), look, _AT_ONCE)
+    return seen
 
 
 async def open_decoded(paths: Paths, path: str) -> Decoded:
@@ -115,9 +203,10 @@ async def open_decoded(paths: Paths, path: str) -> Decoded:
     if not data_type.is_native or data_type.dtype.kind not in _KINDS:
         raise NotShownError(f"the data type {data_type.name} has no numbers that can be drawn")
     fill = fill_element(array.document["data_type"], array.document["fill_value"])
+    meaning = bytes(data), node.any_array.fingerprint if node.any_array is not None else None
     names = tuple(array.document.get("dimension_names") or [None] * array.ndim)
     encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
-    found = Decoded(path, array.shape, tuple(edges), data_type.dtype, fill, encoding, names, ttl)
+    found = Decoded(path, array.shape, tuple(edges), data_type.dtype, fill, encoding, names, ttl, meaning)
     if found.chunk_nbytes > MAX_DECODED_NBYTES:
         limit = size(MAX_DECODED_NBYTES)
         raise NotShownError(f"a decoded chunk has {size(found.chunk_nbytes)}, more than the {limit} for a picture")
@@ -126,7 +215,7 @@ async def open_decoded(paths: Paths, path: str) -> Decoded:
     return found
 
 
-def sampled(array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]], pixels: int) -> list[Samples]:
+def sampled(array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]], pixels: int) -> tuple[Samples, ...]:
     """Return which elements of these *spans* along *axes* are shown in at most *pixels* by *pixels*.
 
     They are fewer if more would take too many chunks.
@@ -137,84 +226,72 @@ def sampled(array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]
     while True:
         nchunks = [samples.nchunks(array.chunk_shape[axis]) for axis, samples in zip(axes, found, strict=True)]
         if math.prod(nchunks) <= most:
-            return found
+            return tuple(found)
         worst = nchunks.index(max(nchunks))
         found[worst] = found[worst]._replace(step=2 * found[worst].step)
 
 
-async def read_plane(
-    paths: Paths, array: Decoded, axes: Sequence[int], samples: Sequence[Samples], at: Sequence[int]
-) -> Plane:
-    """Read *samples* along one or two *axes*, none of a single number, at these indices *at* of the other axes.
-
-    Elements of missing chunks have the fill value.
-    """
-    shape = tuple(along.length for along in samples)
+async def read_plane(paths: Paths, cut: Cut) -> Plane:
+    """Read a plane; elements of missing chunks have the fill value."""
+    array, axes = cut.array, cut.axes
+    shape = tuple(along.length for along in cut.samples)
     elements = np.empty(shape, array.dtype)
     are_known = np.ones(shape, np.bool_)
     elements[...] = np.frombuffer(array.fill, array.dtype)[0]
-    pieces: list[tuple[tuple[int, int, Samples], ...]] = [()]
-    for axis, along in zip(axes, samples, strict=True):
-        pieces = [(*piece, part) for piece in pieces for part in along.in_chunks(array.chunk_shape[axis])]
-    base = [index // edge for index, edge in zip(at, array.chunk_shape, strict=True)]
     strides = [math.prod(array.chunk_shape[axis + 1 :]) * array.dtype.itemsize for axis in range(len(array.shape))]
     fixed = sum(
         index % edge * stride
-        for axis, (index, edge, stride) in enumerate(zip(at, array.chunk_shape, strides, strict=True))
+        for axis, (index, edge, stride) in enumerate(zip(cut.at, array.chunk_shape, strides, strict=True))
         if axis not in axes
     )
     missing = 0
     damage: list[str] = []
-    ttl = array.ttl
+    seen, pieces = Seen(cut), cut.in_chunks()
 
-    async def read(piece: tuple[tuple[int, int, Samples], ...]) -> None:
-        nonlocal missing, ttl
-        coords, inside = list(base), [part for _, _, part in piece]
-        for axis, (number, _, _) in zip(axes, piece, strict=True):
-            coords[axis] = number
-        target = tuple(slice(before, before + part.length) for _, before, part in piece)
+    async def read(piece: _Piece) -> None:
+        nonlocal missing
+        inside = [part for _, part in piece.parts]
+        target = tuple(slice(before, before + part.length) for before, part in piece.parts)
         steps = [part.step * strides[axis] for axis, part in zip(axes, inside, strict=True)]
         first = fixed + sum(part.start * strides[axis] for axis, part in zip(axes, inside, strict=True))
         nbytes = sum((part.length - 1) * step for part, step in zip(inside, steps, strict=True)) + array.dtype.itemsize
+        path = cut.path_of(piece)
         try:
-            data, remaining = await _read_chunk(paths, array, tuple(coords), first, nbytes)
-        except NotFoundError:
+            async with paths.open(path) as handle:
+                try:
+                    data = await handle.read(first, nbytes)
+                except CorruptionError as error:
+                    damage.append(str(error))
+                    are_known[target] = False
+                    seen.add(piece, paths.place_of(path, handle), 0.0)
+                    return
+                seen.add(piece, paths.place_of(path, handle), handle.attributes.ttl)
+        except NotFoundError as error:
             missing += 1
+            seen.add_missing(piece, str(error))
             return
         except CorruptionError as error:
             damage.append(str(error))
             are_known[target] = False
+            seen.add_missing(piece, str(error))
             return
-        ttl = min(ttl, remaining)
+        if len(data) < nbytes:
+            raise StaleError(f"{path} ended early")
         counts = tuple(part.length for part in inside)
         elements[target] = np.ndarray(counts, array.dtype, data, strides=tuple(steps))
 
     await for_each(pieces, read, _AT_ONCE)
     if damage and len(damage) + missing == len(pieces):
         raise CorruptionError(damage[0])
-    # How long something is missing for is not known, and damage may be mended at any time.
-    ttl = 0.0 if missing or damage else ttl
-    return Plane(elements, are_known, len(pieces), missing, len(damage), min(damage, default=None), ttl)
+    return Plane(elements, are_known, len(pieces), missing, len(damage), min(damage, default=None), seen)
 
 
-async def _read_chunk(
-    paths: Paths, array: Decoded, coords: Coords, first: int, nbytes: int
-) -> tuple[bytes | bytearray | memoryview, float]:
-    """Return bytes of the decoded chunk at *coords*, and for how long it may be taken for the present."""
-    path = join_key(array.path, array.encoding.encode(coords))
-    async with paths.open(path) as handle:
-        data = await handle.read(first, nbytes)
-        if len(data) < nbytes:
-            raise StaleError(f"{path} ended early")
-        return data, handle.attributes.ttl
-
-
-def describe(array: Decoded, samples: Sequence[Samples], plane: Plane) -> str:
+def describe(cut: Cut, plane: Plane) -> str:
     """Say in words what a plane is, and what it lacks."""
-    sides = " × ".join(f"{along.stop - along.start:,}" for along in samples) or "one element"
-    text = f"{sides} of {array.path or 'the array'}"
-    if any(along.step > 1 for along in samples):
-        text += f", one of {' × '.join(f'{along.step:,}' for along in samples)} elements shown"
+    sides = " × ".join(f"{along.stop - along.start:,}" for along in cut.samples) or "one element"
+    text = f"{sides} of {cut.array.path or 'the array'}"
+    if any(along.step > 1 for along in cut.samples):
+        text += f", one of {' × '.join(f'{along.step:,}' for along in cut.samples)} elements shown"
     if plane.missing:
         text += f"; {plane.missing:,} of {counted(plane.nchunks, 'chunk')} not stored, shown as the fill value"
     if plane.ndamaged:

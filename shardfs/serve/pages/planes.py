@@ -13,7 +13,6 @@
 Elements are those of the array, or of the finest level of an image; coarser levels are read if they have enough.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,12 +26,26 @@ from shardfs.dataset.node import Node, groups_above
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.serve.conditions import Conditions
-from shardfs.serve.exchange import ClientError, Exchange, only
+from shardfs.serve.exchange import ClientError, Exchange, Header, only
+from shardfs.serve.files import is_answered
 from shardfs.serve.pages.picture import COLORS, PARTS, Picture, Style, draw
-from shardfs.serve.pages.plane import MAX_PIXELS, Decoded, Plane, Samples, describe, open_decoded, read_plane, sampled
+from shardfs.serve.pages.plane import (
+    MAX_PIXELS,
+    Cut,
+    Decoded,
+    Plane,
+    Seen,
+    describe,
+    look_at,
+    open_decoded,
+    read_plane,
+    sampled,
+)
 from shardfs.serve.pages.pyramid import Image, image_in
 from shardfs.stores.parallel import for_each
+from shardfs.version import __version__
 from shardfs.vfs.paths import Paths
+from shardfs.vfs.versions import text_of
 
 DEFAULT_SIZE: Final = 1024
 HEADER: Final = "Shardfs-Picture"
@@ -257,37 +270,40 @@ class Planes:
     def __init__(self) -> None:
         self._turns = trio.CapacityLimiter(_AT_ONCE)
 
-    async def show(
-        self,
-        exchange: Exchange,
-        paths: Paths,
-        path: str,
-        query: Query,
-        conditions: Conditions,
-        *,
-        may_be_cached: bool,
-    ) -> None:
-        """Send the picture of a plane; raises the error that prevents it."""
-        async with self._turns:
+    async def show(self, exchange: Exchange, paths: Paths, path: str, query: Query, *, may_be_cached: bool) -> None:
+        """Send the picture of a plane; raises the error that prevents it.
+
+        Nothing is drawn for a client that has the picture, asks for its head alone, or goes away.
+        """
+
+        def head_of(seen: Seen) -> tuple[str | None, list[Header]]:
+            """Return the version of the picture, and the headers that tell it."""
+            version = None if seen.version is None else text_of((__version__, seen.version, style))
+            seconds = int(min(seen.ttl, 2**31)) if may_be_cached else 0
+            tag = [("ETag", f'"{version}"')] if version is not None else []
+            return version, [*tag, ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache")]
+
+        async with exchange.connection.while_present():
             pyramid = await find_pyramid(paths, path)
             choice = Choice.of(pyramid.base.shape, pyramid.names, query)
             level, scaled = pyramid.fitting(choice, query.size)
-            samples = sampled(level, scaled.axes, scaled.spans, query.size)
-            plane = await read_plane(paths, level, scaled.axes, samples, scaled.at)
+            cut = Cut(level, scaled.axes, sampled(level, scaled.axes, scaled.spans, query.size), scaled.at)
             style = query.style._replace(colors=query.style.colors or pyramid.usual_colors)
-            picture = await trio.to_thread.run_sync(_draw, plane, len(scaled.axes), style)
-        version = hashlib.sha256(picture.png).hexdigest()[:32]
-        seconds = int(min(plane.ttl, 2**31)) if may_be_cached else 0
-        head = [
-            ("ETag", f'"{version}"'),
-            ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache"),
-            (HEADER, _about(level, samples, plane, picture)),
-        ]
-        conditions.check(version, exists=True)
-        if conditions.is_known(version, exists=True):
-            await exchange.reply(304, head)
-            return
-        head += [("Content-Type", "image/png"), ("X-Content-Type-Options", "nosniff")]
+            is_asked = exchange.method == "HEAD" or Conditions.of(exchange).name_versions
+            seen = await look_at(paths, cut) if is_asked else None
+        kind = [("Content-Type", "image/png"), ("X-Content-Type-Options", "nosniff")]
+        if seen is not None:
+            version, head = head_of(seen)
+            if await is_answered(exchange, version, head):
+                return
+            if exchange.method == "HEAD":
+                await exchange.reply(200, [*head, *kind])
+                return
+        async with exchange.connection.while_present(), self._turns:
+            plane = await read_plane(paths, cut)
+            picture = await trio.to_thread.run_sync(_draw, plane, len(cut.axes), style)
+        _, head = head_of(plane.seen)
+        head += [(HEADER, _about(cut, plane, picture)), *kind]
         await exchange.reply(200, head, only(picture.png), len(picture.png))
 
 
@@ -296,9 +312,9 @@ def _draw(plane: Plane, naxes: int, style: Style) -> Picture:
     return draw(plane.elements.reshape(shape), plane.are_known.reshape(shape), style)
 
 
-def _about(level: Decoded, samples: Sequence[Samples], plane: Plane, picture: Picture) -> str:
+def _about(cut: Cut, plane: Plane, picture: Picture) -> str:
     about: dict[str, object] = {
-        "text": describe(level, samples, plane),
+        "text": describe(cut, plane),
         "black": _number(picture.black),
         "white": _number(picture.white),
     }
