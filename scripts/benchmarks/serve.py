@@ -1,5 +1,5 @@
-"""Inner chunks over HTTP: `shardfs serve` beside nginx and rclone over a mount, nginx over plain chunk files, and
-Hypercorn answering constant bytes.
+"""Inner chunks over HTTP: `shardfs serve` beside nginx and rclone over a mount, nginx and zarr-http-server over plain
+chunk files, and Hypercorn answering constant bytes.
 
 16 clients with a connection each fetch every chunk once, in random order; bytes are compared between the peers.
 """
@@ -25,7 +25,7 @@ from .report import number, print_table, ratio, size, verdict
 from .rounds import interleave
 
 SERVE, CEILING, RCLONE = "shardfs serve", "constant (Hypercorn)", "rclone, of a mount"
-NGINX, PLAIN = "nginx, of a mount", "nginx, plain files"
+NGINX, PLAIN, ZARR = "nginx, of a mount", "nginx, plain files", "zarr-http-server, plain files"
 CONNECTIONS = 16
 OF_CEILING, OF_RCLONE = 0.7, 1.0
 
@@ -69,11 +69,16 @@ def run(dataset: Dataset, placement: Placement, rounds: int) -> None:
     )
 
 
-PROGRAMS: dict[str, str | None] = {SERVE: None, CEILING: None, RCLONE: "rclone", NGINX: "nginx", PLAIN: "nginx"}
+PROGRAMS: dict[str, str | None] = {
+    SERVE: None, CEILING: None, RCLONE: "rclone", NGINX: "nginx", PLAIN: "nginx", ZARR: "clients/zarrhttp/bin/python",
+}  # fmt: skip
 """The program that each server needs."""
 
 
 def _which(program: str) -> str | None:
+    if "/" in program:
+        found = Path(sys.prefix, program)
+        return str(found) if found.exists() else None
     beside = Path(sys.executable).with_name(program)
     return str(beside) if beside.exists() else shutil.which(program) or shutil.which(program, path="/usr/sbin")
 
@@ -104,6 +109,11 @@ def _serving(subject: str, dataset: Dataset, placement: Placement) -> Iterator[i
         case _ if subject == CEILING:
             program = str(Path(__file__).with_name("serve_constant.py"))
             with _started([sys.executable, program, str(port), str(dataset.chunk_bytes)], port, placement):
+                yield port
+        case _ if subject == ZARR:
+            program = str(Path(__file__).with_name("serve_zarr.py"))
+            line = [_which(PROGRAMS[ZARR] or "") or "", program, str(port), str(dataset.unsharded)]
+            with _started(line, port, placement):
                 yield port
         case _ if subject == PLAIN:
             with _nginx(dataset.unsharded, port, placement):

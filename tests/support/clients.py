@@ -125,6 +125,8 @@ NETCDF4 = Client("netcdf4", ("netCDF4",))
 OME_ZARR = Client("omezarr", ("ome_zarr.io", "ome_zarr.reader"))
 """ome-zarr-py 0.9, which knows OME-Zarr 0.4."""
 CLOUD_VOLUME = Client("cloudvolume", ("cloudvolume",))
+REDBOT = Client("redbot", ("httplint",))
+"""REDbot, which judges how a server speaks HTTP."""
 RASTERIO = Client("rasterio", ("rasterio",), "it takes Python 3.12 or later")
 """With a GDAL that reads Zarr v3."""
 
