@@ -14,6 +14,7 @@ from . import (
     beside_a_commit,
     bulk,
     clients,
+    durable,
     listing,
     pack,
     pending,
@@ -22,6 +23,7 @@ from . import (
     random_read,
     s3_commit,
     s3_copy,
+    s3_mounts,
     s3_read,
     serve,
     spec_example,
@@ -146,6 +148,11 @@ def _pack(plan: Plan) -> None:
         pack.run(dataset, plan.peers, plan.placed(APART), plan.times(7))
 
 
+def _durable(plan: Plan) -> None:
+    for dataset in (plan.files_of_64_kib(), plan.chunks_of_1_mib()):
+        durable.run(dataset, plan.placed(FREE), plan.times(7))
+
+
 def _bulk(plan: Plan) -> None:
     for count, nbytes in ((4096, 64 * 2**10), (64 if plan.quick else 512, 2**20)):
         bulk.run(plan.work, count, nbytes, plan.times(5))
@@ -154,6 +161,11 @@ def _bulk(plan: Plan) -> None:
 def _s3_copy(plan: Plan) -> None:
     with serving(LATENCY) as service:
         s3_copy.run(service, plan.one_shard_of_64_kib(), plan.peers, plan.placed(FREE), plan.times(5))
+
+
+def _s3_mounts(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        s3_mounts.run(service, plan.chunks_of_64_kib(), plan.placed(FREE), plan.times(3))
 
 
 def _s3_read(plan: Plan) -> None:
@@ -219,6 +231,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "spec-example": _spec_example,
     "update": _update,
     "pack": _pack,
+    "durable": _durable,
     "bulk": _bulk,
     "zarr-write": _zarr_write,
     "store": _store,
@@ -231,6 +244,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "waits": _waits,
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
+    "s3-mounts": _s3_mounts,
     "s3-commit": _s3_commit,
     "s3-bulk": _s3_bulk,
 }

@@ -160,14 +160,16 @@ def mountpoint() -> Iterator[Path]:
 
 
 @contextmanager
-def foreground(command: list[str], root: Path, placement: Placement) -> Iterator[int]:
+def foreground(
+    command: list[str], root: Path, placement: Placement, environment: Mapping[str, str] = os.environ
+) -> Iterator[int]:
     """Run a filesystem until the block is left, and wait for its end: it must not disturb what is measured next.
 
     Gives its process id.
     """
     with tempfile.TemporaryFile() as log:
         with placement.starting_server():
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             _wait_until(lambda: _is_mounted(root) or process.poll() is not None, f"{command[0]} does not mount")
             if process.poll() is not None:

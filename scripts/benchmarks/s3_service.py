@@ -36,6 +36,7 @@ class Service:
     endpoint_url: str
     direct_url: str
     processes: Mapping[str, int]
+    log: Path
 
     @property
     def environment(self) -> dict[str, str]:
@@ -63,6 +64,10 @@ class Service:
             if path.is_file():
                 with path.open("rb") as body:
                     self.client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(directory)}", Body=body)
+
+    def requests(self) -> int:
+        """How many requests came over the line until now."""
+        return self.log.read_bytes().count(b"\n")
 
     def read(self, key: str) -> bytes:
         """The bytes of an object."""
@@ -96,7 +101,16 @@ def serving(latency: float) -> Iterator[Service]:
             port = _await_port(server, log)
             program = str(Path(__file__).with_name("slow_link.py"))
             line = subprocess.Popen(
-                [sys.executable, program, "--to", str(port), "--latency", str(latency)],
+                [
+                    sys.executable,
+                    program,
+                    "--to",
+                    str(port),
+                    "--latency",
+                    str(latency),
+                    "--log",
+                    f"{directory}/requests",
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -104,7 +118,9 @@ def serving(latency: float) -> Iterator[Service]:
                 assert line.stdout is not None
                 late = int(line.stdout.readline())
                 processes = {"server": server.pid, "line": line.pid}
-                service = Service(f"http://127.0.0.1:{late}", f"http://127.0.0.1:{port}", processes)
+                service = Service(
+                    f"http://127.0.0.1:{late}", f"http://127.0.0.1:{port}", processes, Path(directory, "requests")
+                )
                 service.client.create_bucket(Bucket=BUCKET)
                 yield service
             finally:
