@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -500,8 +500,8 @@ async def open_outlines() -> AsyncIterator[OutlineOf]:
     """Yield what reads documents of sources that list nothing: the large ones in a process that ends with the block."""
     worker = Worker()
 
-    async def outline(document: bytes) -> Outline:
-        return await worker.work(outline_of, document)
+    async def outline(documents: Mapping[str, bytes]) -> Outline | None:
+        return await worker.work(outline_of, tuple(documents), *documents.values())
 
     try:
         yield outline

@@ -5,11 +5,19 @@ from typing import Any
 
 import pytest
 
-from shardfs.format.outline import outline_of
+from shardfs.format.outline import Outline
+from shardfs.format.outline import outline_of as outline_of_all
 from tests.support.corpus import CASES
+from tests.support.precomputed import KEY, info, scale, sharding
 
 DEFAULT_KEYS = {"name": "default", "configuration": {"separator": "/"}}
 ARRAY = next(case.document for case in CASES if case.document["chunk_key_encoding"] == DEFAULT_KEYS)
+
+
+def outline_of(document: bytes, name: str = "zarr.json") -> Outline:
+    outline = outline_of_all((name,), document)
+    assert outline is not None
+    return outline
 
 
 def group(attributes: Any = None, **members: Any) -> bytes:
@@ -69,7 +77,7 @@ def test_the_grid_of_an_array_says_what_may_be_a_shard(
         "codecs": ["bytes"],
     }
     outline = outline_of(json.dumps(document).encode())
-    assert outline.is_array
+    assert outline.is_closed("")
     assert {path: outline.is_directory(path) for path in paths} == paths
     found, pending = set(), ["c" if encoding == ("default", "/") else ""]
     while pending:
@@ -88,6 +96,49 @@ def test_the_grid_of_an_array_says_what_may_be_a_shard(
 
 def test_an_array_whose_document_cannot_be_used_has_no_known_names() -> None:
     outline = outline_of(json.dumps(ARRAY | {"codecs": "none"}).encode())
-    assert outline.is_array
-    assert outline.count("") == 0
+    assert outline.is_closed("c")
+    assert outline.count("") is None
     assert outline.is_directory("c") is None
+
+
+ZARRAY = {"shape": [5, 7], "chunks": [3, 3], "zarr_format": 2, "dtype": "<u2"}
+
+
+def test_documents_of_zarr_v2_name_nodes_and_chunks() -> None:
+    outline = outline_of(json.dumps(ZARRAY).encode(), ".zarray")
+    assert dict(outline.shard_names("")) == {f"{x}.{y}": False for x in range(2) for y in range(3)}
+    nested = outline_of(json.dumps(ZARRAY | {"dimension_separator": "/"}).encode(), ".zarray")
+    assert (nested.is_directory("1"), nested.is_directory("1/2"), nested.is_directory("2")) == (True, False, None)
+    assert dict(nested.shard_names("1")) == {"0": False, "1": False, "2": False}
+    copies = {".zgroup": {}, ".zattrs": {}, "a/.zgroup": {}, "a/b/.zarray": ZARRAY, "../.zarray": ZARRAY, "x": 7}
+    consolidated = outline_of(json.dumps({"metadata": copies}).encode(), ".zmetadata")
+    assert consolidated.below == {"": {"a"}, "a": {"b"}}
+    assert consolidated.documents == {
+        "": {".zmetadata", ".zgroup", ".zattrs"},
+        "a": {".zgroup"},
+        "a/b": {".zarray"},
+    }
+    assert consolidated.is_closed("a/b/0")
+    assert not consolidated.is_closed("a")
+    assert consolidated.count("a/b") == 6
+    ome = {"multiscales": [{"datasets": [{"path": "0"}]}]}
+    named = outline_of_all((".zgroup", ".zattrs"), b"{}", json.dumps(ome).encode())
+    assert named is not None
+    assert (named.below, named.may_have) == ({"": {"0"}}, {"labels"})
+
+
+def test_an_info_names_scales_and_their_shards() -> None:
+    document = info(
+        scale((64, 64, 64), (16, 16, 16), sharding(0, "identity", 1, 5)),
+        scale((32, 32, 32), (16, 16, 16), None, key="unsharded"),
+        scale((8, 8, 8), (4, 4, 4), sharding(), key="../outside"),
+        mesh="m",
+        skeletons="../outside",
+    )
+    outline = outline_of(json.dumps(document).encode(), "info")
+    assert outline.below == {"": {KEY, "unsharded", "m"}}
+    assert dict(outline.shard_names(KEY)) == {f"{number:02x}.shard": False for number in range(32)}
+    assert outline.count("unsharded") is None
+    assert [outline.is_closed(path) for path in ("", "m", "unsharded", KEY)] == [False, False, True, True]
+    for other in (b"{}", b"[1]", b"7", b"{", b'{"scales": 7}', b'{"@type": "other"}'):
+        assert outline_of_all(("info",), other) is None

@@ -23,6 +23,7 @@ from shardfs.errors import (
     OutsideSourceError,
     ShardfsError,
     SourceError,
+    UnsupportedError,
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
@@ -87,6 +88,8 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
                 yield node
             entries = await source.store.list(path)
         except ShardfsError as error:
+            if isinstance(error, UnsupportedError) and node is not None and node.any_array is not None:
+                continue  # the shards in its directory cannot be listed; it has been yielded
             if above is None:
                 raise
             if node is None or node.reason is None:  # else it has reported that already

@@ -6,5 +6,5 @@ bytes of versions, in memory and in the cache on disk. What is here:
 - where a source is: `location`
 - requests, by obstore: `client`; what their failures mean: `errors`
 - the store: `store`. A web server lists nothing, so its names are those that documents tell of
-  (`outline`).
+  (`outline`): the first document of the source tells its format, and that of all nodes below.
 """

@@ -95,9 +95,11 @@ class CloudClient:
 
     Versions are told apart by strong ETags, else by Last-Modified and size; a reply with neither is refused. A web
     server that refuses access to whatever does not exist (403), as S3 does without the permission to list, says so of
-    names that nothing has; then, and if the document of the source can be read, 403 means absent. Both are asked for
+    names that nothing has; then, and if the *document* of the source can be read, 403 means absent. Both are asked for
     at each 403, because a firewall may refuse anything for a while.
     """
+
+    document = DOCUMENT
 
     def __init__(self, location: CloudLocation, *, max_connections: int = 64, timeouts: Timeouts = _TIMEOUTS) -> None:
         self.location = location
@@ -270,11 +272,11 @@ class CloudClient:
 
     def _means_absent(self, key: str) -> bool:
         """Whether 403 for *key* means that nothing is there."""
-        if not self.location.is_web or key in (DOCUMENT, _PROBED):
+        if not self.location.is_web or key in (self.document, _PROBED):
             return key == _PROBED
         try:
             # In this order: where the source can be read again, the name that nothing has is not refused any more.
-            means_absent = self._status_of(DOCUMENT) == 200 and self._status_of(_PROBED) == 403
+            means_absent = self._status_of(self.document) == 200 and self._status_of(_PROBED) == 403
         except FailedAttempt:
             return False
         with self._lock:

@@ -1,11 +1,31 @@
 """What a store has to know of documents if nothing else says what names there are: `Outline`."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
+
+from shardfs.stores.s3.requests import DOCUMENT
+
+NODES: Final = (
+    (DOCUMENT,),
+    ("info",),
+    (".zmetadata",),
+    (".zarray", ".zattrs"),
+    (".zgroup", ".zattrs"),
+)
+"""The documents that a node may have: the first of each is there if any is."""
+
+BELOW: Final = {
+    DOCUMENT: NODES[:1],
+    "info": NODES[1:2],
+    ".zmetadata": NODES[3:],
+    ".zarray": NODES[3:],
+    ".zgroup": NODES[3:],
+}
+"""The documents that nodes below a source with such a document may have: its format is that of all of them."""
 
 
 class Outline(Protocol):
-    """What the document of a node says of the names below it; all paths are relative to that."""
+    """What the documents of a node say of the names below it; all paths are relative to that."""
 
     @property
     def below(self) -> Mapping[str, frozenset[str]]:
@@ -13,21 +33,27 @@ class Outline(Protocol):
 
     @property
     def may_have(self) -> frozenset[str]:
-        """Names of nodes that the document does not mention."""
+        """Names of nodes that the documents do not mention."""
 
     @property
-    def is_array(self) -> bool:
-        """Whether the node is an array, so that there are no nodes below it."""
+    def documents(self) -> Mapping[str, frozenset[str]]:
+        """The names of documents that are known to be there, by directory."""
+
+    def is_closed(self, path: str) -> bool:
+        """Whether the directory *path* is one of shards, or of chunks, so that there are no nodes below it."""
 
     def is_directory(self, path: str) -> bool | None:
-        """Whether *path* is a directory, or a file; None if the document does not say."""
+        """Whether *path* is a directory, or a file; None if the documents do not say."""
 
-    def count(self, path: str) -> int:
-        """Return how many names the grid of an array has in the directory *path*."""
+    def count(self, path: str) -> int | None:
+        """Return how many names a grid has in the directory *path*; None if nobody knows what names there are."""
 
     def shard_names(self, path: str) -> Iterator[tuple[str, bool]]:
         """Yield those names, and whether each is a directory."""
 
 
-OutlineOf = Callable[[bytes], Awaitable[Outline]]
-"""Reads a document, and lets others have their turn if that takes long; what is no sound document says nothing."""
+OutlineOf = Callable[[Mapping[str, bytes]], Awaitable[Outline | None]]
+"""Reads the documents of a node, by name, and lets others have their turn if that takes long; None if they are none.
+
+What is no sound document says nothing.
+"""

@@ -18,13 +18,13 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import DOCUMENTS, MAX_TOP, Entry, Kind, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.outline import Outline, OutlineOf
+from shardfs.stores.clouds.outline import BELOW, NODES, Outline, OutlineOf
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.objects import ObjectReader
 from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found
 from shardfs.stores.s3.objects import Objects, directory_stat, file_stat
-from shardfs.stores.s3.requests import DOCUMENT, Range
+from shardfs.stores.s3.requests import DOCUMENT
 
 TTL: Final = 60.0
 """Default TTL in seconds; asking again takes a request."""
@@ -42,6 +42,7 @@ _MAX_OUTLINES_NBYTES: Final = 32 * 2**20
 """How large all documents may be of which is known what they say, or one of them."""
 
 _MAX_NAMES: Final = 1_000_000
+_LOOKED_FOR: Final = frozenset({DOCUMENT, "info"})  # in each directory, to see whether it is a node
 
 
 class CloudStore(ObjectReader):
@@ -201,8 +202,9 @@ class WebFiles(CloudStore):
 class WebStore(CloudStore):
     """A part of a web server, which lists nothing: names are those that documents tell of, or somebody asks for.
 
-    *outline_of* reads a document. Directories of shards are listed only if the store *assumes_complete* arrays: then
-    each shard in the grid is asked for.
+    *outline_of* reads documents. The first that the source itself has tells its format, and nodes below it are asked
+    for in that format alone. Directories of shards are listed only if the store *assumes_complete* arrays: then each
+    shard in the grid is asked for.
     """
 
     lists = False
@@ -220,6 +222,7 @@ class WebStore(CloudStore):
         super().__init__(client, session, ttl=ttl, cache=cache)
         self._outline_of = outline_of
         self._assumes_complete = assumes_complete
+        self._below: Sequence[Sequence[str]] = NODES
         self._outlines = _Outlines()
         self._reading = trio.Lock()
 
@@ -233,10 +236,29 @@ class WebStore(CloudStore):
         likely = await self._by_documents_above(key)
         if likely is _Likely.DIRECTORY or (likely is _Likely.NODE and await self._outline(key) is not None):
             return self.directory_stat
-        stat = await self._head(key)
+        stat = None if await self._is_no_document(key) else await self._head(key)
         if stat is None:
             raise not_found(key)
         return stat
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
+        """Open a file."""
+        if await self._is_no_document(key):
+            raise not_found(key)
+        return await super().open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
+
+    async def _is_no_document(self, key: str) -> bool:
+        """Whether *key* would be the document of a node that is not there.
+
+        It is of Zarr v3, below a source in another format, or in a directory below that of an array.
+        """
+        directory, _, name = key.rpartition("/")
+        if not directory or name not in _LOOKED_FOR:
+            return False
+        if name == DOCUMENT and all(names[0] != DOCUMENT for names in self._below):
+            return True
+        above = directory.rpartition("/")[0]
+        return any([outline.is_closed(_relative(above, path) or "") async for path, outline in self._above(above)])
 
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in the directory *key* that documents tell of.
@@ -249,25 +271,29 @@ class WebStore(CloudStore):
             relative = _relative(key, path)
             if relative == "":
                 is_known = True
-                names[DOCUMENT] = Kind.FILE
                 for name in outline.may_have:
                     if await self._outline(join_key(key, name)) is not None:
                         names[name] = Kind.DIRECTORY
             if relative is None:
                 continue
-            below = outline.below.get(relative, ())
-            is_known = is_known or bool(below) or bool(outline.is_directory(relative))
-            names |= dict.fromkeys(below, Kind.DIRECTORY)
-            if outline.is_array and (count := outline.count(relative)) and not below:
-                names |= await self._shard_names(key, relative, outline, count)
+            below, documents = outline.below.get(relative, ()), outline.documents.get(relative, ())
+            is_known = is_known or bool(below or documents) or bool(outline.is_directory(relative))
+            names |= dict.fromkeys(below, Kind.DIRECTORY) | dict.fromkeys(documents, Kind.FILE)
+            if outline.is_closed(relative) and not below:
+                names |= await self._shard_names(key, relative, outline)
         if not is_known:
             if await self._head(key) is not None:
                 raise NotADirectoryHereError(f"{key} is not a directory")
             raise not_found(key)
         return [Entry(name, kind) for name, kind in names.items()]
 
-    async def _shard_names(self, key: str, relative: str, outline: Outline, count: int) -> dict[str, Kind]:
-        if not self._assumes_complete:
+    async def _shard_names(self, key: str, relative: str, outline: Outline) -> dict[str, Kind]:
+        count = outline.count(relative)
+        if count is None:
+            raise UnsupportedError(
+                f"{self.url_of(key)} cannot be listed: a web server does not say which files there are"
+            )
+        if count and not self._assumes_complete:
             raise UnsupportedError(
                 f"{self.url_of(key)} cannot be listed: a web server does not say which shards there are; with "
                 "--assume-complete, each that the array may have is asked for"
@@ -286,54 +312,86 @@ class WebStore(CloudStore):
 
     async def _by_documents_above(self, key: str) -> "_Likely":
         """Return what documents above *key* say of it."""
-        likely = _Likely.FILE if key.rpartition("/")[2] == DOCUMENT else _Likely.NODE
+        name = key.rpartition("/")[2]
+        likely = _Likely.FILE if any(name in names for names in NODES) else _Likely.NODE
         async for path, outline in self._above(key.rpartition("/")[0]):
             relative = _relative(key, path)
             if relative:
                 is_directory = outline.is_directory(relative)
                 if is_directory is not None:
                     return _Likely.DIRECTORY if is_directory else _Likely.FILE
-                if outline.is_array:
+                if outline.is_closed(relative):
                     likely = _Likely.FILE
         return likely
 
     async def _above(self, key: str) -> AsyncIterator[tuple[str, Outline]]:
-        """Yield the nodes at and above the directory *key* with their outlines, from the top, down to an array."""
+        """Yield the nodes at and above the directory *key* with their outlines, from the top, down to an array.
+
+        Those of which a node above has copies of the documents are not asked for.
+        """
         parts = key.split("/") if key else []
+        known: list[tuple[str, Outline]] = []
         for depth in range(len(parts) + 1):
             path = "/".join(parts[:depth])
+            below = [(outline, _relative(path, above) or "") for above, outline in known]
+            if any(outline.is_closed(relative) for outline, relative in below):
+                return
+            if any(relative in outline.documents for outline, relative in below):
+                continue
             outline = await self._outline(path)
             if outline is not None:
                 yield path, outline
-                if outline.is_array:
-                    return
+                known.append((path, outline))
 
     async def _outline(self, path: str) -> Outline | None:
-        """Return what the document of the node at *path* says; None if there is no node."""
-        try:
-            snapshot = await self.objects.open(join_key(path, DOCUMENT), head_nbytes=_FIRST_NBYTES)
-        except (NotFoundError, IsADirectoryHereError):
-            return None
-        version = snapshot.stat.version
-        outline = self._outlines.get(path, version)
+        """Return what the documents of the node at *path* say; None if there is no node."""
+        denied: AccessDeniedError | None = None
+        for names in self._below if path else NODES:
+            try:
+                outline = await self._read_outline(path, names)
+            except AccessDeniedError as error:  # what a server says of all that is absent, as long as nothing is known
+                if path:
+                    raise
+                denied = denied or error
+                continue
+            if outline is not None:
+                if not path:
+                    self._below, self._client.document = BELOW[names[0]], names[0]
+                return outline
+        if denied is not None:
+            raise denied
+        return None
+
+    async def _read_outline(self, path: str, names: Sequence[str]) -> Outline | None:
+        """Return what the documents *names* of the node at *path* say; None if they are not there."""
+        snapshots: dict[str, Snapshot] = {}
+        for name in names:
+            try:
+                snapshots[name] = await self.objects.open(join_key(path, name), head_nbytes=_FIRST_NBYTES)
+            except (NotFoundError, IsADirectoryHereError):
+                if not snapshots:
+                    return None
+        versions = tuple((name, snapshot.stat.version) for name, snapshot in snapshots.items())
+        outline = self._outlines.get(path, versions)
         if outline is not None:
             return outline
-        is_large = snapshot.size > _MAX_DOCUMENT_NBYTES
-        document = b"" if is_large else bytes(await snapshot.read(0, snapshot.size))
+        documents: dict[str, bytes] = {}
+        for name, snapshot in snapshots.items():
+            is_large = snapshot.size > _MAX_DOCUMENT_NBYTES
+            documents[name] = b"" if is_large else bytes(await snapshot.read(0, snapshot.size))
         async with self._reading:  # many may ask for names below the same node
-            outline = self._outlines.get(path, version)
+            outline = self._outlines.get(path, versions)
             if outline is None:
-                outline = await self._outline_of(document)
-                self._outlines.put(path, version, outline, len(document))
+                outline = await self._outline_of(documents)
+                if outline is not None:
+                    self._outlines.put(path, versions, outline, sum(map(len, documents.values())))
         return outline
 
     async def _check(self) -> Sequence[Entry] | None:
-        """Read the document, whose server must give ranges, and nothing for what it does not have."""
-        try:
-            fetched = await self.heads.get(DOCUMENT, Range(0, 1))
-        except NotFoundError:
-            raise SourceError(await self._what_is_there()) from None
-        if fetched.data.nbytes and await self._has_nonsense():
+        """Read the documents, whose server must give ranges, and nothing for what it does not have."""
+        if await self._outline("") is None:
+            raise SourceError(await self._what_is_there())
+        if await self._has_nonsense():
             raise SourceError(
                 f"{self.url} cannot be read: its server has something under every name, so that nobody can tell what "
                 "is not there; set it to answer 404 for files that do not exist"
@@ -356,8 +414,8 @@ class WebStore(CloudStore):
         if name in DOCUMENTS:
             return f"{self.url} is {file_format(name, b'')}"
         return (
-            f"there is no {DOCUMENT} at {self.url}: web servers list nothing, so SOURCE must be the URL of a Zarr v3 "
-            "array or group itself"
+            f"there is no {DOCUMENT} at {self.url}, nor a document of another format: web servers list nothing, so "
+            "SOURCE must be the URL of an array, a group or a volume itself"
         )
 
 

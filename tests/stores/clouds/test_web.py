@@ -146,7 +146,7 @@ LIES = {
     "whole": "the server gives the whole file",
     "other range": "another range than it was asked for",
     "no range": "does not say which range",
-    "huge": "another version|a size that no file has",
+    "huge": "another version|a size that no file has|another range",
     "longer": "more than the range that it states",
     "shorter": "cut short",
     "compressed": "compressed",

@@ -1,0 +1,160 @@
+"""Sources on a web server in other formats than Zarr v3: found by their documents, with few requests."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from shardfs.dataset.hierarchy import open_source
+from shardfs.errors import NotFoundError, UnsupportedError
+from shardfs.stores.url import StoreOptions
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import Paths, open_paths
+from tests.support.commands import one_line_of, run, run_json
+from tests.support.mounting import Mounter
+from tests.support.opened import in_trio
+from tests.support.precomputed import KEY, info, read_volume, scale, sharding, write_volume
+from tests.support.web_server import Web, web_server
+
+SIZE, CHUNK = (40, 40, 40), (10, 10, 10)
+HALF = "16_16_40"
+VALUES = np.arange(1, 1601, dtype="u2").reshape(40, 40)
+
+
+def write_precomputed(path: Path) -> None:
+    """A volume of two sharded scales, of one chunk in four minishards of four shards."""
+    specification = sharding(0, "identity", 2, 2, "gzip", "raw")
+    document = info(
+        scale(SIZE, CHUNK, specification), scale((20, 20, 20), CHUNK, specification, key=HALF, resolution=[16, 16, 40])
+    )
+    write_volume(path, document, [np.full((*size, 1), 7, "u2") for size in (SIZE, (20, 20, 20))])
+
+
+def write_v2(path: Path, *, consolidated: bool) -> None:
+    """An image of OME-Zarr 0.4, beside an array in a group that only consolidated metadata name."""
+    images = {"multiscales": [{"version": "0.4", "datasets": [{"path": "0"}], "axes": []}]}
+    group = zarr.open_group(path, mode="w", zarr_format=2, attributes=images)
+    group.create_array(
+        "0", shape=VALUES.shape, chunks=(16, 16), dtype="u2", chunk_key_encoding={"name": "v2", "separator": "/"}
+    )
+    group["0"][...] = VALUES
+    group.create_group("more").create_array("beside", shape=(40,), chunks=(16,), dtype="u2")[...] = VALUES[0]
+    if consolidated:
+        zarr.consolidate_metadata(path, zarr_format=2)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    write_precomputed(tmp_path / "files/volume")
+    with web_server(tmp_path / "files") as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(url: str, options: StoreOptions | None = None) -> AsyncIterator[Paths]:
+    async with open_source(url, options) as source, open_paths(source, TreeOptions()) as paths:
+        yield paths
+
+
+def asked(web: Web) -> list[tuple[str, str]]:
+    """Method and path of the requests since the last call; the name that nothing has is a question mark."""
+    return [(method, "?" if "shardfs-" in path else path.removeprefix("/volume/")) for method, path, _ in web.asked()]
+
+
+@in_trio
+async def test_a_volume_is_found_by_its_info_and_a_cold_chunk_takes_three_requests(web: Web) -> None:
+    async with opened(f"{web.url}/volume") as paths:
+        assert asked(web) == [("GET", "zarr.json"), ("GET", "info"), ("HEAD", "?")]
+        assert {one.name for one in await paths.names("")} == {"info", KEY, HALF}
+        assert b"sharding" not in bytes(await paths.read("info"))
+        assert asked(web) == []
+        chunk = bytes(await paths.read(f"{KEY}/0-10_0-10_0-10"))
+        assert chunk == np.full(1000, 7, "<u2").tobytes()
+        assert asked(web) == [("GET", f"{KEY}/0.shard")] * 3  # its index, the index of a minishard, and the chunk
+        assert bytes(await paths.read(f"{KEY}/10-20_0-10_0-10")) == chunk  # id 1, in another minishard
+        assert asked(web) == [("GET", f"{KEY}/0.shard")] * 2
+        assert bytes(await paths.read(f"{KEY}/0-10_0-10_20-30")) == chunk  # id 32, in the first minishard
+        assert asked(web) == [("GET", f"{KEY}/0.shard")]
+        with pytest.raises(NotFoundError):
+            await paths.read(f"{KEY}/50-60_0-10_0-10")
+
+
+@in_trio
+async def test_a_volume_is_found_where_whatever_does_not_exist_is_refused(web: Web) -> None:
+    web.absent = 403
+    async with opened(f"{web.url}/volume") as paths:
+        assert bytes(await paths.read(f"{KEY}/0-10_0-10_0-10"))
+        with pytest.raises(NotFoundError):
+            await paths.read("nothing")
+
+
+@in_trio
+async def test_chunks_of_a_volume_are_listed_only_if_each_shard_may_be_asked_for(web: Web) -> None:
+    async with opened(f"{web.url}/volume") as paths:
+        with pytest.raises(UnsupportedError, match="--assume-complete"):
+            await paths.names(HALF)
+    async with opened(f"{web.url}/volume", StoreOptions(assume_complete=True)) as paths:
+        assert len(await paths.names(HALF)) == 8
+
+
+def test_commands_and_mounts_read_a_volume(web: Web, tmp_path: Path, mount: Mounter) -> None:
+    url, complete = f"{web.url}/volume", "--assume-complete"
+    assert [one["path"] for one in run_json("info", "--json", url)["arrays"]] == [HALF, KEY]
+    assert run_json("verify", "--json", "--data", "--jobs=1", complete, url)["sound"]
+    assert run("unpack", "--jobs=1", complete, url, tmp_path / "unpacked").returncode == 0
+    native = read_volume(web.root / "volume")
+    assert np.array_equal(read_volume(tmp_path / "unpacked"), native)
+    assert np.array_equal(read_volume(mount(url).path), native)
+
+
+@pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "not consolidated"])
+@in_trio
+async def test_zarr_v2_is_found_by_its_documents(web: Web, consolidated: bool) -> None:
+    write_v2(web.root / "v2", consolidated=consolidated)
+    async with opened(f"{web.url}/v2") as paths:
+        first = [path.removeprefix("/v2/") for _, path in asked(web)]
+        assert first[:4] == ["zarr.json", "info", ".zmetadata", "?" if consolidated else ".zarray"]
+        assert first[4:6] == ([] if consolidated else [".zgroup", ".zattrs"])
+        names = {one.name for one in await paths.names("")}
+        assert names == ({".zmetadata", "more"} if consolidated else set()) | {".zgroup", ".zattrs", "0"}
+        web.asked()
+        assert json.loads(bytes(await paths.read("more/beside/.zarray")))["shape"] == [40]
+        assert bytes(await paths.read("0/1/2")) == (web.root / "v2/0/1/2").read_bytes()
+        paths_asked = [path.removeprefix("/v2/") for _, path in asked(web)]
+        files = ["more/beside/.zarray"] * 2 + ["0/1/2"] * 2  # each is looked up, and read
+        found = ["more/info", "more/beside/info", "0/info"]  # as they are not nodes of Zarr v3
+        if not consolidated:
+            files.remove("more/beside/.zarray")
+            found += [f"more/{name}" for name in (".zarray", ".zgroup", ".zattrs", "beside/.zattrs")]
+            found += ["0/.zarray", "0/.zattrs"]
+        assert sorted(paths_asked) == sorted(files + found)
+        with pytest.raises(NotFoundError):
+            await paths.read("0/7/7")
+        with pytest.raises(UnsupportedError, match="--assume-complete"):
+            await paths.names("0/1")
+
+
+@pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "not consolidated"])
+def test_zarr_v2_is_read_through_a_mount_and_packed(
+    web: Web, tmp_path: Path, mount: Mounter, consolidated: bool
+) -> None:
+    write_v2(web.root / "v2", consolidated=consolidated)
+    group = zarr.open_group(mount(f"{web.url}/v2").path, mode="r", zarr_format=2)
+    assert np.array_equal(group["0"][...], VALUES)
+    assert np.array_equal(group["more/beside"][...], VALUES[0])
+    done = run("pack", "--jobs=1", "--assume-complete", f"{web.url}/v2", tmp_path / "packed.zarr")
+    assert done.returncode == 0, str(done)
+    packed = zarr.open_group(tmp_path / "packed.zarr", mode="r", zarr_format=3)
+    assert np.array_equal(packed["0"][...], VALUES)
+    assert packed["0"].shards
+    assert ("more" in packed) == consolidated
+
+
+def test_a_source_without_any_document_is_refused_with_the_reason(web: Web) -> None:
+    (web.root / "other").mkdir()
+    (web.root / "other/info").write_text('{"name": "of something else"}')
+    assert "web servers list nothing" in one_line_of(run("info", f"{web.url}/other"), 3)
