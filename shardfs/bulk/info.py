@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
-from shardfs.dataset.node import Node
+from shardfs.dataset.node import Node, StoredValues
 from shardfs.errors import MetadataError, ShardfsError, UnsupportedError, size
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.uint64_sharded import UINT64_SHARDED
 from shardfs.stores.base import Kind, Stat
 from shardfs.vfs.views import View, make_view
 
@@ -33,12 +34,13 @@ class ViewOptions(NamedTuple):
         return f"--view {self.view}{' --decode' if self.decode else ''}"
 
 
+_NPY: Final = ViewOptions("npy")
 VIEW_OPTIONS: Final = (
     ViewOptions("v3"),
     ViewOptions("v3", decode=True),
     ViewOptions("v2"),
     ViewOptions("v2", decode=True),
-    ViewOptions("npy"),
+    _NPY,
 )
 
 
@@ -47,7 +49,7 @@ _SHOWN: Final = {
     ViewOptions("v3", decode=True): "decoded",
     ViewOptions("v2"): "as Zarr v2",
     ViewOptions("v2", decode=True): "as Zarr v2, decoded",
-    ViewOptions("npy"): "as a .npy file",
+    _NPY: "as a .npy file",
 }
 """What each view shows an array as."""
 
@@ -90,6 +92,8 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
             "chunk_grid": _shallow(grid),
             "codecs": [codec.name for codec in metadata.codecs],
         }
+    if isinstance(node.kind, StoredValues):
+        item |= {"values": node.kind.values.kind, "sharded": True, "shard_type": UINT64_SHARDED}
     if node.any_array is not None:
         item |= {
             "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
@@ -99,6 +103,8 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
         }
     shown = {each: view.shown(node) for each, view in views.items()}
     left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
+    if isinstance(node.kind, StoredValues):
+        left_out[_NPY.text] = "values by id are shown as they are stored"
     caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
     return item | {
         "reason": reason,
@@ -115,7 +121,7 @@ _NOT_COUNTED: Final = (
 
 async def _measure(source: Source, node: Node, advance: Advance) -> Described:
     """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
-    array = node.any_array
+    array = node.any_array or node.shards
     if array is None:
         return {}
     stored = stored_nbytes = nelements = nlinks = 0
@@ -136,7 +142,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
         return {"not_counted": _NOT_COUNTED}
     except ShardfsError as failure:
         error = str(failure)
-    itemsize = item_nbytes(array.document["data_type"])
+    itemsize = item_nbytes(array.document["data_type"]) if node.any_array is not None else None
     return {
         "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
         "stored_shards": stored,

@@ -97,8 +97,8 @@ async def map_source(
 
     async def nodes() -> AsyncIterator[Node]:
         async for node in array_nodes(source, array):
-            if node.array is not None:
-                maps[node.path] = ArrayMap(node.array)
+            if node.shards is not None:
+                maps[node.path] = ArrayMap(node.shards)
                 yield node
             else:
                 reasons[node.path] = node.reason or "it is not sharded: each chunk is a file of its own"

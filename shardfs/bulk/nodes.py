@@ -11,7 +11,7 @@ from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.node import DOCUMENT, Node, StoredScale, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node, StoredCollection, StoredScale, StoredValues, StoredVolume
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -89,6 +89,8 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
         return BulkNode(path, group, {INFO: node.kind.volume.shown}, {INFO: state_of(node.kind.info_stat)})
     if isinstance(node.kind, StoredScale):
         return _scale(node, node.kind.scale)
+    if isinstance(node.kind, StoredCollection | StoredValues):
+        raise NotUnshardable("meshes, skeletons and annotations have no form in Zarr")
     if node.metadata is None or node.document is None:
         if node.reason is None:
             return None

@@ -79,7 +79,7 @@ class Cell:
     @property
     def fullness(self) -> float:
         """The share of chunks that are stored."""
-        return sum(min(use.chunks / use.capacity, 1.0) for use in self.uses if use.capacity) / self.shards
+        return sum(min(use.chunks / (use.capacity or 1), 1.0) for use in self.uses) / self.shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,28 @@ def _describe(use: ShardUse) -> str:
     """Describe a shard in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
-    waste = "encoded as a whole" if use.dead is None else f"{size(use.dead)} ({_share(use.dead, use.size)}) dead"
-    return f"{use.key}: {size(use.size)}, {use.chunks:,} of {counted(use.capacity, 'chunk')}, {waste}"
+    waste = "encoded as a whole" if use.capacity else "dead bytes are not counted"
+    if use.dead is not None:
+        waste = f"{size(use.dead)} ({_share(use.dead, use.size)}) dead"
+    return f"{use.key}: {size(use.size)}, {_count(use.chunks, use.capacity)}, {waste}"
+
+
+def _count(chunks: int, most: int) -> str:
+    """Say how many *chunks* there are, of *most*; if nobody knows how many there may be, they are values."""
+    return f"{chunks:,} of {counted(most, 'chunk')}" if most else counted(chunks, "value")
 
 
 def _summary(found: ArrayMap) -> str:
     """Return how much of an array is stored."""
     total = Cell(math.prod(found.shape), [use for _, use in found.uses])
-    full = sum(use.error is None and use.chunks >= use.capacity for use in total.uses)
+    nchunks, most = sum(use.chunks for use in total.uses), found.array.grid.nchunks
+    full = f", {sum(use.error is None and use.chunks >= use.capacity for use in total.uses):,} full" if most else ""
     wasteful = sum(bool(use.dead) for use in total.uses)
     damaged = f", {total.damaged:,} damaged" if total.damaged else ""
     damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
     is_known = not found.uses or any(use.dead is not None for use in total.uses)
     return (
-        f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored, {full:,} full{damaged}; "
-        f"{sum(use.chunks for use in total.uses):,} of {counted(found.array.grid.nchunks, 'chunk')}; "
+        f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored{full}{damaged}; {_count(nchunks, most)}; "
         f"{size(total.nbytes)}, {_share(total.dead, total.nbytes) if is_known else '?'} dead"
     )
 

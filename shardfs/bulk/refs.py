@@ -16,12 +16,12 @@ from typing import Protocol, TextIO
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_files, walk_nodes, what_else
-from shardfs.dataset.node import DOCUMENT, Node, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.document import decode_text, encode_json, parse_json
 from shardfs.format.index import are_sound
 from shardfs.format.lens.v2 import ZMETADATA
-from shardfs.format.metadata import GroupMetadata
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
 from shardfs.vfs.chunk_cache import ChunkView
@@ -183,7 +183,7 @@ async def write_references(
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
-        elif not isinstance(node.kind, StoredVolume):
+        elif isinstance(node.metadata, ArrayMetadata) or not node.is_read_only:
             arrays.append(node)
     nchunks = {node.path: node.any_array.grid.nchunks for node in arrays if node.any_array is not None}
     with progress("referencing", sum(nchunks.values()), "chunk") as advance:

@@ -61,7 +61,7 @@ class LookAtShards(Task[Found[R], Found[R]]):
         source = context.source(self.url, self.options)
 
         async def examine(shard: Found[R]) -> Found[R] | None:
-            array = (await source.hierarchy.node(shard.path)).array
+            array = (await source.hierarchy.node(shard.path)).shards
             if array is None:
                 raise StaleError("its array was changed meanwhile")
             result = await self.look(array, shard.coords)

@@ -23,7 +23,7 @@ from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
-from shardfs.dataset.node import DOCUMENT, StoredVolume
+from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError
 from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Kind, join_key
@@ -138,8 +138,8 @@ class UnpackPlan(Plan):
             self.report.total += 1
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
-            if isinstance(node.kind, StoredVolume):
-                self.sources[join_key(node.path, INFO)] = state_of(node.kind.info_stat)
+            if node.info_below is not None:
+                self.sources[join_key(node.path, INFO)] = state_of(node.info_below)
             if node.sharded_copy is not None:
                 self.report.problems.append(left_out(node.path, node.reason or ""))
             elif reason is not None:

@@ -12,7 +12,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import Progress, array_nodes, no_progress, some_arrays, walk_all_shards
-from shardfs.dataset.node import Node
+from shardfs.dataset.node import Node, StoredValues
 from shardfs.errors import ShardfsError, UnsupportedError, counted
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
@@ -96,11 +96,13 @@ async def verify_source(
 
     async def nodes() -> AsyncIterator[Node]:
         async for node in array_nodes(source) if has_references else some_arrays(source):
-            if node.array is not None:
+            if node.shards is not None:
                 report.arrays += 1
                 if data and not node.is_read_only:
-                    _note_unchecked(node.array, report)
+                    _note_unchecked(node.shards, report)
                 yield node
+            elif isinstance(node.kind, StoredValues):
+                report.unchecked.append({"array": node.path, "reason": str(node.reason)})
             elif node.metadata is None:
                 report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
             elif isinstance(node.metadata, ArrayMetadata):

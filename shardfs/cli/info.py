@@ -143,7 +143,10 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     sharded = [item for item in sized if item["sharded"]]
     known = [item for item in sized if item["decoded_nbytes"] is not None]
     stored, shards = (sum(item[key] for item in sharded) for key in ("stored_shards", "shards"))
-    total = counted(len(described), "array")
+    nvalues = sum("values" in item for item in described)
+    narrays = len(described) - nvalues
+    total = counted(narrays, "array") if narrays or not nvalues else ""
+    total = ", ".join(filter(None, (total, counted(nvalues, "collection") if nvalues else "")))
     total += f", {stored:,} of {counted(shards, 'shard')} stored" if sharded else ""
     total += f", {size(sum(item['stored_nbytes'] for item in sized))}" if sized else ""
     ratio = ratio_of(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
@@ -160,19 +163,23 @@ def _render_table(described: Sequence[Described]) -> list[str]:
 def _row(item: Described) -> list[str]:
     path, views = item["path"] or "(root)", _views(item["views"]) or "as stored"
     if "shape" not in item:
-        return [path, *([""] * 8), views]
+        sizes = _sizes(item)
+        return [path, item.get("values", ""), "", "", item.get("shard_type", ""), "", *sizes, views]
     chunks = _chunks(item["chunk_grid"])
     inner = _times(item["inner_chunk_shape"]) or "()" if "inner_chunk_shape" in item else ""
     names = [name for name in (item.get("inner_codecs") or item["codecs"]) if name != "bytes"]
     codecs = " ".join(names) or "none"
     if "inner_codecs" in item and SHARDING in item["codecs"][:-1]:
         codecs += f" in {' '.join(item['codecs'][item['codecs'].index(SHARDING) + 1 :])}"
-    sizes = ["", "", ""]
-    if "shards" in item:
-        ratio = ratio_of(item["decoded_nbytes"], item["stored_nbytes"])
-        sizes = [f"{item['stored_shards']:,}/{item['shards']:,}", size(item["stored_nbytes"]), ratio]
     shapes = [inner, chunks] if item["sharded"] else [chunks, ""]
-    return [path, _times(item["shape"]) or "()", type_name(item["data_type"]), *shapes, codecs, *sizes, views]
+    return [path, _times(item["shape"]) or "()", type_name(item["data_type"]), *shapes, codecs, *_sizes(item), views]
+
+
+def _sizes(item: Described) -> list[str]:
+    if "shards" not in item:
+        return ["", "", ""]
+    ratio = ratio_of(item["decoded_nbytes"], item["stored_nbytes"])
+    return [f"{item['stored_shards']:,}/{item['shards']:,}", size(item["stored_nbytes"]), ratio]
 
 
 def _times(lengths: Sequence[int]) -> str:

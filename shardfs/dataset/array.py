@@ -4,6 +4,7 @@ The array is sharded, or each of its chunk files is treated as a shard of one ch
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -28,7 +29,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.grid import index_in_c_order, parse_coordinate
+from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coordinates, Coords, Place, Segment
@@ -138,6 +139,8 @@ class ShardListing:
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call
+
+_MAX_MANIFEST_NBYTES: Final = 128 * 2**20
 
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
@@ -250,6 +253,29 @@ class Array:
         state, shard = await self._shards.open(self.layout, place, fresh=fresh)
         found = shard.index.range(place.entries[-1]) if shard is not None else None
         return state, Extent(shard, *found) if shard is not None and found is not None else None
+
+    async def find_before(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
+        """Return what `find` does, of the data that lie directly before the chunk and belong to it.
+
+        The chunk says how many bytes they are. Raises `CorruptionError` if they are not all in the shard.
+        """
+        state, chunk = await self.find_stored(coords, fresh=fresh)
+        if chunk is None:
+            return state, None
+        if chunk.nbytes > _MAX_MANIFEST_NBYTES:
+            raise CorruptionError(f"{chunk.nbytes} bytes are more than are read to find the data before them")
+        nbytes = self.grid.nbytes_before(await chunk.read(0, chunk.nbytes))
+        place = self.layout.locate(coords)
+        depth = self.grid.nindexes
+        _, shard = await self._shards.open(self.layout, Place(place.shard, place.entries[:depth], place.shapes[:depth]))
+        if shard is None or isinstance(chunk.shard, Put) or shard.snapshot is not chunk.shard.snapshot:
+            raise StaleError(f"{self.layout.shard_key(place.shard)} was replaced")
+        found = shard.index.range(place.entries[depth - 1])
+        assert found is not None
+        start = found[0] - nbytes
+        if start < self.grid.index_nbytes(place.shard):
+            raise CorruptionError(f"{nbytes} bytes before byte {found[0]} of the shard are not all in it")
+        return state, Extent(shard, start, nbytes)
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""
@@ -491,10 +517,9 @@ class Array:
             index = opened.index
             known = np.flatnonzero(grid.belonging(index, place))
             coords = grid.positions(index, place)[known]
-            positions = np.ravel_multi_index(tuple(coords.T), grid.grid_shape)
-            order = np.argsort(positions)
+            order = np.lexsort(coords.T[::-1])
             if behind is not None and minishard == first:
-                order = order[positions[order] > index_in_c_order(behind, grid.grid_shape)]
+                order = order[bisect_right(order, behind, key=partial(_row, coords)) :]
             entries, sound = index.entries, index.sound
             for start in range(0, len(order), MAX_RUN):
                 part = order[start : start + MAX_RUN]
@@ -511,6 +536,10 @@ class Array:
         changes = self.layout.pending.changes(shard)
         found = ((number, changes.get((*prefix, number))) for number in numbers if changes)
         return {n: change for n, change in found if change is not None and change.fingerprint == self.fingerprint}
+
+
+def _row(coords: Coordinates, number: int) -> Coords:
+    return tuple(coords[number].tolist())
 
 
 def _pending_extent(change: Change) -> Extent | None:

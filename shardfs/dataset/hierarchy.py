@@ -24,7 +24,9 @@ from shardfs.dataset.node import (
     Plain,
     RemovedArray,
     StoredArray,
+    StoredCollection,
     StoredScale,
+    StoredValues,
     StoredVolume,
     groups_above,
     is_below,
@@ -42,8 +44,9 @@ from shardfs.errors import (
     NotUnshardable,
     StoreError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, parse_json
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Json, parse_json
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.keyed import ShardedValues, parse_collection
 from shardfs.format.lens import Context, Lens, Shown
 from shardfs.format.lens.show import (
     Contents,
@@ -52,7 +55,7 @@ from shardfs.format.lens.show import (
     read_document,
     read_large_document,
 )
-from shardfs.format.lens.unsharded import UnshardedArray, describe_scale
+from shardfs.format.lens.unsharded import UnshardedArray, describe_scale, describe_values
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
@@ -321,35 +324,39 @@ class Hierarchy:
         return node
 
     async def _load_precomputed(self, node: Node, known: Node | None) -> Node:
-        """Return *node*, which has no `zarr.json`, as a volume, or as a scale of one above it, if it is one."""
+        """Return *node*, which has no `zarr.json`, as what an `info` in it, or in a directory above it, says it is."""
         for above, relative in groups_above(node.path):
             with suppress(NotFoundError, NotADirectoryHereError):
                 kind = (await self.node(above)).kind
-                scale = kind.volume.scales.get(relative) if isinstance(kind, StoredVolume) else None
-                if isinstance(kind, StoredVolume) and scale is not None:
-                    return self._load_scale(node, scale, kind, known)
+                if isinstance(kind, StoredVolume) and relative in kind.volume.scales:
+                    return self._load_scale(node, kind.volume.scales[relative], kind, known)
+                if isinstance(kind, StoredCollection) and relative in kind.collection.values:
+                    return self._load_values(node, kind.collection.values[relative], kind, known)
         key = join_key(node.path, INFO)
-        was = known.kind if known is not None else None
-        version = was.info_stat.version if isinstance(was, StoredVolume) else None
-        version = was.info if isinstance(was, Plain) else version
+        info_stat = known.info_below if known is not None else None
+        version = info_stat.version if info_stat is not None else None
+        version = known.kind.info if known is not None and isinstance(known.kind, Plain) else version
         try:
             if known is not None and version is not None and (await self._store.stat(key)).version == version:
                 return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
             text, stat = await while_it_changes(partial(self._read, key, _MAX_INFO_NBYTES))
-            volume = None
+            document: Json = None
             with suppress(MetadataError):
-                volume = parse_volume(parse_json(text))
+                document = parse_json(text)
         except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError, MetadataError, CorruptionError):
             return node
+        volume, collection = parse_volume(document), parse_collection(document)
         if volume is not None:
-            node = replace(
-                node, kind=StoredVolume(volume, stat), shown=self._generated(lambda lens: lens.show_volume(volume))
-            )
-        elif isinstance(was, StoredVolume) and abs(time.time_ns() - stat.mtime_ns) < _SETTLED_NS:
-            raise StoreError(f"{key} is being written: it is not that of a volume")
-        else:
-            node = replace(node, kind=Plain(stat.version))
-        return node
+            shown = self._generated(lambda lens: lens.show_volume(volume))
+            return replace(node, kind=StoredVolume(volume, stat), shown=shown)
+        if collection is not None:
+            kind = StoredCollection(collection, stat)
+            if "" in collection.values:
+                return self._load_values(node, collection.values[""], kind, known)
+            return replace(node, kind=kind, shown=self._generated(lambda lens: lens.show_collection(collection)))
+        if info_stat is not None and abs(time.time_ns() - stat.mtime_ns) < _SETTLED_NS:
+            raise StoreError(f"{key} is being written: it is not what it was")
+        return replace(node, kind=Plain(stat.version))
 
     def _load_scale(self, node: Node, scale: Scale, within: StoredVolume, known: Node | None) -> Node:
         if known is not None and isinstance(known.kind, StoredScale) and known.kind.within is within:
@@ -359,6 +366,17 @@ class Hierarchy:
             array = self._array(node.path, describe_scale(chunks), chunks.fingerprint)
         shown = self._generated(lambda lens: lens.show_scale(scale))
         node = replace(node, kind=StoredScale(scale, within, array), shown=shown)
+        self._tell(node, known)
+        return node
+
+    def _load_values(self, node: Node, values: ShardedValues, within: StoredCollection, known: Node | None) -> Node:
+        if known is not None and isinstance(known.kind, StoredValues) and known.kind.within is within:
+            return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
+        has_info = within.collection.values.get("") is values
+        described = describe_values(values)
+        shards = None if described is None else self._array(node.path, described, values.fingerprint)
+        shown = self._generated(lambda lens: lens.show_collection(within.collection)) if has_info else None
+        node = replace(node, kind=StoredValues(values, within, has_info, shards), shown=shown or Shown())
         self._tell(node, known)
         return node
 

@@ -1,6 +1,6 @@
 """What a directory of a source is: the kinds of nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -8,6 +8,7 @@ from typing import Final
 from shardfs.dataset.array import Array
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.keyed import Collection, ShardedValues
 from shardfs.format.lens import NO_CONTEXT, Context, Shown
 from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
@@ -94,6 +95,28 @@ class StoredScale:
     array: Array | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class StoredCollection:
+    """A directory with the `info` of a *collection* of sharded values by id; *info_stat* is the status of that file."""
+
+    collection: Collection
+    info_stat: Stat
+
+
+@dataclass(frozen=True, eq=False)
+class StoredValues:
+    """A directory of sharded *values* by id, of the collection *within*. They are only read.
+
+    *shards* is set if they can be read: to find a value, its id is the one coordinate of an array that no view shows.
+    *has_info*: the `info` of the collection is in this directory.
+    """
+
+    values: ShardedValues
+    within: StoredCollection
+    has_info: bool
+    shards: Array | None = None
+
+
 class RemovedArray:
     """An array whose document was removed through the mount, and replaced by none: its directory stays that array.
 
@@ -171,7 +194,17 @@ class Node:
 
     path: str
     stat: Stat
-    kind: Plain | Broken | Group | StoredArray | StoredVolume | StoredScale | RemovedArray = PLAIN
+    kind: (
+        Plain
+        | Broken
+        | Group
+        | StoredArray
+        | StoredVolume
+        | StoredScale
+        | StoredCollection
+        | StoredValues
+        | RemovedArray
+    ) = PLAIN
     in_image: bool = False
     context: Context = NO_CONTEXT
     shown: Shown | None = None
@@ -180,19 +213,27 @@ class Node:
     def document(self) -> bytes | None:
         """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
         kind = self.kind
-        return None if isinstance(kind, Plain | RemovedArray | StoredVolume | StoredScale) else kind.document
+        return kind.document if isinstance(kind, Broken | Group | StoredArray) else None
 
     @property
     def document_stat(self) -> Stat | None:
         """The status of `document`."""
         kind = self.kind
-        return None if isinstance(kind, Plain | RemovedArray | StoredVolume | StoredScale) else kind.document_stat
+        return kind.document_stat if isinstance(kind, Broken | Group | StoredArray) else None
 
     @property
     def info_stat(self) -> Stat | None:
-        """The status of the `info` of a volume, also for its scales."""
-        kind = self.kind.within if isinstance(self.kind, StoredScale) else self.kind
-        return kind.info_stat if isinstance(kind, StoredVolume) else None
+        """The status of the `info` of a volume, also for its scales, or of a collection, also for its values."""
+        kind = self.kind.within if isinstance(self.kind, StoredScale | StoredValues) else self.kind
+        return kind.info_stat if isinstance(kind, StoredVolume | StoredCollection) else None
+
+    @property
+    def info_below(self) -> Stat | None:
+        """The status of the `info` that is in this directory, if it is that of a volume or of a collection."""
+        is_above = isinstance(self.kind, StoredScale) or (
+            isinstance(self.kind, StoredValues) and not self.kind.has_info
+        )
+        return None if is_above else self.info_stat
 
     @property
     def stamp(self) -> object:
@@ -208,7 +249,7 @@ class Node:
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
         if isinstance(kind, StoredScale):
             return kind.scale.metadata
-        return None if isinstance(kind, Plain | Broken | StoredVolume) else kind.metadata
+        return kind.metadata if isinstance(kind, Group | StoredArray) else None
 
     @property
     def any_array(self) -> Array | None:
@@ -223,23 +264,33 @@ class Node:
         return array if array is not None and not array.grid.is_unsharded else None
 
     @property
+    def shards(self) -> Array | None:
+        """What is stored in shards here: the array, or values by id."""
+        return self.kind.shards if isinstance(self.kind, StoredValues) else self.array
+
+    @property
     def reason(self) -> str | None:
         """Why only the stored files are shown."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
         if isinstance(kind, StoredScale):
             return kind.scale.reason
+        if isinstance(kind, StoredValues):
+            return kind.values.reason
         return kind.reason if isinstance(kind, Broken | StoredArray) else None
 
     @property
     def is_read_only(self) -> bool:
         """Whether it is of a format that is only read."""
-        return isinstance(self.kind, StoredVolume | StoredScale)
+        return isinstance(self.kind, StoredVolume | StoredScale | StoredCollection | StoredValues)
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in its directory, is needed by a format that is only read, so that nobody may change it."""
+        keys: Iterable[str] = ()
         if isinstance(self.kind, StoredVolume):
-            return name == INFO or any(key.split("/")[0] == name for key in self.kind.volume.scales)
-        return False
+            keys = self.kind.volume.scales
+        elif isinstance(self.kind, StoredCollection):
+            keys = self.kind.collection.values
+        return (name == INFO and self.info_below is not None) or any(key.split("/")[0] == name for key in keys)
 
     @property
     def copies(self) -> Copies:

@@ -17,6 +17,7 @@ from typing import Final
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import Json, parse_json, parse_lengths
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, parse_coordinate
+from shardfs.format.keyed import directories_of, parse_collection
 from shardfs.format.lens.unsharded import ZARR_JSON, describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZATTRS, ZGROUP, ZMETADATA, is_relative_path
 from shardfs.format.metadata import parse_array
@@ -186,7 +187,12 @@ def _outline_of_info(value: Json) -> Outline | None:
             shards[key] = None
     for key, sharded in volume.scales.items() if volume is not None else ():
         shards[key] = (sharded.chunks.grid.shards, sharded.chunks.shard_names) if sharded.chunks else None
-    if not shards and not str(value.get("@type")).startswith("neuroglancer_"):
+    collection = parse_collection(value)
+    for key in directories_of(value):
+        shards[key] = None
+    for key, values in collection.values.items() if collection is not None else ():
+        shards[key] = (values.grid.shards, values.shard_names) if values.grid and values.shard_names else None
+    if not shards:
         return None
     others = [value.get(name) for name in ("mesh", "skeletons", "segment_properties")]
     return Outline(_tree([*shards, *(path for path in others if isinstance(path, str))]), shards=shards)

@@ -9,7 +9,7 @@ Source: neuroglancer, "Volume" of the precomputed data source.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -23,11 +23,10 @@ from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
-from shardfs.format.index import Entries, ShardIndex
 from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coordinates, Coords, Place, Segment, ShardGrid
-from shardfs.format.uint64_sharded import UINT64_SHARDED, Ids, ShardNames, Uint64Sharding
+from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coordinates, Coords
+from shardfs.format.uint64_sharded import UINT64_SHARDED, IdGrid, Ids, ShardNames, Uint64Sharding
 
 INFO: Final = "info"
 _VOLUME: Final = "neuroglancer_multiscale_volume"
@@ -73,13 +72,12 @@ class ChunkNames(ChunkKeyEncoding):
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeGrid(ShardGrid):
-    """The chunks of a scale, with the axes x, y, z and channel, in shards that are no boxes of the grid.
+class VolumeGrid(IdGrid):
+    """The chunks of a scale, with the axes x, y, z and channel; the id of a chunk is its compressed Morton code.
 
     A chunk of unencoded elements has *item_nbytes* bytes for each; None if chunks are encoded, and vary in size.
     """
 
-    sharding: Uint64Sharding
     size: tuple[int, ...]
     names: ChunkNames
     item_nbytes: int | None
@@ -107,42 +105,21 @@ class VolumeGrid(ShardGrid):
         names = ChunkNames("precomputed", "_", offset, chunk_shape[:_AXES], size[:_AXES])
         return cls(shards, chunk_shape, levels, grid_shape, row_axis, sharding, size, names, item if is_raw else None)
 
-    @property
-    def is_scattered(self) -> bool:
-        """True."""
-        return True
+    def id_of(self, coords: Coords) -> int:
+        """Return the compressed Morton code of *coords*."""
+        return morton_code(coords, self.grid_shape)
 
-    @property
-    def nindexes(self) -> int:
-        """Two: that of a shard, and that of a minishard."""
-        return 2
+    def coordinates_of(self, ids: Ids) -> Coordinates:
+        """Return the positions of which *ids* are the compressed Morton codes, as rows."""
+        return positions_of(ids, self.grid_shape).astype(np.int64)
 
-    def locate(self, coords: Coords) -> Place:
-        """Return the place of the chunk at *coords*, which are within the grid."""
-        chunk_id = morton_code(coords, self.grid_shape)
-        shard, minishard = self.sharding.place(chunk_id)
-        entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
-        if len(self.levels) > self.nindexes:
-            return Place((shard,), (*entries, 0), (*shapes, ()))
-        return Place((shard,), entries, shapes)
-
-    def coords(self, place: Place) -> Coords:
-        """Return the coordinates of the chunk at *place*; of a minishard, those of the chunk with id 0."""
-        chunk_id = place.entries[1] if len(place.entries) > 1 else 0
-        found = positions_of(np.array([chunk_id], np.uint64), self.grid_shape)[0].tolist()
-        return tuple(found)
+    def have_chunks(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return which of *ids* are the codes of positions in the grid."""
+        return are_codes(ids, self.grid_shape)
 
     def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
         """Return the name of the chunk at *coords*."""
         return self.names.encode(coords)
-
-    def index_shape(self, shard: Coords) -> tuple[int, ...]:
-        """Return the shape of the index of a shard."""
-        return (self.sharding.nminishards,)
-
-    def inner_shape(self, depth: int) -> tuple[int, ...]:
-        """Return (): the index of a minishard lists its chunks."""
-        return ()
 
     def nchunks_of(self, shard: Coords) -> int:
         """Return how many chunks a shard has on average; how many belong to this one would take a walk to find out."""
@@ -152,35 +129,6 @@ class VolumeGrid(ShardGrid):
         """Return how many elements are in a shard on average."""
         return -(-math.prod(self.size) // self.sharding.nshards)
 
-    def capacity(self, shard: Coords) -> int:
-        """Return how many chunks a shard has on average."""
-        return self.nchunks_of(shard)
-
-    def covered(self, axis: int, index: int) -> range:
-        """Return all chunks along *axis*: any shard may have some of them."""
-        return range(self.grid_shape[axis])
-
-    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
-        """Yield each chunk of a row by itself."""
-        for number in chunks:
-            yield Segment(number, 1, 1, self.locate((*prefix, number)))
-
-    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
-        """Return which ids that the index of a minishard lists are those of chunks that belong there."""
-        ids = index.keys
-        is_known = (positions_of(ids, self.grid_shape) < np.array(self.grid_shape, np.uint64)).all(axis=1)
-        bits = len(_interleaved(self.grid_shape))
-        belong = self.sharding.belong(ids, place.shard[0], place.entries[0])
-        return np.asarray(is_known & (ids < np.uint64(1 << bits)) & belong)
-
-    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
-        """Return the positions of the chunks that the index of a minishard lists; they may be outside the grid."""
-        return positions_of(index.keys, self.grid_shape).astype(np.int64)
-
-    def sizes(self, positions: Coordinates, entries: Entries) -> npt.NDArray[np.uint64] | None:
-        """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
-        return np.asarray(entries[:, 1]) if len(self.levels) == self.nindexes else self.decoded_sizes(positions)
-
     def decoded_sizes(self, positions: Coordinates) -> npt.NDArray[np.uint64] | None:
         """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         if self.item_nbytes is None:
@@ -188,6 +136,11 @@ class VolumeGrid(ShardGrid):
         chunk, size = np.array(self.chunk_shape, np.int64), np.array(self.size, np.int64)
         lengths = np.minimum(chunk, size - positions * chunk)
         return np.asarray(np.prod(lengths, axis=1) * self.item_nbytes).astype(np.uint64)
+
+
+def code_bits(grid_shape: Coords) -> int:
+    """Return how many bits the compressed Morton codes of a grid have."""
+    return sum((length - 1).bit_length() for length in grid_shape if length)
 
 
 @lru_cache(256)
@@ -211,6 +164,13 @@ def positions_of(codes: Ids, grid_shape: Coords) -> npt.NDArray[np.uint64]:
     for place, (axis, bit) in enumerate(_interleaved(grid_shape)):
         positions[:, axis] |= (codes >> np.uint64(place) & np.uint64(1)) << np.uint64(bit)
     return positions
+
+
+def are_codes(ids: Ids, grid_shape: Coords) -> npt.NDArray[np.bool_]:
+    """Return which of *ids* are the compressed Morton codes of positions in a grid."""
+    are_within = (positions_of(ids, grid_shape) < np.array(grid_shape, np.uint64)).all(axis=1)
+    largest = (1 << len(_interleaved(grid_shape))) - 1
+    return np.asarray(are_within & (ids <= np.uint64(largest)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ from shardfs.format.codecs import (
 from shardfs.format.document import Extension, parse_codecs
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, NoIndex, ShardIndex
+from shardfs.format.members import Buffer
 
 Coords = tuple[int, ...]
-Coordinates = npt.NDArray[np.int64]
+Coordinates = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
 """Coordinates of several chunks, as rows."""
 
 MAX_LEVELS: Final = 16
@@ -130,6 +131,15 @@ class ShardGrid:
     def is_encoded(self) -> bool:
         """Whether shards are encoded as a whole, so that inner chunks are not ranges of the stored shard."""
         return any(level.after for level in self.levels)
+
+    @property
+    def has_data_before(self) -> bool:
+        """Whether data lie directly before each chunk that belong to it, and have no entry of their own."""
+        return False
+
+    def nbytes_before(self, chunk: Buffer) -> int:
+        """Return how many bytes before *chunk* belong to it; raises `CorruptionError` if it does not say so."""
+        return 0
 
     @property
     def is_unsharded(self) -> bool:

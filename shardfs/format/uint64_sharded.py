@@ -7,6 +7,7 @@ shard has two levels, as if it held shards: an entry of the first is the number 
 Source: neuroglancer, "Sharded format" of the precomputed data source.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from shardfs.format.codecs import decode
 from shardfs.format.document import Extension, Json, brief
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import EMPTY, ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, ShardIndex
-from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardingLevel
+from shardfs.format.sharding import MAX_INDEX_NBYTES, Coordinates, Coords, Place, Segment, ShardGrid, ShardingLevel
 
 UINT64_SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 MAX_SHARD_BITS: Final = 60  # so that numbers of shards are lengths of an axis
@@ -111,6 +112,84 @@ class Uint64Sharding:
         if self.data_encoding == "raw":
             return levels
         return (*levels, ShardingLevel((), (), NO_INDEX, False, _GZIP, max_nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class IdGrid(ShardGrid):
+    """A grid of chunks with ids, in shards that are no boxes of it: an index lists which chunks are in a minishard."""
+
+    sharding: Uint64Sharding
+
+    def id_of(self, coords: Coords) -> int:
+        """Return the id of the chunk at *coords*."""
+        raise NotImplementedError
+
+    def coordinates_of(self, ids: Ids) -> Coordinates:
+        """Return the coordinates of the chunks with these *ids*, as rows; they may be outside the grid."""
+        raise NotImplementedError
+
+    def have_chunks(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return which of *ids* are those of chunks of the grid."""
+        raise NotImplementedError
+
+    @property
+    def is_scattered(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def nindexes(self) -> int:
+        """Two: that of a shard, and that of a minishard."""
+        return 2
+
+    def locate(self, coords: Coords) -> Place:
+        """Return the place of the chunk at *coords*, which are within the grid."""
+        chunk_id = self.id_of(coords)
+        shard, minishard = self.sharding.place(chunk_id)
+        entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
+        if len(self.levels) > self.nindexes:
+            return Place((shard,), (*entries, 0), (*shapes, ()))
+        return Place((shard,), entries, shapes)
+
+    def coords(self, place: Place) -> Coords:
+        """Return the coordinates of the chunk at *place*; of a minishard, those of the chunk with id 0."""
+        chunk_id = place.entries[1] if len(place.entries) > 1 else 0
+        found = self.coordinates_of(np.array([chunk_id], np.uint64))[0].tolist()
+        return tuple(found)
+
+    def index_shape(self, shard: Coords) -> tuple[int, ...]:
+        """Return the shape of the index of a shard."""
+        return (self.sharding.nminishards,)
+
+    def inner_shape(self, depth: int) -> tuple[int, ...]:
+        """Return (): the index of a minishard lists its chunks."""
+        return ()
+
+    def capacity(self, shard: Coords) -> int:
+        """Return how many chunks a shard has on average."""
+        return self.nchunks_of(shard)
+
+    def covered(self, axis: int, index: int) -> range:
+        """Return all chunks along *axis*: any shard may have some of them."""
+        return range(self.grid_shape[axis])
+
+    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
+        """Yield each chunk of a row by itself."""
+        for number in chunks:
+            yield Segment(number, 1, 1, self.locate((*prefix, number)))
+
+    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+        """Return which ids that the index of a minishard lists are those of chunks that belong there."""
+        belong = self.sharding.belong(index.keys, place.shard[0], place.entries[0])
+        return np.asarray(belong & self.have_chunks(index.keys))
+
+    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
+        """Return the coordinates of the chunks that the index of a minishard lists; they may be outside the grid."""
+        return self.coordinates_of(index.keys)
+
+    def sizes(self, positions: Coordinates, entries: Entries) -> npt.NDArray[np.uint64] | None:
+        """Return the sizes of the chunks at *positions*, whose *entries* say what is stored; None if nobody knows."""
+        return np.asarray(entries[:, 1]) if len(self.levels) == self.nindexes else self.decoded_sizes(positions)
 
 
 def murmurhash3_x86_128(key: Numbers) -> Numbers:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.node import DOCUMENT, Node, is_below
+from shardfs.dataset.node import DOCUMENT, Node, StoredValues, is_below
 from shardfs.dataset.worker import Worker
 from shardfs.errors import (
     CorruptionError,
@@ -29,10 +29,11 @@ from shardfs.stores.base import Kind, Reader, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.entries.base import Entry, WritableTree
+from shardfs.vfs.entries.base import Entry, ShardedFiles, WritableTree
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
 from shardfs.vfs.entries.document import StoredDocument
 from shardfs.vfs.entries.passthrough import Directory, Passthrough, Special
+from shardfs.vfs.entries.values import ValueFiles
 from shardfs.vfs.handles import (
     OTHERS,
     Attributes,
@@ -465,6 +466,13 @@ class Filesystem:
         tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)
         return tree
+
+    def sharded_files(self, node: Node) -> ShardedFiles | None:
+        """Return what is shown of the shards in the directory of *node*: the chunks of an array, or values by id."""
+        kind = node.kind
+        if isinstance(kind, StoredValues) and kind.shards is not None and kind.values.grid is not None:
+            return ValueFiles(self, kind.shards, kind.values.grid.names)
+        return self.chunk_tree(node)
 
     def _use(self, tree: ChunkTree) -> None:
         """Keep *tree*, and drop the least recently used one; its inode numbers remain known."""

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Node, StoredScale, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node, StoredCollection, StoredScale, StoredValues, StoredVolume
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -80,6 +80,10 @@ class View:
             return self.lens.show_volume(node.kind.volume)
         if isinstance(node.kind, StoredScale):
             return self.lens.show_scale(node.kind.scale)
+        if isinstance(node.kind, StoredCollection):
+            return self.lens.show_collection(node.kind.collection)
+        if isinstance(node.kind, StoredValues):
+            return self.lens.show_collection(node.kind.within.collection) if node.kind.has_info else Shown()
         if node.metadata is not None:
             return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
         return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)

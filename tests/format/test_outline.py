@@ -140,5 +140,15 @@ def test_an_info_names_scales_and_their_shards() -> None:
     assert dict(outline.shard_names(KEY)) == {f"{number:02x}.shard": False for number in range(32)}
     assert outline.count("unsharded") is None
     assert [outline.is_closed(path) for path in ("", "m", "unsharded", KEY)] == [False, False, True, True]
+    for kind in ("neuroglancer_skeletons", "neuroglancer_multilod_draco"):
+        sharded = outline_of(json.dumps({"@type": kind, "sharding": sharding(shard_bits=1)}).encode(), "info")
+        assert dict(sharded.shard_names("")) == {"0.shard": False, "1.shard": False}
+        assert outline_of(json.dumps({"@type": kind}).encode(), "info").count("") is None
+    by_id = {"key": "by_id", "sharding": sharding(shard_bits=0)}
+    related = [{"key": "a/b"}, {"key": "../c"}, 7]
+    annotations = {"@type": "neuroglancer_annotations_v1", "by_id": by_id, "relationships": related}
+    named = outline_of(json.dumps(annotations).encode(), "info")
+    assert named.below == {"": {"by_id", "a"}, "a": {"b"}}
+    assert [named.count(path) for path in ("by_id", "a/b", "a")] == [1, None, 0]
     for other in (b"{}", b"[1]", b"7", b"{", b'{"scales": 7}', b'{"@type": "other"}'):
         assert outline_of_all(("info",), other) is None

@@ -83,8 +83,8 @@ class Layout:
 class ShardUse:
     """What the bytes of a shard are used for: *live* ones are payloads and indexes, each counted once.
 
-    It has *chunks* of the *capacity* that the array has there. *live* is None if the shard, or a shard in it, is
-    encoded as a whole.
+    It has *chunks* of the *capacity* that the array has there, which is 0 if nobody knows. *live* is None if the shard,
+    or a shard in it, is encoded as a whole, or has data without entries.
     """
 
     key: str
@@ -226,6 +226,8 @@ async def _listed_damage(array: Array, shard: OpenShard, place: Place, *, data: 
             nbytes = await _check_listed(grid, shard, entered.entries[-1])
             if sizes is not None and nbytes != sizes[position]:
                 raise CorruptionError(f"the chunk has {nbytes} bytes, its shape needs {sizes[position]}")
+            if data and grid.has_data_before:
+                await _read_whole((await array.find_before(grid.coords(entered)))[1])
         except ShardfsError as error:
             problems.append(_problem(array, entered, error))
     return problems
@@ -239,9 +241,16 @@ async def _check_listed(grid: ShardGrid, shard: OpenShard, chunk_id: int) -> int
         opened = await open_inner_shard(grid.levels[-1], (), shard, chunk_id)
         assert opened is not None
         return opened.index.shard_nbytes
-    for start in range(0, found[1], _PIECE_NBYTES):
-        await shard.read(found[0] + start, min(_PIECE_NBYTES, found[1] - start), found)
+    await _read_whole(Extent(shard, *found))
     return found[1]
+
+
+async def _read_whole(extent: Extent | None) -> None:
+    """Read all bytes of an extent."""
+    nbytes = extent.nbytes if extent is not None else 0
+    for start in range(0, nbytes, _PIECE_NBYTES):
+        assert extent is not None
+        await extent.read(start, min(_PIECE_NBYTES, nbytes - start))
 
 
 async def lay_out(array: Array, coords: Coords) -> Layout | None:
@@ -300,7 +309,7 @@ def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
 async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[np.ndarray], list[Problem], int]:
     """Return ranges (rows of offset and length) of chunks and of indexes in a shard, damage, and the number of chunks.
 
-    A shard that is encoded as a whole, or has such shards, has no ranges.
+    A shard that is encoded as a whole, or has such shards, or data without entries, has no ranges.
     """
     payloads: list[np.ndarray] = []
     indexes: list[np.ndarray] = []
@@ -317,7 +326,8 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
             entries = shard.index.entries
             nchunks += int(np.count_nonzero(~are_empty(entries)))
             payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
-    return ([], [], problems, nchunks) if is_encoded else (payloads, indexes, problems, nchunks)
+    is_unknown = is_encoded or array.grid.has_data_before
+    return ([], [], problems, nchunks) if is_unknown else (payloads, indexes, problems, nchunks)
 
 
 async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:

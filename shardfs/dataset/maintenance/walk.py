@@ -51,10 +51,13 @@ def no_progress(label: str, total: int | None, unit: str) -> AbstractContextMana
 
 
 async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[Node]:
-    """Yield the node of every array, or of the one at *path*, and the nodes with a reason why they cannot be read."""
+    """Yield the node of every array, or of the one at *path*, and the nodes with a reason why they cannot be read.
+
+    Values by id in shards, of a format that is only read, count as arrays.
+    """
     if path is None:
         async for node in walk_nodes(source):
-            if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
+            if _is_array(node):
                 yield node
         return
     way_out = f"`shardfs info {shlex.quote(source.store.url)}` lists all arrays"
@@ -67,13 +70,17 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
             if alike := get_close_matches(name, names, n=1):
                 way_out = f"did you mean {join_key(above, alike[0])}?"
         raise SourceError(f"there is no array {path} in {source.store.url}; {way_out}") from None
-    if not isinstance(node.metadata, ArrayMetadata) and node.reason is None:
+    if not _is_array(node):
         raise NotFoundError(f"{path or source.store.url} is not a Zarr v3 array; {way_out}")
     yield node
 
 
+def _is_array(node: Node) -> bool:
+    return isinstance(node.metadata, ArrayMetadata) or node.reason is not None or node.shards is not None
+
+
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
-    """Yield every node with a document, and volumes with their scales, parents first, in the order of their names.
+    """Yield every node with a document, or of a format that is only read, parents first, in the order of their names.
 
     Directories of chunks are not entered. Raises the error that prevents reading the source itself; a directory below
     it that cannot be read is a node with a reason.
@@ -185,7 +192,7 @@ async def walk_all_shards(
     progress: Progress,
     failed: Callable[[str, ShardfsError], None] | None = None,
 ) -> AsyncIterator[tuple[Array, Coords]]:
-    """Yield every stored shard of the arrays among *nodes*, after all were listed; *label* names the work.
+    """Yield every stored shard of *nodes*, after all were listed; *label* names the work.
 
     *failed* is called with the path of an array for each directory of its shards that cannot be listed; without it, the
     error is raised.
@@ -193,11 +200,11 @@ async def walk_all_shards(
     listed: list[tuple[Array, Coords]] = []
     with progress("listing shards", None, "shard") as advance:
         async for node in nodes:
-            if node.array is None:
+            if node.shards is None:
                 continue
             fail = partial(failed, node.path) if failed is not None else None
-            async for coords in walk_shards(node.array, failed=fail):
-                listed.append((node.array, coords))
+            async for coords in walk_shards(node.shards, failed=fail):
+                listed.append((node.shards, coords))
                 advance(1)
     with progress(label, len(listed), "shard") as advance:
         for shard in listed:

@@ -16,10 +16,11 @@ from shardfs.errors import NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec, FillCodec
 from shardfs.format.document import Document, Json
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.keyed import Collection
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, Metadata
 from shardfs.format.npy import NpyFile
-from shardfs.format.precomputed import Scale, Volume
+from shardfs.format.precomputed import INFO, Scale, Volume
 
 
 class Context(NamedTuple):
@@ -133,6 +134,10 @@ class Lens(ABC):
     def show_scale(self, scale: Scale) -> Shown:
         """Return what is generated for a scale of a volume."""
         return Shown(reason=scale.reason or f"it is a scale of a precomputed volume, which {self.name} does not show")
+
+    def show_collection(self, collection: Collection) -> Shown:
+        """Return what is generated where the `info` of values by id is: the same in all views."""
+        return Shown({INFO: collection.shown})
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Return what is generated for a node whose document cannot be used for this *reason*: by default nothing.

@@ -18,6 +18,7 @@ from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, 
 from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
+from shardfs.format.keyed import ShardedValues
 from shardfs.format.metadata import (
     ArrayMetadata,
     are_same_codecs,
@@ -79,6 +80,13 @@ def fault_of(array: ArrayMetadata) -> str | None:
 def describe_scale(chunks: ScaleChunks) -> UnshardedArray:
     """Describe a scale of a precomputed volume; its key encoding is that of shards."""
     return UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
+
+
+def describe_values(values: ShardedValues) -> UnshardedArray | None:
+    """Describe values by id as an array of bytes, whose coordinates are ids; None if they cannot be read."""
+    if values.grid is None or values.shard_names is None:
+        return None
+    return UnshardedArray({"data_type": "uint8"}, values.grid, values.shard_names, ())
 
 
 def _describe_sharded(array: ArrayMetadata) -> UnshardedArray:

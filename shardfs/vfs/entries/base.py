@@ -59,12 +59,12 @@ class TreeView(Protocol):
         """Whether *name*, in the directory of *node*, is hidden because it belongs to another view."""
 
 
-class Chunks(Protocol):
-    """The chunks of an array, for the directory of the array that shows them."""
+class ShardedFiles(Protocol):
+    """Files that are stored in shards, for the directory that shows them: the chunks of an array, or values by id."""
 
     @property
     def path(self) -> str:
-        """The path of the array."""
+        """The path of the directory."""
 
     def owns_in_array(self, name: str) -> bool:
         """Whether *name*, in the directory of the array, has the form of a chunk or a directory of chunks."""
@@ -86,6 +86,10 @@ class Chunks(Protocol):
 
     def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the names of chunks, or of directories of chunks, in the directory of the array, after *cookie*."""
+
+
+class Chunks(ShardedFiles, Protocol):
+    """The chunks of an array, for the directory of the array that shows them."""
 
     async def is_empty(self) -> bool:
         """Whether there are no chunks."""
@@ -211,6 +215,9 @@ class Tree(Protocol):
 
     def chunk_tree(self, node: Node) -> Chunks | None:
         """Return the chunks of an array."""
+
+    def sharded_files(self, node: Node) -> ShardedFiles | None:
+        """Return what is shown of the shards in the directory of *node*: the chunks of an array, or values by id."""
 
     async def array_node(self, path: str) -> Node:
         """Return the node of the array at *path*; raises `StaleError` if it is gone."""

@@ -1,4 +1,4 @@
-"""Documents generated for what is only read: a volume in the format precomputed, and its scales."""
+"""Files of formats that are only read, and the documents generated for them."""
 
 from shardfs.dataset.node import Node
 from shardfs.errors import ReadOnlyError, StaleError
@@ -9,7 +9,29 @@ from shardfs.vfs.handles import Attributes, DocumentHandle, PassthroughHandle
 from shardfs.vfs.write_buffer import WriteBuffer
 
 
-class FixedDocument(Entry):
+class ReadOnlyFile(Entry):
+    """A file of a format that is only read; every change is refused."""
+
+    __slots__ = ()
+
+    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
+        """Refuse."""
+        raise self._refusal
+
+    async def set_attributes(self, changes: NewAttributes) -> None:
+        """Refuse."""
+        raise self._refusal
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Refuse."""
+        raise self._refusal
+
+    @property
+    def _refusal(self) -> ReadOnlyError:
+        return ReadOnlyError(f"{self.path} is of a format that is only read")
+
+
+class FixedDocument(ReadOnlyFile):
     """A document generated for the node of its directory, which nobody can edit; *identity* is a hash of its text."""
 
     __slots__ = ("identity", "path")
@@ -46,19 +68,3 @@ class FixedDocument(Entry):
     def stored_key(self) -> str | None:
         """Return the key of the stored `info`; None for other documents."""
         return self.path if self.name == INFO else None
-
-    async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
-        """Refuse."""
-        raise self._refusal
-
-    async def set_attributes(self, changes: NewAttributes) -> None:
-        """Refuse."""
-        raise self._refusal
-
-    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
-        """Refuse."""
-        raise self._refusal
-
-    @property
-    def _refusal(self) -> ReadOnlyError:
-        return ReadOnlyError(f"{self.path} is of a precomputed volume with sharded scales, which is only read")

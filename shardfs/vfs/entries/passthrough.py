@@ -23,7 +23,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reserved, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.entries.base import Chunks, Entry, Tree
+from shardfs.vfs.entries.base import Entry, ShardedFiles, Tree
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.fixed import FixedDocument
 from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
@@ -317,7 +317,7 @@ class Directory(Special):
         shown = (await fs.documents(node)).get(name) if name in fs.view.document_names else None
         if shown is not None:
             return Document(fs, join_key(self.path, name)).opened(node, shown).attributes
-        chunks = fs.chunk_tree(node)
+        chunks = fs.sharded_files(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup(None, name)
         if chunks is not None and chunks.is_scratch(name):
@@ -333,7 +333,7 @@ class Directory(Special):
         """Open the chunk *name*, of an array whose keys have no directories; None if no chunk has such a name."""
         if name in self.fs.view.document_names:
             return None
-        chunks = self.fs.chunk_tree(await self._readable())
+        chunks = self.fs.sharded_files(await self._readable())
         return await chunks.open(None, name) if chunks is not None and chunks.owns_in_array(name) else None
 
     async def child(self, name: str) -> Entry:
@@ -344,11 +344,11 @@ class Directory(Special):
         fs, path = self.fs, join_key(self.path, name)
         node = None if fs.is_scratch(self.path) else await self.node()
         if node is not None and (node.owns(name) or (node.is_read_only and fs.is_document(path))):
-            raise ReadOnlyError(f"{path} is of a precomputed volume with sharded scales, which is only read")
+            raise ReadOnlyError(f"{path} is of a format that is only read")
         if fs.is_document(path):
             return Document(fs, path)
         node = node or await self.node()
-        chunks = fs.chunk_tree(node)
+        chunks = fs.sharded_files(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.entry(None, name)
         if chunks is not None and chunks.is_scratch(name):
@@ -360,7 +360,7 @@ class Directory(Special):
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, stored names, scratch files beside chunks, and chunks, in this order."""
         fs, node = self.fs, await self._readable()
-        chunks = fs.chunk_tree(node)
+        chunks = fs.sharded_files(node)
         generated = {
             name: FixedDocument(fs, join_key(self.path, name)).opened(node, text).attributes
             for name, text in fs.view.fixed(node).items()
@@ -381,7 +381,7 @@ class Directory(Special):
             async for batch in chunks.list_in_array(cookie):
                 yield batch
 
-    def hides(self, node: Node, chunks: Chunks | None, name: str) -> bool:
+    def hides(self, node: Node, chunks: ShardedFiles | None, name: str) -> bool:
         """Whether the file stored under *name* is not shown as it is stored."""
         if self.fs.is_scratch(self.path):
             return False

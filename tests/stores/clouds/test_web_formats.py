@@ -84,6 +84,30 @@ async def test_a_volume_is_found_by_its_info_and_a_cold_chunk_takes_three_reques
 
 
 @in_trio
+async def test_of_a_large_shard_each_cold_chunk_takes_no_byte_but_indexes_and_its_own(web: Web) -> None:
+    size, chunk = (128, 128, 128), (32, 32, 32)
+    document = info(scale(size, chunk, sharding(0, "identity", 2, 0)))
+    values = np.random.default_rng(3).integers(1, 2**16, (*size, 1)).astype("u2")
+    write_volume(web.root / "large", document, [values])
+    shard = (web.root / "large" / KEY / "0.shard").read_bytes()
+    table = np.frombuffer(shard, "<u8", 8).reshape(4, 2) + 64
+    nbytes = 2 * 32**3
+    async with opened(f"{web.url}/large") as paths:
+        web.asked()
+        expected, known = ["bytes=0-63"], set()
+        for x, y in [(3, 1), (0, 2), (1, 3), (2, 0), (0, 1), (0, 0), (1, 2)]:
+            name = f"{32 * x}-{32 * x + 32}_{32 * y}-{32 * y + 32}_64-96"
+            data = bytes(await paths.read(f"{KEY}/{name}"))
+            at = shard.index(data)
+            minishard = x % 2 + 2 * (y % 2)
+            start, stop = table[minishard].tolist()
+            expected += [] if minishard in known else [f"bytes={start}-{stop - 1}"]
+            assert [part for _, _, part in web.asked()] == [*expected, f"bytes={at}-{at + nbytes - 1}"]
+            expected, known = [], known | {minishard}
+        assert len(known) == 4
+
+
+@in_trio
 async def test_a_volume_is_found_where_whatever_does_not_exist_is_refused(web: Web) -> None:
     web.absent = 403
     async with opened(f"{web.url}/volume") as paths:
