@@ -15,6 +15,7 @@ from . import (
     bulk,
     clients,
     durable,
+    growth,
     listing,
     pack,
     pending,
@@ -218,6 +219,10 @@ def _views(plan: Plan) -> None:
     views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
 
 
+def _growth(plan: Plan) -> None:
+    growth.run(plan.work, 1 if plan.quick else 4, plan.placed(FREE))
+
+
 def _waits(plan: Plan) -> None:
     source = waits.make(plan.work, 1_500 if plan.quick else 15_000)
     waits.run(source, plan.placed(FREE), plan.times(3))
@@ -242,6 +247,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "beside-a-commit": _beside_a_commit,
     "views": _views,
     "waits": _waits,
+    "growth": _growth,
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
     "s3-mounts": _s3_mounts,

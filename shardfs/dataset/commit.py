@@ -8,7 +8,7 @@ journal.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from shardfs.errors import (
     ConflictError,
     CorruptionError,
     LockedError,
+    NotFoundError,
     ShardfsError,
     StaleError,
     StoreError,
@@ -39,6 +40,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ShardWriter, join_key
+from shardfs.stores.parallel import QuickLock, for_each
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ _BATCH_INDEX_NBYTES: Final = 4 * 2**20
 _SMALL_NBYTES: Final = 2**20
 _SMALL_BATCH: Final = 64
 """How many chunk files of at most so many bytes are committed together."""
+
+_SYNCS_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
@@ -103,6 +107,8 @@ class GroupCommit:
         self._source = source
         self._queues: WeakValueDictionary[str, ShardQueue] = WeakValueDictionary()  # by the key of the shard
         self._committing = trio.Lock()  # one batch, or change of a shard, at a time
+        self._superseded: set[str] = set()  # keys of what may not be durable, where something was published over it
+        self._syncing = QuickLock()
         self._next = math.inf  # when `run` wakes up by itself
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
@@ -146,6 +152,48 @@ class GroupCommit:
     def pending_below(self, path: str) -> Sequence[ShardQueue]:
         """Return the shards with pending changes in arrays at and below *path*."""
         return [queue for queue in self.pending if is_below(queue.layout.path, path)]
+
+    def supersede(self, queue: ShardQueue) -> None:
+        """Note that a change is about to be published over what is stored of a shard.
+
+        Its record names what it supersedes. If a power cut takes that, and leaves the record, somebody else seems to
+        have changed the chunk. What our own commits have stored is durable; all else `sync_soon` makes durable.
+        """
+        is_ours = self._source.shards.generations.known(queue.layout, queue.shard).is_ours
+        if not queue.changes and not is_ours and not self._source.store.rewrites:
+            self._superseded.add(queue.key)
+
+    async def sync_soon(self) -> None:
+        """Make durable what was published so far, after all that it supersedes; raises the errors of `Journal.sync`."""
+        async with self._syncing:  # until what others have begun to make durable is
+            keys, self._superseded = self._superseded, set()
+            try:
+                await self._sync_stored(keys)
+            except BaseException:
+                self._superseded |= keys
+                raise
+        await self.journal.sync_soon()
+
+    async def _sync_stored(self, keys: Collection[str]) -> None:
+        """Make durable what is stored under some keys, or that nothing is.
+
+        What cannot be made durable is not waited for: it can become a conflict, and no more.
+        """
+        store = self._source.writable
+
+        async def sync(key: str) -> None:
+            with suppress(ShardfsError):
+                await (await store.open_passthrough(key)).sync()
+
+        async def sync_directory(key: str) -> None:
+            with suppress(ShardfsError):
+                try:
+                    await store.sync_directory(key)
+                except NotFoundError:
+                    await sync_directory(key.rpartition("/")[0])
+
+        await for_each(keys, sync, _SYNCS_AT_ONCE)
+        await for_each({key.rpartition("/")[0] for key in keys}, sync_directory, _SYNCS_AT_ONCE)
 
     def add(self, queue: ShardQueue, change: Change) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
@@ -337,7 +385,7 @@ class GroupCommit:
             self.conflicts.sync()
 
         if not self.journal.has_vanished:
-            await self.journal.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
+            await self.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
         async with self.journal.appending:
             await trio.to_thread.run_sync(write)
         self.nconflicts += len(changes)
@@ -416,7 +464,7 @@ class GroupCommit:
         except ShardfsError:
             await self.journal.release_soon(announced)
             raise
-        await self.journal.sync_soon()
+        await self.sync_soon()
 
     def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new

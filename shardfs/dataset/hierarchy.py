@@ -189,8 +189,7 @@ class Hierarchy:
 
     def gone(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
-        for layout in [layout for known, layout in self._layouts.items() if is_below(known, path)]:
-            self._shards.retire(layout)
+        self._shards.retire({layout for known, layout in self._layouts.items() if is_below(known, path)})
         tables: tuple[MutableMapping[str, Any], ...] = (self._removed, self._layouts, self._shown)
         for table in tables:
             for known in [known for known in table if is_below(known, path)]:
@@ -447,14 +446,14 @@ class Hierarchy:
     def retire(self, array: Array) -> None:
         """Forget the shards of an array as it was before it got another layout, if it did."""
         if self._layouts.get(array.layout.path) is not array.layout:
-            self._shards.retire(array.layout)
+            self._shards.retire({array.layout})
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
         layout, grid, encoding = self._layouts.get(path), unsharded.grid, unsharded.key_encoding
         if layout is None or (layout.grid, layout.key_encoding) != (grid, encoding):
             if layout is not None:
-                self._shards.retire(layout)
+                self._shards.retire({layout})
             pending = self._pending.setdefault((path, encoding, grid.ndim), PendingShards())
             layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
         return Array(layout, unsharded, self._shards, fingerprint)

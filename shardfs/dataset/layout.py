@@ -26,6 +26,7 @@ from shardfs.stores.parallel import QuickLock
 
 _MAX_RUNS: Final = 16384
 _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
+_MAX_RETIRED: Final = 32  # layouts whose shards are forgotten together, because that takes a look at all
 
 
 _RUNS: Final[dict[tuple[int, Coords, int], Segment]] = {}
@@ -108,7 +109,8 @@ class ShardVersion:
 class ArrayLayout:
     """The shards of one array: where they are stored, and what is in them. Compared by identity.
 
-    *pending* are the shards with changes that are not committed yet. *serial* is unique to this layout.
+    *pending* are the shards with changes that are not committed yet. *serial* is unique to this layout. *first* is the
+    generation of its shards that are not remembered; `InodeGenerations` sets it.
     """
 
     path: str
@@ -116,6 +118,7 @@ class ArrayLayout:
     key_encoding: ChunkKeyEncoding
     pending: PendingShards = field(default_factory=PendingShards)
     serial: int = field(default_factory=count(1).__next__)
+    first: int = 0
     _run_length: int = 0
 
     def __post_init__(self) -> None:
@@ -142,15 +145,17 @@ class ArrayLayout:
         first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
-    def forget_runs(self) -> None:
-        """Forget the runs that were located in this layout."""
-        with _REMEMBERING:
-            for key in [key for key in _RUNS if key[0] == self.serial]:
-                del _RUNS[key]
-
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""
         return join_key(self.path, self.key_encoding.encode(coords))
+
+
+def forget_runs(layouts: Iterable[ArrayLayout]) -> None:
+    """Forget the runs that were located in some layouts."""
+    serials = {layout.serial for layout in layouts}
+    with _REMEMBERING:
+        for key in [key for key in _RUNS if key[0] in serials]:
+            del _RUNS[key]
 
 
 class InodeGenerations:
@@ -169,6 +174,7 @@ class InodeGenerations:
         self._first = 0  # the generation of a shard that is not remembered: no chunk has had a number of it
         self._versions: OrderedDict[tuple[int, Coords], ShardVersion] = OrderedDict()  # by the serial of the layout
         self._changing: set[tuple[int, Coords]] = set()
+        self._retired: dict[int, ArrayLayout] = {}  # those whose shards are to be forgotten
 
     def of(self, layout: ArrayLayout, coords: Coords, stat: Stat, *, is_listed: bool = False) -> ShardVersion:
         """Return the version of the shard at *coords*, whose status is now *stat*.
@@ -189,7 +195,7 @@ class InodeGenerations:
 
     def known(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return what is remembered of the shard at *coords*."""
-        return self._versions.get((layout.serial, coords)) or ShardVersion(self._first)
+        return self._versions.get((layout.serial, coords)) or self._unknown(layout)
 
     def own(self, layout: ArrayLayout, coords: Coords, own: OwnVersion) -> None:
         """Record the version of the chunk at *coords* that was published through this mount."""
@@ -224,12 +230,31 @@ class InodeGenerations:
         version.is_ours = stat is not None
         self._forget(layout, coords)
 
+    def retire(self, layouts: Iterable[ArrayLayout]) -> None:
+        """Forget in time the shards of layouts that no array has any more, but for those with pending changes.
+
+        Programs may still ask by numbers that depend on them: no later version gets one of these.
+        """
+        self._retired.update((layout.serial, layout) for layout in layouts)
+        if len(self._retired) < _MAX_RETIRED:
+            return
+        for key in [key for key in self._versions if key[0] in self._retired]:
+            layout = self._retired[key[0]]
+            if key not in self._changing and not layout.pending.changes(key[1]):
+                version = self._versions.pop(key)
+                self._nown -= len(version.own)
+                layout.first = max(layout.first, version.generation + 1)
+        self._retired.clear()
+
+    def _unknown(self, layout: ArrayLayout) -> ShardVersion:
+        return ShardVersion(max(self._first, layout.first))
+
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return the remembered version of the shard at *coords*, or a new one, remembered from now on."""
         key = layout.serial, coords
         version = self._versions.get(key)
         if version is None:
-            version = self._versions[key] = ShardVersion(self._first)
+            version = self._versions[key] = self._unknown(layout)
         self._versions.move_to_end(key)
         for _ in range(_TRIES):
             is_room = self._nown <= self._max_own and len(self._versions) <= 2 * self._max_own

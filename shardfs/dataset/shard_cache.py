@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.layout import ArrayLayout, InodeGenerations, ShardVersion
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations, ShardVersion, forget_runs
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -213,15 +213,13 @@ class ShardCache:
         for other in layout.pending.layouts:
             self._states.forget((other, coords, ()))
 
-    def retire(self, layout: ArrayLayout) -> None:
-        """Close the shards of a layout that no array has any more; who has opened one reads on.
-
-        Their versions stay remembered: programs may know inode numbers that depend on them.
-        """
+    def retire(self, layouts: Collection[ArrayLayout]) -> None:
+        """Close the shards of layouts that no array has any more; who has opened one reads on."""
         for key in self._states.known():
-            if key[0] is layout:
+            if key[0] in layouts:
                 self._states.forget(key)
-        layout.forget_runs()
+        forget_runs(layouts)
+        self.generations.retire(layouts)
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:

@@ -93,7 +93,7 @@ class Writer:
         """
         async with self.journal.appending:
             record = self.journal.append(Shrink(0, path, shape))
-        await self.journal.sync_soon()
+        await self.commits.sync_soon()
         return record
 
     async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
@@ -114,6 +114,7 @@ class Writer:
                     if not queue.changes:
                         await self.source.writable.check_writable(queue.key)
                     change.superseded = await array.stored_entry(change.coords)
+                    self.commits.supersede(queue)
                     async with self.journal.appending:
                         if nbytes > _IN_LOOP_NBYTES:
                             await trio.to_thread.run_sync(self.journal.append, change, content)

@@ -29,7 +29,7 @@ from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, NewAttributes, join_key
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import Attributes, DocumentHandle, Owner, PassthroughHandle
+from shardfs.vfs.handles import Attributes, Owner
 from shardfs.vfs.writable import WritableFilesystem
 from shardfs.vfs.write_buffer import WriteBuffer
 
@@ -272,14 +272,7 @@ class WritingOperations(Operations):
             number, handle = await self.fs.open(inode)
             if handle.is_late:
                 pyfuse3.invalidate_inode(inode, attr_only=True)  # it may have the size of the replaced version
-            is_uncached = isinstance(handle, DocumentHandle) or (
-                isinstance(handle, PassthroughHandle) and handle.is_direct
-            )
-            if handle.is_late or is_uncached or self.fs.buffers.of_ino(inode) is not None:
-                # The page cache ends at the size that the kernel knows, which may be that of what is being
-                # written, by now or later on.
-                return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
-            direct = handle.is_direct and not self._options.page_cache
+            direct = not self.fs.gives_pages(handle, chunks=self._options.page_cache)
             return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
         number, is_direct = await self.fs.open_to_write(inode, flags)
         return _opened_to_write(number, is_direct)

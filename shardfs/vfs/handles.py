@@ -76,12 +76,14 @@ class FileHandle:
 
     *is_direct*: it is an inner chunk, or a scratch file to be renamed to one, and bypasses the page cache.
     *is_buffered*: its attributes are those of a write buffer. *is_late*: the version *ino* had been replaced, and the
-    handle is of the file that took its place.
+    handle is of the file that took its place. *has_pages*: it is a chunk, and the kernel caches
+    its pages.
     """
 
     is_direct = False
     is_buffered = False
     is_late = False
+    has_pages = False
 
     def __init__(self, attributes: Attributes) -> None:
         self.ino = attributes.ino

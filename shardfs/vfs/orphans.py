@@ -155,7 +155,7 @@ class OrphanChunks:
 
     async def _remove(self, published: Sequence[str]) -> None:
         """Remove files that are durable as chunks, once they are."""
-        await self._writer.journal.sync_soon()
+        await self._writer.commits.sync_soon()
         for key in published:
             await self._fs.passthrough(key).remove()
 

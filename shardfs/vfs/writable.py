@@ -20,16 +20,26 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.stores.base import Kind, NewAttributes, Store, is_reserved, join_key
-from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.chunk_cache import ChunkCache, FillChunk
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import ABSENT, Attributes, ChunkHandle, FileHandle, OpenedFile, Owner, PassthroughHandle
+from shardfs.vfs.handles import (
+    ABSENT,
+    Attributes,
+    ChunkHandle,
+    DocumentHandle,
+    FileHandle,
+    OpenedFile,
+    Owner,
+    PassthroughHandle,
+)
 from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
+from shardfs.vfs.pages import Pages
 from shardfs.vfs.views import View
 from shardfs.vfs.write_buffer import BufferSpace, Event, State, WriteBuffer, WriteBuffers
 
@@ -81,12 +91,13 @@ class WritableFilesystem(Filesystem):
         super().__init__(store, hierarchy, view, chunk_cache, ttl=ttl, scratch=scratch)
         self.writer = writer
         self.copies = copies
+        self.pages = Pages()
         self._locks = Locks()
         self.buffers = WriteBuffers(
             BufferSpace(buffers),
             lambda: self.ttl,
             self._publish,
-            writer.journal.sync_soon,
+            writer.commits.sync_soon,
             self._check_writable,
         )
         self.orphans = OrphanChunks(self, writer, orphans)
@@ -172,6 +183,21 @@ class WritableFilesystem(Filesystem):
         self.publisher.was_read(entry, handle)
         return OpenedFile(self.add_file(handle), handle)
 
+    def gives_pages(self, handle: FileHandle, *, chunks: bool) -> bool:
+        """Return whether the kernel may cache pages of a file that was just opened to read, and note that it does.
+
+        It may not where one number can have several contents. Of chunks it does only if *chunks*.
+        """
+        if handle.is_late or isinstance(handle, DocumentHandle):
+            return False
+        if not isinstance(handle, ChunkHandle):
+            return not handle.is_direct
+        is_written = self.buffers.of_ino(handle.ino) is not None or not self.pages.allows(handle.ino)
+        if not chunks or is_written or isinstance(handle.extent, FillChunk):
+            return False
+        self.pages.opened(handle)
+        return True
+
     async def _successor(self, ino: int) -> FileHandle | None:
         """Open what has the name of *ino* by now; None if there is nothing.
 
@@ -238,11 +264,12 @@ class WritableFilesystem(Filesystem):
     async def sync(self, number: int) -> None:
         """Make an open file durable, whoever wrote it, and everything that was published."""
         await super().sync(number)
-        await self.writer.journal.sync_soon()
+        await self.writer.commits.sync_soon()
 
     async def close(self, number: int) -> None:
         """Close an open file."""
         handle = self.open_files.pop(number)
+        self.pages.closed(handle)
         await handle.close()
         if not isinstance(handle, PassthroughHandle) or not handle.is_writable:
             return
@@ -409,7 +436,7 @@ class WritableFilesystem(Filesystem):
 
     async def sync_directory(self, ino: int) -> None:
         """Make everything that was published durable, and the names in a directory."""
-        await self.writer.journal.sync_soon()
+        await self.writer.commits.sync_soon()
         await (await self.entry(ino)).sync()
 
     async def flush_all(self) -> None:

@@ -1,18 +1,24 @@
 """Containers and compute nodes: what the docs promise of a mount in them, and files in the docs that programs check."""
 
+import errno
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import shardfs
-from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.cli.conftest import Background
+from tests.support.commands import run
+from tests.support.mounting import PATIENCE, Mounter, command, environment, refuses
 
-DOCS = Path(__file__).parents[2] / "docs/containers"
+TOP = Path(__file__).parents[2]
+DOCS = TOP / "docs/containers"
 NEW = b"n" * 24
 OTHERS = 4242
 """A user and a group that no user namespace of a test knows."""
@@ -99,6 +105,44 @@ def test_overlays_and_bind_mounts_on_top_of_a_mount_show_the_chunks(
     assert (done.returncode, done.stderr) == (0, "")
     assert ((tmp_path / "copied").read_bytes(), (tmp_path / "changed").read_bytes()) == (before, NEW)
     assert (mounted / "c/0/0").read_bytes() == before
+
+
+def test_a_later_version_that_is_installed_beside_an_earlier_one_takes_over_its_mount_in_use(
+    source: Path, place: Path, tmp_path: Path, background: Background
+) -> None:
+    later = tmp_path / "later"
+    shutil.copytree(TOP / "shardfs", later / "shardfs")
+    (later / "shardfs/version.py").write_text('__version__ = "99.0"\n')
+
+    def run_later(*arguments: str | Path) -> str:
+        env = {**os.environ, "PYTHONPATH": str(later), "XDG_STATE_HOME": str(tmp_path / "state")}
+        done = subprocess.run(command(*arguments), env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert background("--write", source, place).returncode == 0
+    (place / "c/0/0").write_bytes(NEW)
+    read, written = (os.open(place / "c/0/1", os.O_RDONLY), os.open(place / "c/1/0", os.O_WRONLY | os.O_TRUNC))
+    try:
+        before = os.pread(read, 100, 0)
+        os.write(written, NEW)
+        assert run("umount", "--force", place, XDG_STATE_HOME=str(tmp_path / "state")).returncode == 0
+        run_later("mount", "--write", source, place)
+        assert json.loads(run_later("stats", "--json", place))["version"] == "99.0"
+        assert (place / "c/0/0").read_bytes() == NEW
+        assert (place / "c/0/1").read_bytes() == before
+        with refuses(errno.ENOTCONN):
+            os.pread(read, 1, 0)
+    finally:
+        for fd in (read, written):
+            with suppress(OSError):
+                os.close(fd)
+    (place / "c/0/1").write_bytes(NEW)
+    run_later("umount", place)
+    with shardfs.open(source) as dataset:
+        chunks = {at: dataset[""].read_chunk(at) for at in ((0, 0), (0, 1), (1, 0))}
+    assert chunks.pop((1, 0)) != NEW, "its program did not close it before the mount ended"
+    assert set(chunks.values()) == {NEW}
 
 
 def test_a_job_commits_what_it_wrote_when_its_time_is_up(source: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class Process:
 
     async def sync(self) -> None:
         """Make durable what was written."""
-        await self.writing.writer.journal.sync_soon()
+        await self.writing.writer.commits.sync_soon()
 
     async def clean(self) -> None:
         """Give the room back that what is done takes up in the journal."""

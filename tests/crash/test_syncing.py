@@ -11,7 +11,7 @@ import trio
 from tests.crash.crashes import recover
 from tests.crash.harness import OWNER, Process, stored
 from tests.crash.histories import payload_of
-from tests.support.lossy_disk import LossyDisk, QuickDisk, oldest
+from tests.support.lossy_disk import LossyDisk, Machine, QuickDisk, oldest
 from tests.support.opened import find
 
 NEW = payload_of("unchecked", 77)
@@ -72,3 +72,55 @@ def test_a_file_is_durable_once_a_reader_has_synced_it(tmp_path: Path, template:
 
     after = lost_power(tmp_path, template, change)
     assert (after / "notes").read_bytes() == b"new"
+
+
+async def _write_file(process: Process, name: str, data: bytes) -> None:
+    """Write a chunk file of the unsharded array as the file that it is, and sync nothing."""
+    directory = (await find(process.fs, "unsharded/c")).ino
+    flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY
+    handle, _, _ = await process.fs.create(directory, name.encode(), 0o644, flags, OWNER)
+    await process.fs.open_files[handle].write(0, data)
+    await process.fs.close(handle)
+
+
+async def _create_file(process: Process) -> None:
+    await _write_file(process, "3", payload_of("unsharded", 55))
+
+
+async def _overwrite_file(process: Process) -> None:
+    await _write_file(process, "1", payload_of("unsharded", 55))
+
+
+async def _remove_file(process: Process) -> None:
+    await process.fs.unlink((await find(process.fs, "unsharded/c")).ino, b"1")
+
+
+@pytest.mark.parametrize(
+    ("before", "publishes"),
+    [(_create_file, True), (_overwrite_file, True), (_remove_file, True), (_overwrite_file, False)],
+)
+def test_what_is_synced_is_no_conflict_though_what_it_replaced_was_not_durable(
+    tmp_path: Path, template: Path, before: Callable[[Process], Awaitable[None]], publishes: bool
+) -> None:
+    root, after = tmp_path / "source", tmp_path / "after"
+    shutil.copytree(template, root)
+    disk = Machine(root)
+    number, new = 3 if before is _create_file else 1, payload_of("unsharded", 77) if publishes else None
+
+    async def write_as_file() -> None:
+        await before(await Process.start(root, disk))
+
+    async def publish_and_sync() -> None:
+        process = await Process.start(root, disk, v2=True)
+        if new is None:
+            await process.remove("unsharded", number)
+        else:
+            await process.write("unsharded", number, new)
+        await process.sync()
+
+    trio.run(write_as_file)
+    trio.run(publish_and_sync)
+    disk.after_power_cut(after, oldest, keeps_inodes=True)
+    trio.run(recover, after, QuickDisk(), True)
+    chunk = after / f"unsharded/c/{number}"
+    assert (chunk.read_bytes() if chunk.exists() else None) == new

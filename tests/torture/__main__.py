@@ -16,9 +16,6 @@ from tests.torture.history import WrongError
 from tests.torture.lives import Life
 from tests.torture.soak import soak
 
-ROUNDS = 8
-"""How often a source is mounted before a new one is made."""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -30,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="begin with the source of this seed, which a failure names")
     parser.add_argument("--soak", action="store_true", help="kill nothing, and print what grows in the daemon")
     parser.add_argument("--lives", type=int, help="end after so many sources")
+    parser.add_argument("--rounds", type=int, default=16, help="how often each is mounted  [default: %(default)s]")
     parser.add_argument(
         "--on",
         action="append",
@@ -54,7 +52,7 @@ def main() -> int:
                     if options.soak:
                         print(f"soak: {soak(life, options.minutes)}")
                     else:
-                        life.live(ROUNDS, until)
+                        life.live(options.rounds, until)
                 except Exception as error:
                     failures += 1
                     kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))

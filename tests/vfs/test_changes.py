@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from shardfs.errors import StaleError
 from shardfs.vfs.inodes import ROOT
@@ -27,9 +28,14 @@ async def test_answers_carry_the_time_that_remains(tmp_path: Path) -> None:
     assert {each.ttl async for _, each in rows(fs, ino)} == {0.75}
 
 
+@pytest.mark.parametrize("forgets_at_once", [True, False])
 @in_trio
-async def test_no_number_of_a_chunk_comes_back_when_its_array_gets_another_shape(tmp_path: Path) -> None:
+async def test_no_number_of_a_chunk_comes_back_when_its_array_gets_another_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets_at_once: bool
+) -> None:
     """A program may have asked for the document before anybody looked at the chunks again."""
+    if forgets_at_once:
+        monkeypatch.setattr("shardfs.dataset.layout._MAX_RETIRED", 1)
     root = tmp_path / "array"
 
     def write(version: int, shape: tuple[int, int]) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from shardfs.dataset.layout import _MAX_RETIRED, ArrayLayout
 from shardfs.dataset.node import Node
 from shardfs.dataset.statistics import Statistics
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -154,14 +155,14 @@ async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_ha
 
 
 @in_trio
-async def test_an_array_of_many_shapes_keeps_no_file_and_no_tree_of_earlier_ones(
+async def test_an_array_of_many_shapes_keeps_no_file_no_tree_and_few_layouts_of_earlier_ones(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, QuickDisk())
     fs = process.fs
-    for turn in range(20):
+    for turn in range(3 * _MAX_RETIRED):
         shape = INNER * (3 + turn % 4)
         await process.edit("start", lambda document, shape=shape: document.update(shape=[shape]))  # type: ignore[misc]
         for number in range(3):
@@ -175,4 +176,6 @@ async def test_an_array_of_many_shapes_keeps_no_file_and_no_tree_of_earlier_ones
     gc.collect()
     trees = [tree for tree in gc.get_objects() if isinstance(tree, ChunkTree) and tree.path == "start"]
     assert len(trees) <= 2
+    layouts = [layout for layout in gc.get_objects() if isinstance(layout, ArrayLayout) and layout.path == "start"]
+    assert len(layouts) <= _MAX_RETIRED + 1
     await process.finish()

@@ -102,7 +102,9 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
             recovery.released.append(shrink)
     await commits.journal.sync_soon()  # else a power cut might bring back what a released record replaced
     for array, change in recovery.pending:
-        commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
+        queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
+        commits.supersede(queue)
+        commits.add(queue, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(*conflict))
     await commits.put_aside([change for change, _ in recovery.conflicts])

@@ -277,7 +277,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
             await commits.flush()
         except ShardfsError as error:
             found.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
-        await commits.journal.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
+        await commits.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
         commits.conflicts.release(settled)
 
 
@@ -295,8 +295,9 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)
-    record = commits.journal.copy(replace(change, superseded=entry))
-    commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), record)
+    queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
+    commits.supersede(queue)
+    commits.add(queue, commits.journal.copy(replace(change, superseded=entry)))
     return None
 
 

@@ -37,6 +37,7 @@ from shardfs.vfs.handles import (
     new_file,
 )
 from shardfs.vfs.inodes import ArrayRanges, Inodes
+from shardfs.vfs.pages import Pages
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
 
@@ -228,6 +229,7 @@ class WritableTree(Tree, Protocol):
 
     writer: Writer
     buffers: WriteBuffers
+    pages: Pages
     copies: str
 
     @property

@@ -477,6 +477,23 @@ class Chunk(PublishedEntry):
         self.chunks.check_writable()
         return await super().open_to_write(flags)
 
+    async def _begin(self, flags: int, new: Stat | None) -> WriteBuffer:
+        """Begin to write; if the version has pages, under another number.
+
+        Told that a number is stale, the kernel looks the name up once more, and finds that other number.
+        """
+        fs = self.fs.writable
+        if self.ino in fs.pages or (fs.pages and not self.ino):
+            handle = await self.current()
+            if handle is not None and handle.ino in fs.pages:
+                own = OwnVersion(self.fs.inodes.reserve(), handle.attributes.own_mtime_ns)
+                fs.writer.source.shards.generations.own(self.chunks.array.layout, self.coords, own)
+                self.chunks.keep_version(own.ino, self.coords)
+                fs.pages.leave_to_writers(own.ino)
+            if self.ino in fs.pages:
+                raise StaleError(f"{self.path} is read by programs that would see what is written")
+        return await super()._begin(flags, new)
+
     async def check_removable(self) -> None:
         """Raise the error that prevents changing the shard."""
         layout = self.chunks.array.layout
