@@ -27,6 +27,7 @@ class TreeWords(TypedDict, total=False):
     decode: bool
     dimension_separator: str | None
     fill_missing: bool
+    draft: str | None
     decode_cache: int
 
 

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from shardfs.cli.output import complain
 from shardfs.errors import ShardfsError, without_secrets
+from shardfs.format.document import DRAFTS
 from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import MountOptions
 from shardfs.service.log import FORMATS
@@ -206,13 +207,18 @@ def tree_options(function: Callable[..., None]) -> Callable[..., None]:
         metavar="SIZE",
         help="Memory for decoded chunks (--decode or --view npy).",
     )
+    draft = click.option(
+        "--draft",
+        type=click.Choice(DRAFTS),
+        help="Read arrays that only this draft of a specification allows (--view v3).",
+    )
     metadata_ttl = click.option(
         "--metadata-ttl",
         type=Number(min=0),
         metavar="SECONDS",
         help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
     )
-    return view_options(dimension_separator(fill_missing(decode_cache(metadata_ttl(function)))))
+    return view_options(dimension_separator(fill_missing(draft(decode_cache(metadata_ttl(function))))))
 
 
 def writing_options(function: Callable[..., None]) -> Callable[..., None]:

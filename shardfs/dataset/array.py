@@ -383,10 +383,7 @@ class Array:
         if self.grid.is_scattered:
             yield self.grid.covered(axis, 0)
             return
-        outer = tuple(
-            dimension.chunk_at(i * length)
-            for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
-        )
+        outer = tuple(self.grid.shard_at(axis, chunk) for axis, chunk in enumerate(prefix))
         pending = [*self.layout.pending.children(outer)]  # first: what is committed meanwhile is found stored
         stored = await self.listing.children(outer)
         for index in sorted({*stored, *pending}) if pending else stored:

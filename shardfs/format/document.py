@@ -17,6 +17,13 @@ Document = Mapping[str, Json]
 MAX_DOCUMENT_NBYTES: Final = 32 * 2**20
 MAX_NDIM: Final = 32
 MAX_LENGTH: Final = 2**63 - 1
+SHARDING_1_1: Final = "sharding-1.1"
+"""The draft of version 1.1 of `sharding_indexed`: inner chunks need not divide a shard.
+
+The last inner chunk of a shard is cut off at its end then. No released library reads or writes such arrays.
+"""
+DRAFTS: Final = (SHARDING_1_1,)
+"""The drafts of the specification that are read if a user asks for it."""
 _MAX_INDENTED: Final = 32
 _MAX_INDENTED_LENGTH: Final = 2**18
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import Final
 
 from shardfs.errors import MetadataError, NotUnshardable
-from shardfs.format.document import Json, parse_json, parse_lengths
+from shardfs.format.document import DRAFTS, Json, parse_json, parse_lengths
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, parse_coordinate
 from shardfs.format.keyed import directories_of, parse_collection
 from shardfs.format.lens.unsharded import ZARR_JSON, describe
@@ -136,7 +136,7 @@ def _outline_of_v3(value: Json) -> Outline:
         return Outline()
     if value.get("node_type") == "array":
         try:
-            array = describe(parse_array(value))
+            array = describe(parse_array(value), DRAFTS)
         except (MetadataError, NotUnshardable):
             return Outline(shards={"": None})
         root = array.key_encoding.root(len(array.grid.shards.dimensions))

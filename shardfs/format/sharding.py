@@ -4,7 +4,7 @@ Shards may be nested, and axes may be transposed before each sharding codec, so 
 level. The grid that is shown counts innermost chunks along the array's own axes.
 
 Sources: specification of the `sharding_indexed` codec 1.0, "Configuration parameters"; transposes by the core
-specification's codec chain.
+specification's codec chain; for the draft of 1.1, zarr-specs pull request 370 as it was in August 2026.
 """
 
 import math
@@ -27,8 +27,8 @@ from shardfs.format.codecs import (
     permute,
     split_chain,
 )
-from shardfs.format.document import Extension, parse_codecs
-from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
+from shardfs.format.document import SHARDING_1_1, Extension, Json, parse_codecs
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension
 from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, NoIndex, ShardIndex
 from shardfs.format.members import Buffer
 
@@ -41,6 +41,8 @@ POSITION_BITS: Final = 36
 """Bits of an inode number for the position in the grid of inner chunks and directories of chunks."""
 MAX_INDEX_NBYTES: Final = 128 * 2**20
 _LARGE_INDEX_NBYTES: Final = 16 * 2**20
+_MAX_CUT_OFF: Final = 2**16
+_MAX_NAMED: Final = 3
 MAX_DECODED_NBYTES: Final = 512 * 2**20
 """The largest shard under another codec that is read and decoded; both its forms take that much memory."""
 
@@ -188,15 +190,8 @@ class ShardGrid:
 
     def locate(self, coords: Coords) -> Place:
         """Return the place of the inner chunk at *coords*, which are within the grid."""
-        shard, rest, span = [], [], []
-        for i, length, dimension in zip(coords, self.chunk_shape, self.shards.dimensions, strict=True):
-            index = dimension.chunk_at(i * length)
-            start, edge = dimension.span(index)
-            shard.append(index)
-            rest.append(i - start // length)
-            span.append(edge // length)
+        shard, offset, extent = self._shard_around(coords)
         entries, shapes = [], []
-        offset, extent = tuple(rest), tuple(span)
         for level in self.levels:
             shape = level.chunks_per_shard(extent)
             entry = 0
@@ -208,7 +203,25 @@ class ShardGrid:
             entries.append(entry)
             shapes.append(shape)
             offset, extent = tuple(inner), level.span
-        return Place(tuple(shard), tuple(entries), tuple(shapes))
+        return Place(shard, tuple(entries), tuple(shapes))
+
+    def _shard_around(self, coords: Coords) -> tuple[Coords, Coords, Coords]:
+        """Return the shard of the inner chunk at *coords*, the place of the chunk within it, and the shard's length.
+
+        Both are in inner chunks.
+        """
+        shard, offset, extent = [], [], []
+        for i, length, dimension in zip(coords, self.chunk_shape, self.shards.dimensions, strict=True):
+            index = dimension.chunk_at(i * length)
+            start, edge = dimension.span(index)
+            shard.append(index)
+            offset.append(i - start // length)
+            extent.append(edge // length)
+        return tuple(shard), tuple(offset), tuple(extent)
+
+    def shard_at(self, axis: int, chunk: int) -> int:
+        """Return the coordinate along *axis* of the shards that have the inner chunks with coordinate *chunk*."""
+        return self.shards.dimensions[axis].chunk_at(chunk * self.chunk_shape[axis])
 
     def coords(self, place: Place) -> Coords:
         """Return the coordinates of the inner chunk at *place*, or of the first chunk in it, if it is a shard.
@@ -223,10 +236,7 @@ class ShardGrid:
                 entry, position = divmod(entry, shape[axis])
                 inner[axis] += position * level.span[axis]
             offset = tuple(inner[level.order.index(axis)] for axis in range(self.ndim))
-        starts = (
-            d.span(i)[0] // n for d, i, n in zip(self.shards.dimensions, place.shard, self.chunk_shape, strict=True)
-        )
-        return tuple(start + i for start, i in zip(starts, offset, strict=True))
+        return tuple(self._chunks(axis, i)[0] + n for axis, (i, n) in enumerate(zip(place.shard, offset, strict=True)))
 
     def is_large(self, index_shape: tuple[int, ...]) -> bool:
         """Whether opening an outermost shard may take much memory: it is decoded as a whole, or its index is long."""
@@ -259,10 +269,13 @@ class ShardGrid:
 
     def _span(self, shard: Coords) -> tuple[int, ...]:
         """Return the length of the shard at *shard* along each axis, in inner chunks."""
-        return tuple(
-            dimension.span(index)[1] // length
-            for index, dimension, length in zip(shard, self.shards.dimensions, self.chunk_shape, strict=True)
-        )
+        return tuple(self._chunks(axis, index)[1] for axis, index in enumerate(shard))
+
+    def _chunks(self, axis: int, index: int) -> tuple[int, int]:
+        """Return the first inner chunk, along *axis*, of the shards with coordinate *index*, and how many they have."""
+        start, edge = self.shards.dimensions[axis].span(index)
+        length = self.chunk_shape[axis]
+        return start // length, edge // length
 
     def index_nbytes(self, shard: Coords) -> int:
         """Return the size of the index of the outermost shard at *shard*."""
@@ -285,30 +298,94 @@ class ShardGrid:
 
     def covered(self, axis: int, index: int) -> range:
         """Return which inner chunks along *axis* the shards with coordinate *index* cover, within the grid."""
-        dimension = self.shards.dimensions[axis]
-        if not 0 <= index < dimension.nchunks:
+        if not 0 <= index < self.shards.dimensions[axis].nchunks:
             return range(0)
-        start, edge = dimension.span(index)
-        length = self.chunk_shape[axis]
-        return range(start // length, min((start + edge) // length, self.grid_shape[axis]))
+        first, count = self._chunks(axis, index)
+        return range(first, min(first + count, self.grid_shape[axis]))
+
+
+@dataclass(frozen=True, slots=True)
+class CutOffGrid(ShardGrid):
+    """Inner chunks that do not divide their shards, which are not nested: see `SHARDING_1_1`.
+
+    *chunks* are the shards of `shards`, counted in inner chunks.
+    """
+
+    chunks: ChunkGrid
+
+    @classmethod
+    def of(cls, grid: ShardGrid) -> "CutOffGrid":
+        """Return *grid* with inner chunks that are cut off at the end of each shard."""
+        chunks = ChunkGrid(tuple(map(_in_chunks, grid.shards.dimensions, grid.chunk_shape)))
+        shape = tuple(dimension.extent for dimension in chunks.dimensions)
+        return cls(grid.shards, grid.chunk_shape, grid.levels, shape, grid.row_axis, chunks)
+
+    def _shard_around(self, coords: Coords) -> tuple[Coords, Coords, Coords]:
+        shard = tuple(dimension.chunk_at(i) for i, dimension in zip(coords, self.chunks.dimensions, strict=True))
+        offset = tuple(
+            i - self._chunks(axis, index)[0] for axis, (i, index) in enumerate(zip(coords, shard, strict=True))
+        )
+        return shard, offset, self._span(shard)
+
+    def shard_at(self, axis: int, chunk: int) -> int:
+        """Return the coordinate along *axis* of the shards that have the inner chunks with coordinate *chunk*."""
+        return self.chunks.dimensions[axis].chunk_at(chunk)
+
+    def _chunks(self, axis: int, index: int) -> tuple[int, int]:
+        return self.chunks.dimensions[axis].span(index)
+
+    def edges(self, axis: int) -> Json:
+        """Return the lengths of inner chunks along *axis*, as the axis of a rectilinear grid.
+
+        Raises `MetadataError` if there are too many to list.
+        """
+        dimension, length = self.shards.dimensions[axis], self.chunk_shape[axis]
+        if not dimension.nchunks or not any(edge % length for edge in dimension.edges):
+            return length
+        if dimension.nchunks > _MAX_CUT_OFF:
+            raise MetadataError(f"more than {_MAX_CUT_OFF} inner chunks along axis {axis} are cut off")
+        runs: list[Json] = []
+        for index in range(dimension.nchunks):
+            whole, rest = divmod(dimension.span(index)[1], length)
+            runs += [[length, whole]] if whole > 1 else [length] * whole
+            runs += [rest] if rest else []
+        return runs
+
+
+def _in_chunks(shards: Dimension, length: int) -> Dimension:
+    """Return *shards* along an axis counted in inner chunks of *length*, the last of which may be shorter."""
+    chunks = Dimension(tuple((-(-edge // length), count) for edge, count in shards.runs), 0)
+    if not shards.nchunks:
+        return chunks
+    start, _ = shards.span(shards.nchunks - 1)
+    first, _ = chunks.span(shards.nchunks - 1)
+    return replace(chunks, extent=first - (start - shards.extent) // length)
 
 
 def parse_sharding(
-    shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...], item_nbytes: int | None
+    shards: ChunkGrid,
+    shape: tuple[int, ...],
+    codecs: tuple[Extension, ...],
+    item_nbytes: int | None,
+    drafts: tuple[str, ...] = (),
 ) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
     """Parse the codec chain of a sharded array; *item_nbytes* is the size of an element, None if it varies.
 
-    Returns the grid of inner chunks, the order of axes in an inner chunk, and its codecs. Raises `MetadataError` for a
-    chain that is invalid, or whose inner chunks cannot be shown.
+    What only *drafts* of the specification allow is invalid without them. Returns the grid of inner chunks, the order
+    of axes in an inner chunk, and its codecs. Raises `MetadataError` for a chain that is invalid, or whose inner chunks
+    cannot be shown.
     """
     ndim = len(shape)
     order = tuple(range(ndim))
     edges = tuple(dimension.edges for dimension in shards.dimensions)
     parsed: list[ShardingLevel] = []  # spans are in elements until the innermost chunk is known
+    is_cut_off = False
     while any(codec.name == SHARDING for codec in codecs):
         if len(parsed) == MAX_LEVELS:
             raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
-        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges, item_nbytes)
+        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges, item_nbytes, drafts)
+        outer = permute(edges, level.order)
+        is_cut_off |= any(edge % length for length, axis in zip(level.span, outer, strict=True) for edge in axis)
         edges = tuple(frozenset({length}) for length in level.span)
         order = compose(order, level.order)
         parsed.append(level)
@@ -321,11 +398,13 @@ def parse_sharding(
         lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
     row_axis = order.index(ndim - 1) if ndim else 0
     grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape, row_axis)
-    return grid, order, codecs
+    if is_cut_off and len(levels) > 1:
+        raise MetadataError("inner chunks that do not divide shards are not read where shards are nested")
+    return CutOffGrid.of(grid) if is_cut_off else grid, order, codecs
 
 
 def _parse_level(
-    chain: CodecChain, edges: tuple[frozenset[int], ...], item_nbytes: int | None
+    chain: CodecChain, edges: tuple[frozenset[int], ...], item_nbytes: int | None, drafts: tuple[str, ...]
 ) -> tuple[ShardingLevel, tuple[Extension, ...]]:
     """Parse one sharding codec and those around it; returns it, with its span in elements, and the codecs within it.
 
@@ -342,12 +421,16 @@ def _parse_level(
     codec.expect("chunk_shape", "codecs", "index_codecs", "index_location")
     chunk_shape = codec.lengths("chunk_shape", len(edges))
     for axis, (length, outer) in enumerate(zip(chunk_shape, permute(edges, order), strict=True)):
-        if any(edge % length for edge in outer):
-            raise MetadataError(f"inner chunks of length {length} do not divide shards of length {outer} (axis {axis})")
+        if any(edge % length for edge in outer) and SHARDING_1_1 not in drafts:
+            lengths = " and ".join(map(str, sorted(outer)[:_MAX_NAMED]))
+            raise MetadataError(
+                f"inner chunks of length {length} do not divide shards of length {lengths} (axis {axis}); only a draft "
+                f"of the specification allows that, which the v3 view reads with --draft {SHARDING_1_1}"
+            )
     location = codec.choice("index_location", "end", ("start", "end"))
     index_codecs = IndexCodecs.parse(parse_codecs(configuration.get("index_codecs"), "index_codecs"), len(edges))
     largest = [max(lengths, default=0) for lengths in permute(edges, order)]
-    nentries = math.prod(length // inner for length, inner in zip(largest, chunk_shape, strict=True))
+    nentries = math.prod(-(-length // inner) for length, inner in zip(largest, chunk_shape, strict=True))
     if index_codecs.nbytes(nentries) > MAX_INDEX_NBYTES:
         raise MetadataError(
             f"a shard index of {nentries} entries is larger than the {MAX_INDEX_NBYTES // 2**20} MiB that are read"

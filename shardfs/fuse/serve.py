@@ -95,6 +95,7 @@ async def _serve(
             decoded=options.decode,
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
+            draft=options.draft,
         )
         unstored = find_unstored(store) if state is None else None
         if unstored is not None:

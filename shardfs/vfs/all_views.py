@@ -119,6 +119,7 @@ async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[View
                 decode=form.decode,
                 dimension_separator=options.dimension_separator if form.view == "v2" else None,
                 fill_missing=options.fill_missing or form.view != "v2",
+                draft=options.draft if form.view == "v3" else None,
             )
             try:
                 others[name] = await stack.enter_async_context(open_tree(source.beside(), shown, cache))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from shardfs.errors import UsageError
+from shardfs.format.document import DRAFTS
 
 VIEWS: Final = ("v3", "v2", "npy")
 """The views; `shardfs.vfs.views.make_view` makes them."""
@@ -29,7 +30,8 @@ class TreeOptions:
 
     *view* is the view, "v3", "v2" or "npy"; with *decode*, chunk files of v3 and v2 contain plain array bytes.
     *dimension_separator* separates the coordinates in chunk names of the view v2; None is ".". With *fill_missing*,
-    that view shows the missing value of xarray as the fill value. At most *decode_cache* bytes of decoded chunks are
+    that view shows the missing value of xarray as the fill value. Arrays that only the *draft* of a specification
+    allows, "sharding-1.1", are shown by the view v3. At most *decode_cache* bytes of decoded chunks are
     cached.
 
     With *write*, files can be written. *shards*, one number of chunks for all axes or one for each, makes new arrays
@@ -53,6 +55,7 @@ class TreeOptions:
     decode: bool = False
     dimension_separator: str | None = None
     fill_missing: bool = True
+    draft: str | None = None
     decode_cache: int = 256 * 2**20
 
     def __post_init__(self) -> None:
@@ -71,6 +74,9 @@ class TreeOptions:
             "--dimension-separator needs Zarr v2: add --view v2": separator is not None and not has_v2,
             f"--dimension-separator cannot be {separator!r}: choose . or /": separator not in (None, ".", "/"),
             "--fill-missing needs Zarr v2: add --view v2": not self.fill_missing and not has_v2,
+            f"there is no draft {self.draft!r}: choose {DRAFTS[0]}": self.draft not in (None, *DRAFTS),
+            "--draft is read-only: leave out --write": self.draft is not None and self.write,
+            "--draft needs --view v3": self.draft is not None and self.view != "v3" and not self.shows_every_view,
             "--decode-cache must be at least 1 byte": self.decode_cache < 1,
             "--decode-cache needs a mount that decodes: add --decode or --view npy": has_cache_size and not decodes,
         }

@@ -417,6 +417,7 @@ async def open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> 
             decoded=options.decode,
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
+            draft=options.draft,
         )
         session = None
         if state is not None:

@@ -156,12 +156,15 @@ class EditableView(View, ABC):
 
 
 class ZarrV3(EditableView):
-    """Zarr v3 without sharding codecs; with *decoded*, chunks are decoded, also those of unsharded arrays."""
+    """Zarr v3 without sharding codecs; with *decoded*, chunks are decoded, also those of unsharded arrays.
+
+    Arrays that only *drafts* of the specification allow are shown too.
+    """
 
     document_names = frozenset({DOCUMENT})
 
-    def __init__(self, *, decoded: bool = False) -> None:
-        super().__init__(V3(decodes=decoded))
+    def __init__(self, *, decoded: bool = False, drafts: tuple[str, ...] = ()) -> None:
+        super().__init__(V3(decodes=decoded, drafts=drafts))
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the chunk keys that the document names."""
@@ -339,12 +342,18 @@ class NpyView(View):
 
 
 def make_view(
-    name: str, store: Reader, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
+    name: str,
+    store: Reader,
+    *,
+    decoded: bool = False,
+    separator: str | None = None,
+    fills_missing: bool = True,
+    draft: str | None = None,
 ) -> View:
     """Return the view *name* of *store*: "v3", "v2" or "npy".
 
     *decoded*: chunks are decoded. *separator* joins the chunk keys of v2; None is ".". Without *fills_missing*, v2
-    shows stored fill values, and no file for a missing chunk.
+    shows stored fill values, and no file for a missing chunk. v3 also shows arrays that only a *draft* allows.
     """
     match name:
         case "npy" if decoded:
@@ -352,7 +361,7 @@ def make_view(
         case "npy":
             return NpyView(store.url)
         case "v3":
-            return ZarrV3(decoded=decoded)
+            return ZarrV3(decoded=decoded, drafts=() if draft is None else (draft,))
         case "v2":
             return ZarrV2(separator or ".", decoded=decoded, fills_missing=fills_missing)
         case _:

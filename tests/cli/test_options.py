@@ -62,6 +62,7 @@ MOUNT = MountOptions(
 CHOSEN = [
     (STORE, MOUNT),
     (StoreOptions(anonymous=True), MountOptions(view="npy")),
+    (StoreOptions(), MountOptions(draft="sharding-1.1")),
     (StoreOptions(profile="-a b '"), MountOptions()),
 ]
 
@@ -73,7 +74,7 @@ def test_the_daemon_gets_all_options_of_the_command(
     as_they_are = [
         each.name for made in (STORE, MOUNT) for each in fields(made) if getattr(made, each.name) == each.default
     ]
-    assert as_they_are == ["anonymous"], "every other option is tried"
+    assert as_they_are == ["anonymous", "draft"], "every other option is tried"
     seen: list[list[str]] = []
     monkeypatch.setattr(mount, "check_fuse", lambda **_: None)
     monkeypatch.setattr(mount, "check_mount_point", lambda *_: "/mnt")
@@ -96,6 +97,8 @@ CONTRADICTIONS = {
     "--cache-size 1G": "add --cache DIR",
     "--cache ''": "--cache is empty",
     "--single-writer": "add --write",
+    "--draft sharding-1.1 --write": "leave out --write",
+    "--draft sharding-1.1 --view npy": "--draft needs --view v3",
 }
 NO_CHOICE = {
     "--view v4": "'v3', 'v2', 'npy'",

@@ -182,8 +182,7 @@ def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
     """Return the shards of *grid* along *axis* that contain any of these inner chunks."""
     if not chunks:
         return range(0)
-    length, dimension = grid.chunk_shape[axis], grid.shards.dimensions[axis]
-    return range(dimension.chunk_at(chunks[0] * length), dimension.chunk_at(chunks[-1] * length) + 1)
+    return range(grid.shard_at(axis, chunks[0]), grid.shard_at(axis, chunks[-1]) + 1)
 
 
 async def walk_all_shards(

@@ -88,13 +88,14 @@ class Lens(ABC):
     """The pure part of a view.
 
     *looks_above*: how a node is shown depends on the groups above it. *shows_copies*: documents of groups are shown
-    with their copies of other documents.
+    with their copies of other documents. It shows arrays that only *drafts* of the specification allow.
 
     `put(stored, get(stored))` is the stored document, and `get(put(stored, shown))` means the same as *shown*.
     """
 
     looks_above = False
     shows_copies = False
+    drafts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

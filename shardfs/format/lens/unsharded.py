@@ -28,7 +28,7 @@ from shardfs.format.metadata import (
     parse_array,
 )
 from shardfs.format.precomputed import ScaleChunks
-from shardfs.format.sharding import MAX_INDEX_NBYTES, POSITION_BITS, ShardGrid, parse_sharding
+from shardfs.format.sharding import MAX_INDEX_NBYTES, POSITION_BITS, CutOffGrid, ShardGrid, parse_sharding
 
 ZARR_JSON: Final = "zarr.json"
 _MAX_ENTRIES: Final = MAX_INDEX_NBYTES // ENTRY_NBYTES
@@ -50,13 +50,14 @@ class UnshardedArray:
     codecs: tuple[Extension, ...]
 
 
-def describe(array: ArrayMetadata) -> UnshardedArray:
+def describe(array: ArrayMetadata, drafts: tuple[str, ...] = ()) -> UnshardedArray:
     """Describe an array as an unsharded one; if it is stored unsharded, its chunks must all have one shape.
 
-    Raises `NotUnshardable` with the reason if that is impossible; the array is then shown as stored.
+    It may be one that only *drafts* of the specification allow. Raises `NotUnshardable` with the reason if that is
+    impossible; the array is then shown as stored.
     """
     try:
-        return _describe_sharded(array) if array.is_sharded else _describe_unsharded(array)
+        return _describe_sharded(array, drafts) if array.is_sharded else _describe_unsharded(array)
     except MetadataError as error:
         raise NotUnshardable(str(error)) from None
 
@@ -89,12 +90,13 @@ def describe_values(values: ShardedValues) -> UnshardedArray | None:
     return UnshardedArray({"data_type": "uint8"}, values.grid, values.shard_names, ())
 
 
-def _describe_sharded(array: ArrayMetadata) -> UnshardedArray:
+def _describe_sharded(array: ArrayMetadata, drafts: tuple[str, ...]) -> UnshardedArray:
     grid, order, inner_codecs = parse_sharding(
         ChunkGrid.parse(array.chunk_grid, array.shape),
         array.shape,
         parse_chain(array.codecs, "codecs"),
         item_nbytes(array.document["data_type"]),
+        drafts,
     )
     if order == tuple(range(len(order))):
         return _described(array, grid, inner_codecs)
@@ -118,8 +120,12 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
     key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
     if count_positions(grid.grid_shape) > 2**POSITION_BITS:
         raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than shardfs can count")
+    chunk_grid: Json = {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}}
+    if isinstance(grid, CutOffGrid):
+        edges = [grid.edges(axis) for axis in range(grid.ndim)]
+        chunk_grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": edges}}
     replaced = {
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
+        "chunk_grid": chunk_grid,
         "chunk_key_encoding": key_encoding.to_json(),
         "codecs": [codec.to_json() for codec in codecs],
     }
@@ -236,6 +242,8 @@ def _text(value: Json) -> str:
 
 def codec_of(shown: UnshardedArray) -> ChunkCodec:
     """Return the codec of the chunks; raises `NotShownError` with the reason why they cannot be decoded."""
+    if isinstance(shown.grid, CutOffGrid):
+        raise NotShownError("its inner chunks have several shapes; without --decode, the v3 view shows them")
     return ChunkCodec.parse(shown.document["data_type"], shown.grid.chunk_shape, shown.codecs)
 
 

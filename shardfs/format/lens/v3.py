@@ -55,6 +55,7 @@ class V3(Lens):
     """
 
     decodes: bool = False
+    drafts: tuple[str, ...] = ()
     shows_copies = True
 
     @property
@@ -72,7 +73,7 @@ class V3(Lens):
         if self.decodes:
             return decoded_document(describe(stored))
         try:
-            return describe(stored).document if stored.is_sharded else stored.document
+            return describe(stored, self.drafts).document if stored.is_sharded else stored.document
         except NotUnshardable:
             return stored.document
 
