@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import google_crc32c
@@ -23,8 +24,22 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
-from shardfs.format.document import MAX_LENGTH, Extension, Json, brief
+from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, parse_codecs
 from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, type_name
+from shardfs.format.elements import (
+    FILTERS,
+    RESHAPES,
+    SERIALIZERS,
+    BitRound,
+    CastValue,
+    ElementCodec,
+    N5Block,
+    PackBits,
+    Pcodec,
+    ScaleOffset,
+    Swapped,
+    reshaped,
+)
 from shardfs.format.members import Buffer, check_size, decode_members
 from shardfs.format.numcodec import (
     ARRAY_FILTERS,
@@ -46,6 +61,8 @@ else:
     from backports import zstd
 
 T = TypeVar("T")
+Filter = Codec | ElementCodec
+"""A codec before bytes → bytes codecs that changes elements: of numcodecs, or of the extension registry."""
 
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
@@ -61,9 +78,9 @@ SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
 COMPRESSORS: Final = ("blosclz", "lz4", "lz4hc", "zlib", "zstd", "snappy")
 """The compressors in blosc."""
 
-_ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
-_ARRAY_TO_BYTES: Final = frozenset(
-    {"bytes", "endian", SHARDING, "vlen-utf8", "vlen-bytes", "packbits", "zfp", "pcodec"}
+_ARRAY_TO_ARRAY: Final = frozenset({"transpose"}) | FILTERS | RESHAPES
+_ARRAY_TO_BYTES: Final = (
+    frozenset({"bytes", "endian", SHARDING, "vlen-utf8", "vlen-bytes", "zfp", "pcodec"}) | SERIALIZERS
 )
 
 
@@ -184,7 +201,7 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
 
 
 def decode_elements(
-    after: Sequence[Extension], filters: Sequence[Codec], data: Buffer, nbytes: int, count: int
+    after: Sequence[Extension], filters: Sequence[Filter], data: Buffer, nbytes: int, count: int
 ) -> Buffer:
     """Undo bytes → bytes codecs *after*, then *filters*: *count* elements of *nbytes* bytes in all, if it is sound."""
     if not filters:
@@ -192,7 +209,7 @@ def decode_elements(
     limit = min(max(nbytes, MAX_ITEM_NBYTES * count), MAX_CHUNK_NBYTES)
     data = decode(after, data, limit)
     for codec in reversed(filters):
-        data = undo(codec, data, limit)
+        data = codec.decode(data, limit) if isinstance(codec, ElementCodec) else undo(codec, data, limit)
     return data
 
 
@@ -390,7 +407,7 @@ class ChunkCodec:
     """The codec chain of chunks of one shape.
 
     *order* is the transpose before the `bytes` codec, which writes elements in byte order *endian*; *after* are the
-    bytes → bytes codecs that follow. *filters*, of numcodecs, change elements before they are written.
+    bytes → bytes codecs that follow. *filters* change elements before they are written.
     """
 
     data_type: DataType
@@ -398,7 +415,7 @@ class ChunkCodec:
     order: tuple[int, ...]
     endian: str
     after: tuple[Extension, ...]
-    filters: tuple[Codec, ...] = ()
+    filters: tuple[Filter, ...] = ()
 
     @classmethod
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
@@ -407,23 +424,33 @@ class ChunkCodec:
             known = DataType.of_fixed_size(data_type)
             chain = tuple(spelled_out(codec, known.dtype) for codec in parse_chain(codecs, "codecs"))
             for extension in chain:
-                is_known = extension.name in ("transpose", "bytes") or is_named(extension, ARRAY_FILTERS)
+                is_known = extension.name in _DECODED_ELEMENTS or is_named(extension, ARRAY_FILTERS)
                 if not is_known and not is_decodable(extension):
-                    raise NotShownError(f"the codec {brief(extension.name)} cannot be decoded")
+                    raise NotShownError(
+                        f"the codec {brief(extension.name)} cannot be decoded; without --decode, its chunks are shown "
+                        "encoded, for programs that can"
+                    )
             before, serializer, after = split_chain(chain, "codecs")
-            filters = tuple(numcodec(codec, None, None) for codec in before if codec.name != "transpose")
-            for numcodecs_filter in filters:
-                check_decodable(numcodecs_filter)
             transposes = [codec for codec in before if codec.name == "transpose"]
-            serializer.expect("endian")
+            order = composed_order(transposes, len(chunk_shape))
+            filters: tuple[Filter, ...]
             endian = "little"  # if it makes no difference, or none is given
-            if known.has_byte_order and "endian" in serializer.configuration:
-                endian = parse_endian(serializer)
-                known.check_endian(endian)
-            codec = cls(known, chunk_shape, composed_order(transposes, len(chunk_shape)), endian, after, filters)
-            if filters and not (codec._is_in_memory_order and known.is_native):
-                # zarr-python filters elements in the order in which it has them, and does not read all of that again.
-                raise NotShownError(f"libraries disagree on {filters[-1]['id']} of transposed or big-endian elements")
+            if serializer.name in SERIALIZERS or any(codec.name in FILTERS | RESHAPES for codec in before):
+                filters = _element_codecs(before, serializer, known, permute(chunk_shape, order))
+                codec = cls(known, chunk_shape, order, endian, after, filters)
+            else:
+                numcodecs_filters = [numcodec(codec, None, None) for codec in before if codec.name != "transpose"]
+                for numcodecs_filter in numcodecs_filters:
+                    check_decodable(numcodecs_filter)
+                serializer.expect("endian")
+                if known.has_byte_order and "endian" in serializer.configuration:
+                    endian = parse_endian(serializer)
+                    known.check_endian(endian)
+                codec = cls(known, chunk_shape, order, endian, after, tuple(numcodecs_filters))
+                if numcodecs_filters and not (codec._is_in_memory_order and known.is_native):
+                    # zarr-python filters elements in the order in which it has them, and does not read all of that.
+                    name = numcodecs_filters[-1]["id"]
+                    raise NotShownError(f"libraries disagree on {name} of transposed or big-endian elements")
         except MetadataError as error:
             raise NotShownError(str(error)) from None
         if codec.nbytes > MAX_LENGTH:
@@ -442,6 +469,11 @@ class ChunkCodec:
     def nbytes(self) -> int:
         """Size of every decoded chunk in bytes; chunks at the edge of the array are full chunks."""
         return self.data_type.nbytes * math.prod(self.chunk_shape)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether chunks cannot be encoded here."""
+        return any(isinstance(codec, ElementCodec) for codec in self.filters)
 
     @property
     def is_identity(self) -> bool:
@@ -475,6 +507,8 @@ class ChunkCodec:
         if self.filters:
             elements = np.frombuffer(decoded, self.data_type.dtype)
             for codec in self.filters:
+                if isinstance(codec, ElementCodec):
+                    raise RefusedError(f"chunks of the codec {codec.name} are only read here; write them encoded")
                 elements = encode_numcodec(codec, elements)
             return encode(self.after, elements.tobytes())
         if self._is_in_memory_order:
@@ -490,6 +524,66 @@ class ChunkCodec:
         if self.endian == "big":
             moved.view(dtype).byteswap(inplace=True)
         return moved.view(np.uint8).data.toreadonly()
+
+
+_DECODED_ELEMENTS: Final = frozenset({"transpose", "bytes"}) | FILTERS | RESHAPES | SERIALIZERS
+
+
+def _element_codecs(
+    before: Sequence[Extension], serializer: Extension, data_type: DataType, chunk_shape: tuple[int, ...]
+) -> tuple[ElementCodec, ...]:
+    """Return the codecs that change elements, of which some are in the extension registry.
+
+    *chunk_shape* is that of a chunk after all transposes. Raises `NotShownError` if their order matters otherwise than
+    by turns: a transpose of another shape, or filters of numcodecs among them.
+    """
+    filters: list[ElementCodec] = []
+    shape, written, is_reshaped = chunk_shape, data_type, False
+    for codec in before:
+        if codec.name in RESHAPES:
+            shape, is_reshaped = reshaped(codec, shape), True
+        elif codec.name == "transpose" and not is_reshaped:
+            continue  # of elements that are changed one by one, it may come before or after
+        elif codec.name == "scale_offset":
+            filters.append(ScaleOffset.parse(codec, written))
+        elif codec.name == "cast_value":
+            cast, written = CastValue.parse(codec, written)
+            filters.append(cast)
+        elif codec.name == "bitround":
+            filters.append(BitRound.parse(codec))
+        else:
+            raise NotShownError(f"the codec {brief(codec.name)} behind {before[0].name} cannot be decoded")
+    count = math.prod(chunk_shape)
+    match serializer.name:
+        case "packbits":
+            filters.append(PackBits.parse(serializer, written, count))
+        case "n5_default":
+            filters.append(_parse_n5(serializer, written, shape))
+        case "numcodecs.pcodec":
+            filters.append(Pcodec.parse(serializer, written, count))
+        case "bytes":
+            if parse_endian(serializer, "little") == "big" and written.has_byte_order:
+                filters.append(Swapped(written.dtype))
+        case name:
+            raise NotShownError(f"the codec {name} cannot be decoded")
+    return tuple(filters)
+
+
+def _parse_n5(codec: Extension, data_type: DataType, chunk_shape: tuple[int, ...]) -> N5Block:
+    """Parse the codec `n5_default`: a transpose of all axes, big-endian elements, and perhaps a compressor."""
+    codec.expect("codecs")
+    chain = split_chain(parse_chain(parse_codecs(codec.configuration.get("codecs"), "codecs"), "codecs"), "codecs")
+    is_turned = [codec.name for codec in chain.before] == ["transpose"] and (
+        parse_transpose(chain.before[0], len(chunk_shape)) == tuple(range(len(chunk_shape)))[::-1]
+    )
+    endian = parse_endian(chain.serializer, "big") if chain.serializer.name == "bytes" else ""
+    if not is_turned or endian != "big" or len(chain.after) > 1 or not all(map(is_decodable, chain.after)):
+        raise MetadataError(
+            "n5_default: its codecs are not a transpose of all axes, big-endian bytes, and a compressor"
+        )
+    if not data_type.is_native or data_type.dtype.kind not in "iuf":
+        raise MetadataError(f"N5 has no data type {data_type.name}")
+    return N5Block(data_type.dtype, chunk_shape, partial(decode, chain.after))
 
 
 @dataclass(frozen=True)
@@ -513,7 +607,9 @@ class FillCodec:
             if serializer is None:
                 codec = ChunkCodec.parse(data_type, chunk_shape, codecs)
                 if codec.filters:
-                    raise NotShownError(f"the codec {codec.filters[0]['id']} of a single value is not encoded here")
+                    of_elements = codec.filters[0]
+                    name = of_elements.name if isinstance(of_elements, ElementCodec) else of_elements["id"]
+                    raise NotShownError(f"the codec {name} of a single value is not encoded here")
                 swapped = codec.data_type.dtype if codec.endian == "big" else None
                 found = cls(b"", count, codec.after, swapped)
             else:

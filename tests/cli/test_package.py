@@ -55,7 +55,7 @@ def test_the_recipe_is_one_for_conda_and_needs_what_the_project_needs() -> None:
     (variant,) = Stage0Recipe.from_file(TOP / "recipe/recipe.yaml").render()
     recipe = variant.recipe.to_dict()
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    extras = ("fuse", "serve", "s3", "dask", "parquet")
+    extras = ("fuse", "serve", "s3", "dask", "parquet", "codecs")
     optional = [needed for extra in extras for needed in project["optional-dependencies"][extra]]
     assert recipe["package"] == {"name": "shardfs", "version": shardfs.__version__}
     assert recipe["requirements"]["run"] == [

@@ -13,11 +13,11 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.shard import OpenShard, open_inner_shard, read_checked
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, ShardfsError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode_elements, is_decodable, split_chain
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, Filter, decode_elements, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
-from shardfs.format.numcodec import MAX_ITEM_NBYTES, Codec
+from shardfs.format.numcodec import MAX_ITEM_NBYTES
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Buffer
 
@@ -104,12 +104,12 @@ class ShardUse:
 class ChunkDecoder:
     """Decodes inner chunks to find damage; *nbytes* is the expected size, None if that varies.
 
-    *filters* are codecs of numcodecs before the bytes of *count* elements.
+    *filters* are codecs before the bytes of *count* elements.
     """
 
     codecs: tuple[Extension, ...]
     nbytes: int | None
-    filters: tuple[Codec, ...] = ()
+    filters: tuple[Filter, ...] = ()
     count: int = 0
 
     @classmethod

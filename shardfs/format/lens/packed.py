@@ -157,6 +157,14 @@ def decoder_of(shown: UnshardedArray) -> Decoder:
             raise error from None
 
 
+def _encoder_of(shown: UnshardedArray) -> Callable[[Buffer], bytes]:
+    """Return the encoder for the chunks of an array; raises `NotShownError` with the reason if there is none."""
+    codec = codec_of(shown)
+    if codec.only_decodes:
+        raise NotShownError("its codecs are only decoded here")
+    return codec.encode
+
+
 @dataclass(frozen=True)
 class Transcoder:
     """Converts encoded chunks to other codecs.
@@ -185,7 +193,7 @@ class Transcoder:
             if are_known := all(map(is_decodable, becomes.after)):
                 encode(becomes.after, b"\0")  # so that an invalid configuration is found now
             try:
-                return cls(given or decoder_of(source), codec_of(target).encode)
+                return cls(given or decoder_of(source), _encoder_of(target))
             except NotShownError:
                 if given is None and all(map(is_decodable, was.after)):
                     given = partial(decode, was.after, limit=MAX_CHUNK_NBYTES)
