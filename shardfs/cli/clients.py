@@ -227,6 +227,17 @@ TOOLS: Final = (
         _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*"},
     ),
     Tool(
+        "zarr-python 3.4",
+        "Rectilinear chunk grids are experimental and disabled by default. (if shards have different sizes)",
+        (_V3, _V3_DECODED),
+        'zarr.open("/mnt/x")',
+        "zarr.open(shardfs.open({}).store())",
+        _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
+        _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*", "scale_offset", "cast_value"},
+        caveat="without a mount, and of arrays that are not sharded, it reads rectilinear grids only after "
+        'zarr.config.set({"array.rectilinear_chunks": True}), or with ZARR_ARRAY__RECTILINEAR_CHUNKS=True',
+    ),
+    Tool(
         "neuroglancer",
         "nothing is shown, if it comes from a server without ranges, such as python -m http.server",
         (_V3,),

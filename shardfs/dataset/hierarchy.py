@@ -305,6 +305,8 @@ class Hierarchy:
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
                 raise
             reason = str(error)
+            if isinstance(error, IsADirectoryHereError):
+                reason += "; Zarr forbids nodes with this name: rename it"
             in_image = known.in_image if known is not None else context.in_image
             rest = await self._read_broken(stored[0], reason)
             is_too_large = stored[0] is None and isinstance(error, MetadataError)

@@ -111,6 +111,7 @@ class Documents:
                     await self._publish_group(node, written, copies, publication)
                     return
             edited = await self._edit(node, entry, written)
+            _require_chunk_lengths(node, edited)
             if edited is None:
                 await self._store_as_written(node, publication)
             else:
@@ -486,6 +487,21 @@ def _texts_of(nodes: Mapping[str, Node]) -> dict[str, bytes]:
 def _require_readable(content: bytes) -> None:
     if len(content) > MAX_DOCUMENT_NBYTES:
         raise RefusedError(f"it would have {len(content)} bytes as it is stored, more than {MAX_DOCUMENT_NBYTES}")
+
+
+def _require_chunk_lengths(node: Node, edited: Metadata | None) -> None:
+    """Raise `RefusedError` for chunks of length 0, which Zarr forbids, unless the array has them already."""
+    if not isinstance(edited, ArrayMetadata) or not _has_empty_chunks(edited):
+        return
+    stored = node.stored or node.metadata
+    if not isinstance(stored, ArrayMetadata) or not _has_empty_chunks(stored):
+        raise RefusedError("Zarr forbids chunks of length 0; give chunks a length of 1 or more along every axis")
+
+
+def _has_empty_chunks(array: ArrayMetadata) -> bool:
+    """Whether chunks have the length 0 along an axis, as zarr-python wrote them for axes of length 0."""
+    edges = array.chunk_grid.configuration.get("chunk_shape")
+    return array.chunk_grid.name == "regular" and isinstance(edges, list) and 0 in edges
 
 
 def _require_description(node: Node, entry: PublishedEntry, written: bytes) -> None:

@@ -162,3 +162,16 @@ def test_a_damaged_chunk_is_damage_however_much_it_says_it_has(codec: dict[str, 
     for data in bombs:
         with pytest.raises(CorruptionError):
             decode(data)
+
+
+def test_a_node_with_a_name_that_v3_forbids_is_named_with_the_way_out(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    for name in ("", "sound", "group", "group/zarr.json", "group/zarr.json/deeper"):
+        (root / name).mkdir()
+        (root / name / ".zgroup").write_text('{"zarr_format": 2}')
+    done = run("pack", root, tmp_path / "packed")
+    assert done.returncode == 1, str(done)
+    assert "group/zarr.json" in done.stderr
+    assert "rename it" in done.stderr
+    assert not (tmp_path / "packed/group/zarr.json").is_dir()
+    assert (tmp_path / "packed/sound/zarr.json").is_file()

@@ -561,3 +561,35 @@ def test_consolidated_metadata_of_v2_that_leaves_an_array_out_is_refused(
     shutil.rmtree(root / "a")
     consolidate(without="a")
     consolidated |= dict.fromkeys(("b/c", "odd", "b/odd"), 7)
+
+
+def test_a_node_with_the_name_of_a_document_is_refused(mounted: Mount) -> None:
+    """Zarr forbids it: who lists the parent would take one for the other."""
+    for parent in ("", "forbidden/"):
+        (mounted.path / parent).mkdir(exist_ok=True)
+        with refuses(errno.EINVAL):
+            (mounted.path / parent / "zarr.json").mkdir()
+        (mounted.path / parent / "other").mkdir()
+        with suppress(OSError):  # whatever the reason, it stays where it was
+            (mounted.path / parent / "other").rename(mounted.path / parent / "zarr.json")
+        assert (mounted.path / parent / "other").is_dir()
+        assert not (mounted.path / parent / "zarr.json").exists()
+        (mounted.path / parent / "other").rmdir()
+    assert "Zarr forbids nodes with this name" in mounted.log
+
+
+def test_a_new_array_with_chunks_of_length_0_is_refused_and_an_old_one_is_edited(
+    mounted: Mount, tmp_path: Path
+) -> None:
+    plain = array((0, 4), (0, 4), LITTLE)
+    for name, document in (("plain", plain), ("sharded", array((0, 4), (0, 4), sharding((2, 2))))):
+        (mounted.path / f"empty-{name}").mkdir()
+        with refuses(errno.EINVAL):
+            (mounted.path / f"empty-{name}/zarr.json").write_text(json.dumps(document))
+        assert not (mounted.source / f"empty-{name}/zarr.json").exists()  # type: ignore[operator]
+    assert "chunks of length 0" in mounted.log
+    old = mounted.source / "empty-old"  # type: ignore[operator]
+    old.mkdir()
+    (old / "zarr.json").write_text(json.dumps(plain))
+    edit(mounted.path / "empty-old", attributes={"kept": True})
+    assert document_of(old) == {**plain, "attributes": {"kept": True}}

@@ -4,7 +4,7 @@ from stat import S_IMODE
 from typing import Final
 
 from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import NotFoundError, NotPermittedError, StaleError
+from shardfs.errors import NotFoundError, NotPermittedError, RefusedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
@@ -108,7 +108,12 @@ class Document(PublishedEntry):
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
-        """Create a directory with the name of a document, where the view has no document of that name."""
+        """Create a directory with the name of a document, where the view has no document of that name.
+
+        Raises `RefusedError` for a name that Zarr forbids.
+        """
+        if self.name == DOCUMENT:
+            raise RefusedError(f"{self.path} cannot be a directory: Zarr forbids nodes with this name")
         node = await self.fs.hierarchy.node(self.node_path)
         if self.fs.view.hides(node, self.name):
             raise NotPermittedError(f"{self.path} is the name of a document, and cannot be a directory")
