@@ -150,7 +150,6 @@ def _note(url: str, note: str) -> None:
 
 
 def _announce(url: str, mountpoint: str, options: MountOptions, what_next: str) -> None:
-    access = "read-write" if options.write else "read-only"
     view = "" if options.view == MountOptions.view else f" as {options.view}"
     decoded = ", decoded" if options.decode else ""
-    click.echo(printable(f"{url} is mounted at {mountpoint}, {access}{view}{decoded} ({what_next})"))
+    click.echo(printable(f"{url} is mounted at {mountpoint}, {options.access}{view}{decoded} ({what_next})"))

@@ -79,7 +79,6 @@ def serve(
     def ready(address: str, note: str | None) -> None:
         if note is not None:
             click.echo(printable(f"shardfs: note on {url}: {note}"), err=True)
-        access = "read-write" if options.write else "read-only"
-        click.echo(printable(f"{url} is served at {address}, {access} (end it with Ctrl-C)"))
+        click.echo(printable(f"{url} is served at {address}, {options.access} (end it with Ctrl-C)"))
 
     run(source, store_options, options, ready)

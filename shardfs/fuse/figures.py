@@ -3,22 +3,19 @@
 import logging
 import math
 import os
-import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import trio
 
-from shardfs.dataset.layout import Pending, pending_in
-from shardfs.dataset.statistics import Snapshot, Statistics
+from shardfs.dataset.statistics import Snapshot
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.progress import Progress
+from shardfs.service.figures import ProcessFigures
 from shardfs.service.log import LastError
-from shardfs.service.log import path as log_path
-from shardfs.service.process import Systemd, more_time, resident_nbytes
-from shardfs.version import __version__
-from shardfs.vfs.filesystem import Filesystem
+from shardfs.service.process import Systemd, more_time
 from shardfs.vfs.options import parse_address
 from shardfs.vfs.session import Session
 
@@ -37,20 +34,11 @@ class Figures:
     *ending* is set by `end`.
     """
 
-    def __init__(
-        self,
-        fs: Filesystem,
-        statistics: Statistics,
-        writing: Session | None,
-        mountpoint: str,
-        options: MountOptions,
-    ) -> None:
-        self._fs = fs
-        self._statistics = statistics
-        self._writing = writing
+    def __init__(self, session: Session, mountpoint: str, options: MountOptions) -> None:
+        self._session = session
         self._mountpoint = mountpoint
         self._options = options
-        self._begun = time.monotonic()
+        self._process = ProcessFigures(session.source, mountpoint, view=options.view_words, access=options.access)
         self._file = os.memfd_create(FIGURES_FILE)
         self._is_committed: bool | None = None
         self._is_journal_gone: bool | None = None
@@ -58,31 +46,14 @@ class Figures:
         self._is_ready = False
         self.ending = trio.Event()
         self.latest = self._take()
-        logging.getLogger("shardfs").addHandler(LastError(statistics))
+        logging.getLogger("shardfs").addHandler(LastError(session.source.statistics))
 
     def _take(self) -> Snapshot:
-        options = self._options
-        pending = Pending() if self._writing is None else pending_in(self._writing.writer.commits.pending)
-        return Snapshot(
-            version=__version__,
-            source=self._fs.store.url,
-            mountpoint=self._mountpoint,
-            view=options.view + (", decoded" if options.decode else ""),
-            access="read-write" if options.write else "read-only",
-            pid=os.getpid(),
-            log=log_path(),
-            uptime_seconds=time.monotonic() - self._begun,
-            memory_bytes=resident_nbytes(),
-            open_files=len(self._fs.open_files),
-            pending_chunks=pending.nchunks,
-            pending_bytes=pending.nbytes,
-            pending_age_seconds=pending.age,
-            pending_reason=pending.reason,
+        return replace(
+            self._process.snapshot(self._session.pending(), len(self._session.fs.open_files)),
             file=os.fstat(self._file).st_ino,
             is_committed=self._is_committed,
             is_journal_gone=self._is_journal_gone,
-            counts=self._statistics.counts(),
-            store=self._fs.store.statistics(),
         )
 
     async def serve(self) -> str | None:
@@ -112,9 +83,9 @@ class Figures:
         self.ending.set()
         self._systemd.say("STOPPING=1", _MORE_TIME)
 
-    def ended(self, is_committed: bool, *, is_journal_gone: bool) -> None:
+    def ended(self, is_committed: bool) -> None:
         """Leave the last figures, with the result, for those who wait for the end of this process."""
-        self._is_committed, self._is_journal_gone = is_committed, is_journal_gone
+        self._is_committed, self._is_journal_gone = is_committed, self._session.is_journal_gone
         self.publish()
 
     async def run(self) -> None:

@@ -4,17 +4,14 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Final
 
 import pyfuse3
 import trio
 
 from shardfs.dataset.hierarchy import Source, open_source
-from shardfs.dataset.journal.recovery import find_unstored
-from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on, unsharded
-from shardfs.dataset.state.slots import hold
-from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
+from shardfs.dataset.maintenance.walk import unsharded
+from shardfs.errors import FuseUnavailableError, ShardfsError
 from shardfs.fuse.figures import Figures
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
@@ -24,10 +21,7 @@ from shardfs.service.process import raise_file_limit
 from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.session import Session
-from shardfs.vfs.views import make_view
+from shardfs.vfs.session import Session, notes_on, open_tree
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +34,7 @@ buffer of 1 MiB, of which it touches only what it receives.
 _GRACE_SECONDS: Final = 5.0
 """Seconds that a mount ended by a signal waits for answers, if nothing more can be committed."""
 _WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
-_TOLD: Final = ("version", "source", "mountpoint", "access", "view", "pid")
+_LOGGED: Final = ("version", "source", "mountpoint", "access", "view", "pid")
 """The figures with which the log begins."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -80,54 +74,22 @@ async def _serve(
     name: str,
     how: Sequence[str],
 ) -> bool:
-    store = source.writable if options.write else source.store
-    foreign = foreign_source(source)
-    if foreign not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
-        raise SourceError(f"{store.url} cannot be shown in this view: {foreign}")
-    note = await note_on(source)
-    is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
-    notes = [note] if note is not None and not is_filled else []
-    with hold(store, path) if options.write else nullcontext() as state:
-        decoded = ChunkCache(options.decode_cache, source.statistics)
-        view = make_view(
-            options.view,
-            store,
-            decoded=options.decode,
-            separator=options.dimension_separator,
-            fills_missing=options.fill_missing,
-            draft=options.draft,
-        )
-        unstored = find_unstored(store) if state is None else None
-        if unstored is not None:
-            left = f"it has {unstored.what}, and that this mount does not show: {unstored.way_out}"
-            log.warning("%s: %s", store.url, left)
-            notes.insert(0, left)
-        writing = None
-        if state is not None:
-            writing = Session(
-                source,
-                view,
-                decoded,
-                state,
-                options.shards,
-                options.auto_compact,
-                single_writer=options.single_writer,
-            )
-        fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl) if writing is None else writing.fs
-        figures = Figures(fs, source.statistics, writing, path, options)
-        operations = Operations(fs, source.statistics, figures.publish, options)
-        if writing is not None:
-            operations = WritingOperations(writing.fs, source.statistics, figures.publish, options)
+    url, notes = source.store.url, await notes_on(source, options)
+    async with open_tree(source, options, mountpoint=path) as session:
+        figures = Figures(session, path, options)
+        operations = Operations(session.fs, source.statistics, figures.publish, options)
+        if session.writing is not None:
+            operations = WritingOperations(session.writing.fs, source.statistics, figures.publish, options)
         begun = figures.latest
         log.info(
             "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",
             *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(how) or "no options"),
-            extra={key: getattr(begun, key) for key in _TOLD} | {"options": list(how)},
+            extra={key: getattr(begun, key) for key in _LOGGED} | {"options": list(how)},
         )
         _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = await _Daemon(fs, writing, figures).run(ready, notes)
+            is_committed = await _Daemon(session, figures).run(ready, notes)
             clean = True
         except ShardfsError:
             clean = True  # it could not start, and nobody has seen it
@@ -135,7 +97,7 @@ async def _serve(
         finally:
             # The mount of a failed daemon is left to answer ENOTCONN: an empty directory would look like deleted data.
             pyfuse3.close(unmount=clean)
-        log.info("%s is no longer mounted at %s", store.url, path)
+        log.info("%s is no longer mounted at %s", url, path)
         return is_committed
 
 
@@ -170,10 +132,10 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
 class _Daemon:
     """A mount from its first request to its end."""
 
-    def __init__(self, fs: Filesystem, writing: Session | None, figures: Figures) -> None:
-        self._fs = fs
-        self._writing = writing
+    def __init__(self, session: Session, figures: Figures) -> None:
+        self._session = session
         self._figures = figures
+        self._url = session.source.store.url
         self._is_given_up = False  # it was told to end, and what is pending could not be committed
         self._has_conflicts = False  # it was told to end, and something no longer fitted the source, at least
 
@@ -184,33 +146,28 @@ class _Daemon:
         """
         async with open_nursery() as nursery:
             nursery.start_soon(self._figures.run)
-            try:
-                is_committed = await self._serve(ready, notes)
-            finally:
-                await self._fs.worker.end()
-            is_gone = self._writing is not None and self._writing.journal.has_vanished
-            self._figures.ended(is_committed, is_journal_gone=is_gone)
+            is_committed = await self._serve(ready, notes)
+            self._figures.ended(is_committed)
             nursery.cancel_scope.cancel()
         return is_committed
 
     async def _serve(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:
-        fs, writing = self._fs, self._writing
-        await fs.start()
-        found: list[str | None] = [*notes]
+        session = self._session
+        problems = await session.start()
+        fs = session.fs
         if not notes and fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
-            found = [unsharded(await fs.hierarchy.node(""))]
-        found = [await writing.start() if writing is not None else None, await self._figures.serve(), *found]
-        note = "; ".join(part for part in found if part) or None
+            is_unsharded = unsharded(await fs.hierarchy.node(""))
+            notes = [is_unsharded] if is_unsharded is not None else []
+        note = "; ".join(part for part in (problems, await self._figures.serve(), *notes) if part) or None
         async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
             async with trio.open_nursery() as nursery:
                 await watching.start(self._end_on_signal, nursery)
-                if writing is not None:
-                    nursery.start_soon(writing.writer.commits.run)
+                nursery.start_soon(session.run)
                 nursery.start_soon(self._announce, ready, note)
                 await pyfuse3.main(max_tasks=_MAX_REQUESTS)
                 self._figures.end()
                 nursery.cancel_scope.cancel()
-            is_committed = writing is None or await writing.finish(commit=not self._is_given_up)
+            is_committed = await session.finish(commit=not self._is_given_up)
             is_committed = is_committed and not self._has_conflicts
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # all that is left is to unmount and to release the lock
             watching.cancel_scope.cancel()
@@ -221,7 +178,7 @@ class _Daemon:
         try:
             ready(note)
         except OSError:
-            log.warning("nobody waits for the mount of %s; unmounting", self._fs.store.url)
+            log.warning("nobody waits for the mount of %s; unmounting", self._url)
             pyfuse3.terminate()
 
     async def _end_on_signal(self, requests: trio.Nursery, task_status: "trio.TaskStatus[None]") -> None:
@@ -244,11 +201,10 @@ class _Daemon:
                     requests.start_soon(self._end_requests, requests.cancel_scope)
 
     async def _end_requests(self, requests: trio.CancelScope) -> None:
-        if self._writing is not None:
-            self._has_conflicts = not await self._writing.commit()
-            self._is_given_up = self._writing.is_stuck
+        self._has_conflicts = not await self._session.commit()
+        self._is_given_up = self._session.is_stuck
         pyfuse3.terminate()
-        if self._writing is None or self._is_given_up:
+        if self._session.writing is None or self._is_given_up:
             await trio.sleep(_GRACE_SECONDS)
-            log.warning("requests that wait for %s are given up", self._fs.store.url)
+            log.warning("requests that wait for %s are given up", self._url)
             requests.cancel()

@@ -1,9 +1,8 @@
 """The figures of a server: what it counts of its clients, and what Prometheus and systemd are told."""
 
-import os
-import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,10 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from shardfs.dataset.statistics import Snapshot
 from shardfs.errors import counted
 from shardfs.serve.options import ServeOptions
-from shardfs.service.log import path as log_path
-from shardfs.service.process import resident_nbytes
+from shardfs.service.figures import ProcessFigures
 from shardfs.service.prometheus import SERVER, exposition
-from shardfs.version import __version__
 from shardfs.vfs.all_views import Views
 
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "POST"})
@@ -66,9 +63,8 @@ class Figures:
     def __init__(self, views: Views, options: ServeOptions, url: str) -> None:
         self.traffic = Traffic()
         self._views = views
-        self._options = options
         self._url = url
-        self._begun = time.monotonic()
+        self._process = ProcessFigures(views.main.source, url, view=options.view_words, access=options.access)
 
     def exposition(self) -> str:
         """Return all figures in the text format of Prometheus."""
@@ -82,23 +78,7 @@ class Figures:
         return f"{clients}{chunks}{f': {pending.reason}' if pending.reason else ''}"
 
     def _take(self) -> Snapshot:
-        main, options, pending = self._views.main, self._options, self._views.main.pending()
-        counts = main.source.statistics.counts()
-        return Snapshot(
-            version=__version__,
-            source=main.source.store.url,
-            mountpoint=self._url,
-            view=options.view + (", decoded" if options.decode else ""),
-            access="read-write" if options.write else "read-only",
-            pid=os.getpid(),
-            log=log_path(),
-            uptime_seconds=time.monotonic() - self._begun,
-            memory_bytes=resident_nbytes(),
-            open_files=sum(len(paths.fs.open_files) for paths in self._views.all),
-            pending_chunks=pending.nchunks,
-            pending_bytes=pending.nbytes,
-            pending_age_seconds=pending.age,
-            pending_reason=pending.reason,
-            counts={name: value for name, value in counts.items() if name not in _OF_A_MOUNT},
-            store=main.source.store.statistics(),
-        )
+        nopen_files = sum(len(paths.fs.open_files) for paths in self._views.all)
+        snapshot = self._process.snapshot(self._views.main.pending(), nopen_files)
+        counts = {name: value for name, value in snapshot.counts.items() if name not in _OF_A_MOUNT}
+        return replace(snapshot, counts=counts)

@@ -3,12 +3,12 @@
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 import trio
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.dataset.maintenance.walk import note_on
 from shardfs.serve.figures import Figures
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
@@ -18,6 +18,7 @@ from shardfs.service.process import Systemd, more_time, raise_file_limit
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.all_views import open_views
+from shardfs.vfs.session import notes_on
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +47,16 @@ async def _serve(
     async with open_nursery() as nursery:
         report = _Report(systemd)
         nursery.start_soon(report.run)
-        async with (
-            open_source(url, store_options, ttl=options.metadata_ttl, max_open=max_open) as source,
-            open_views(source, options) as views,
-        ):
+        async with AsyncExitStack() as stack:
+            opening = open_source(url, store_options, ttl=options.metadata_ttl, max_open=max_open)
+            source = await stack.enter_async_context(opening)
+            notes = await notes_on(source, options)
+            views = await stack.enter_async_context(open_views(source, options))
             logging.getLogger("shardfs").addHandler(LastError(source.statistics))
             figures = Figures(views, options, address)
             server = Server(Site(views, options, figures).answer, options.limits, figures.traffic)
             await nursery.start(_end_on_signal, server, report)
-            ready(address, await note_on(source))
+            ready(address, "; ".join(part for part in (views.main.problems, *notes) if part) or None)
             report.is_ready(figures)
             await server.run(listeners)
         nursery.cancel_scope.cancel()

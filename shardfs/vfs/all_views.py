@@ -12,7 +12,7 @@ from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, 
 from shardfs.stores.base import Content
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.options import TreeOptions
-from shardfs.vfs.paths import Paths, open_tree
+from shardfs.vfs.paths import Paths, open_paths
 
 
 class Form(NamedTuple):
@@ -108,7 +108,7 @@ async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[View
     """
     cache = ChunkCache(options.decode_cache, source.statistics)
     async with AsyncExitStack() as stack:
-        main = await stack.enter_async_context(open_tree(source, options, cache))
+        main = await stack.enter_async_context(open_paths(source, options, cache))
         others: dict[str, Paths | SourceError] = {}
         for name, form in FORMS.items():
             if form == (options.view, options.decode):
@@ -122,7 +122,7 @@ async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[View
                 draft=options.draft if form.view == "v3" else None,
             )
             try:
-                others[name] = await stack.enter_async_context(open_tree(source.beside(), shown, cache))
+                others[name] = await stack.enter_async_context(open_paths(source.beside(), shown, cache))
             except SourceError as reason:
                 others[name] = reason
         yield Views(main, others)

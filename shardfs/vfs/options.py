@@ -83,3 +83,13 @@ class TreeOptions:
         for mistake, is_made in mistakes.items():
             if is_made:
                 raise UsageError(mistake)
+
+    @property
+    def access(self) -> str:
+        """Whether files can be written, in a word."""
+        return "read-write" if self.write else "read-only"
+
+    @property
+    def view_words(self) -> str:
+        """The view, in words."""
+        return self.view + (", decoded" if self.decode else "")

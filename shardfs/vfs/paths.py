@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from secrets import token_hex
 from stat import S_IMODE
@@ -17,8 +17,7 @@ import trio
 
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.layout import Pending, pending_in
-from shardfs.dataset.state.slots import hold
+from shardfs.dataset.layout import Pending
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -34,13 +33,11 @@ from shardfs.stores.base import Buffer, Content, Kind, Stat, in_pieces, join_key
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, FileHandle, OpenedFile, Owner, cookie_of
 from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.options import TreeOptions
-from shardfs.vfs.session import Session
+from shardfs.vfs.session import Session, WritingSession, open_tree
 from shardfs.vfs.versions import Version, Versions
-from shardfs.vfs.views import make_view
 from shardfs.vfs.write_buffer import BufferBytes, Event, WriteBuffer
 
 _MAX_LINKS: Final = 40
@@ -68,22 +65,23 @@ _ROOT: Final = _Directory(ROOT, math.inf)
 
 
 class Paths:
-    """The files of *fs*, the tree of *source*, by paths relative to its root, which is "".
+    """The files of the tree *fs* of a *session*, by paths relative to its root, which is "".
 
-    With *session*, they may be changed.
+    *problems* are those found when it started.
     A symbolic link is followed within the source. As the kernel does for a mount, it keeps the numbers of
     directories for their TTL, but not across a change that may give a name another meaning.
     All methods raise `NotFoundError` and `NotADirectoryHereError` for names that do not exist, and the errors of the
     tree.
     """
 
-    def __init__(self, source: Source, fs: Filesystem, session: Session | None = None) -> None:
-        self.source = source
-        self.fs = fs
+    def __init__(self, session: Session, problems: str | None = None) -> None:
+        self.problems = problems
+        self.source = session.source
+        self.fs = fs = session.fs
         self._session = session
-        self._owner = Owner(os.geteuid(), os.getegid()) if session is not None else Owner(0, 0)
-        self._umask = _umask() if session is not None else 0
-        self._clock = source.hierarchy.clock
+        self._owner = Owner(os.geteuid(), os.getegid()) if self.is_writable else Owner(0, 0)
+        self._umask = _umask() if self.is_writable else 0
+        self._clock = session.source.hierarchy.clock
         self._directories: Cache[str, _Directory] = Cache(
             lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.forget(directory.ino, 1)
         )
@@ -93,7 +91,7 @@ class Paths:
     @property
     def is_writable(self) -> bool:
         """Whether files may be changed."""
-        return self._session is not None
+        return self._session.writing is not None
 
     async def attributes(self, path: str) -> Attributes:
         """Return the attributes of a file or a directory."""
@@ -263,12 +261,13 @@ class Paths:
 
     def pending(self) -> Pending:
         """Return what was published and is not committed."""
-        return Pending() if self._session is None else pending_in(self._session.writer.commits.pending)
+        return self._session.pending()
 
-    def _writable(self) -> Session:
-        if self._session is None:
+    def _writable(self) -> WritingSession:
+        writing = self._session.writing
+        if writing is None:
             raise ReadOnlyError(f"{self.fs.store.url} was opened to be read only; open it with write=True")
-        return self._session
+        return writing
 
     @asynccontextmanager
     async def _at(self, path: str, *, makes: bool = False) -> AsyncIterator[Attributes]:
@@ -396,57 +395,30 @@ async def pieces_of(
 
 
 @asynccontextmanager
-async def open_paths(source: Source, options: TreeOptions) -> AsyncIterator[Paths]:
+async def open_paths(
+    source: Source, options: TreeOptions, chunk_cache: ChunkCache | None = None
+) -> AsyncIterator[Paths]:
     """Open the tree of *source* for the length of a block, at the end of which all that was published is committed.
 
-    Raises `SourceError` if there is nothing to show, or if it is to be changed and another process does so; at the end
-    `StoreError`, if something could not be committed and stays in the journal.
+    *chunk_cache* may be that of other trees too. Raises `SourceError` if there is nothing to show, or if it is to be
+    changed and another process does so; at the end `StoreError`, if something could not be committed and stays in the
+    journal.
     """
-    async with open_tree(source, options, ChunkCache(options.decode_cache, source.statistics)) as paths:
-        yield paths
-
-
-@asynccontextmanager
-async def open_tree(source: Source, options: TreeOptions, cache: ChunkCache) -> AsyncIterator[Paths]:
-    """Do what `open_paths` does, with a *cache* of decoded chunks that may be that of other trees too."""
-    store = source.writable if options.write else source.store
-    with hold(store) if options.write else nullcontext() as state:
-        view = make_view(
-            options.view,
-            store,
-            decoded=options.decode,
-            separator=options.dimension_separator,
-            fills_missing=options.fill_missing,
-            draft=options.draft,
-        )
-        session = None
-        if state is not None:
-            session = Session(
-                source, view, cache, state, options.shards, options.auto_compact, single_writer=options.single_writer
-            )
-        fs = Filesystem(store, source.hierarchy, view, cache, ttl=store.ttl) if session is None else session.fs
+    async with open_tree(source, options, chunk_cache) as session:
+        problems = await session.start()
         try:
-            if session is None:
-                await fs.start()
-                yield Paths(source, fs)
-                return
-            await fs.start()
-            await session.start()
-            try:
-                async with open_nursery() as nursery:
-                    nursery.start_soon(session.writer.commits.run)
-                    yield Paths(source, fs, session)
-                    nursery.cancel_scope.cancel()
-            finally:
-                with trio.CancelScope(shield=True):
-                    is_committed = await session.finish()
-            if not is_committed:
-                raise StoreError(
-                    f"not everything that was written to {store.url} could be committed; it stays in "
-                    f"{session.state.root}, for the next one who opens it with write=True or mounts it with --write"
-                )
+            async with open_nursery() as nursery:
+                nursery.start_soon(session.run)
+                yield Paths(session, problems)
+                nursery.cancel_scope.cancel()
         finally:
-            await fs.worker.end()
+            with trio.CancelScope(shield=True):
+                is_committed = await session.finish()
+        if not is_committed and session.writing is not None:
+            raise StoreError(
+                f"not everything that was written to {source.store.url} could be committed; it stays in "
+                f"{session.writing.state.root}, for the next one who opens it with write=True or mounts it with --write"
+            )
 
 
 async def _write(handle: FileHandle, data: Buffer | Content, path: str) -> None:

@@ -1,31 +1,93 @@
-"""The life of a writing mount: the journal is replayed, used, and emptied."""
+"""The life of a tree: its source is looked at and, if it may be changed, the journal is replayed, used, and emptied."""
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.recovery import describe_damage, open_journal, recover_command, replay
+from shardfs.dataset.journal.recovery import (
+    describe_damage,
+    find_unstored,
+    open_journal,
+    recover_command,
+    replay,
+)
+from shardfs.dataset.layout import Pending, pending_in
+from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on
 from shardfs.dataset.state.directory import StateDirectory, shown
-from shardfs.dataset.state.slots import slots_of
+from shardfs.dataset.state.slots import hold, slots_of
 from shardfs.dataset.writer import Writer
-from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
+from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted
 from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.views import View
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.views import View, make_view
 from shardfs.vfs.writable import WritableFilesystem
 
 log = logging.getLogger(__name__)
 
 
 class Session:
-    """What a writing mount has in addition to a read-only one.
+    """A tree, *fs*, from the first look at its *source* to the end; this one is only read.
 
-    The caller holds the lock of the directory *state*, which contains the journal. *view* is an `EditableView`.
-    *single_writer*: the user says that nobody else writes to the source. Raises `StoreError` for a journal that cannot
-    be read.
+    *is_stuck*: the last commit failed for another reason than conflicts, and the next one may, too.
     """
+
+    is_stuck = False
+
+    def __init__(self, source: Source, fs: Filesystem) -> None:
+        self.source = source
+        self.fs = fs
+
+    @property
+    def writing(self) -> "WritingSession | None":
+        """This session, if the tree may be changed."""
+        return None
+
+    @property
+    def is_journal_gone(self) -> bool:
+        """Whether somebody has removed the journal, and what was pending with it."""
+        return False
+
+    async def start(self) -> str | None:
+        """Look at the source; return the problems found.
+
+        Raises an error if it cannot be read, and `SourceError` if there is nothing to show.
+        """
+        await self.fs.start()
+        return None
+
+    async def run(self) -> None:
+        """Commit what is due, until cancelled."""
+
+    def pending(self) -> Pending:
+        """Return what was published and is not committed."""
+        return Pending()
+
+    async def commit(self) -> bool:
+        """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
+        return True
+
+    async def finish(self, *, commit: bool = True) -> bool:
+        """Commit everything and close the journal; return whether that succeeded. Failures are logged.
+
+        Without *commit*, because that has just failed, pending changes stay for the next session.
+        """
+        return commit
+
+
+class WritingSession(Session):
+    """The session of a tree that may be changed.
+
+    The caller holds the lock of the directory *state*, which contains the journal. *view* is an `EditableView`. Raises
+    `StoreError` for a journal that cannot be read.
+    """
+
+    fs: WritableFilesystem
 
     def __init__(
         self,
@@ -33,39 +95,49 @@ class Session:
         view: View,
         chunk_cache: ChunkCache,
         state: StateDirectory,
-        chunks_per_shard: tuple[int, ...] | None = None,
-        auto_compact: float | None = None,
+        options: TreeOptions,
         *,
-        single_writer: bool = False,
         disk: Syscalls = SYSCALLS,
     ) -> None:
-        self.source = source
         self.state = state
-        self._single_writer = single_writer
-        self.is_stuck = False  # the last commit failed for another reason than conflicts, and the next one may, too
+        self._single_writer = options.single_writer
         self._contents, self.journal = open_journal(state.journal, disk)
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
-        self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
-        self.fs = WritableFilesystem(
-            source.writable,
-            source.hierarchy,
-            view,
-            chunk_cache,
-            ttl=source.store.ttl,
-            scratch=state.scratch_key,
-            writer=self.writer,
-            buffers=state.drafts,
-            copies=state.drafts_key,
-            orphans=state.staged_key,
-            chunks_per_shard=chunks_per_shard,
+        self.writer = Writer(source, self.journal, self.conflicts, auto_compact=options.auto_compact)
+        super().__init__(
+            source,
+            WritableFilesystem(
+                source.writable,
+                source.hierarchy,
+                view,
+                chunk_cache,
+                ttl=source.store.ttl,
+                scratch=state.scratch_key,
+                writer=self.writer,
+                buffers=state.drafts,
+                copies=state.drafts_key,
+                orphans=state.staged_key,
+                chunks_per_shard=options.shards,
+            ),
         )
 
-    async def start(self) -> str | None:
-        """Replay what earlier mounts published and did not commit; return the problems found.
+    @property
+    def writing(self) -> "WritingSession":
+        """This session."""
+        return self
 
-        Raises `StoreError` if a chunk that this view passes through as a file cannot be committed: programs would not
-        see it, and its commit would replace what they write.
+    @property
+    def is_journal_gone(self) -> bool:
+        """Whether somebody has removed the journal, and what was pending with it."""
+        return self.journal.has_vanished
+
+    async def start(self) -> str | None:
+        """Look at the source, and replay what earlier sessions published and did not commit; return the problems found.
+
+        Raises the errors of a session that only reads, and `StoreError` if a chunk that this view passes through as a
+        file cannot be committed: programs would not see it, and its commit would replace what they write.
         """
+        await self.fs.start()
         await self.source.writable.start_writing(self.state.root, single_writer=self._single_writer)
         for draft in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
             await self.source.writable.unlink(join_key(self.state.drafts_key, draft.name))
@@ -88,9 +160,17 @@ class Session:
             left = slot.state.left() if slot.state != self.state and not slot.is_in_use else []
             if left:
                 whose = f"{' and '.join(left)}, of {slot.holder or 'a mount that was killed'}"
-                problems.append(f"{slot.state.root} has {whose}, which this mount does not show")
+                problems.append(f"{slot.state.root} has {whose}, which is not shown here")
                 log.warning("%s", problems[-1])
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
+
+    async def run(self) -> None:
+        """Commit what is due, until cancelled."""
+        await self.writer.commits.run()
+
+    def pending(self) -> Pending:
+        """Return what was published and is not committed."""
+        return pending_in(self.writer.commits.pending)
 
     async def commit(self) -> bool:
         """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
@@ -112,7 +192,7 @@ class Session:
     async def finish(self, *, commit: bool = True) -> bool:
         """Commit everything and close the journal; return whether that succeeded. Failures are logged.
 
-        Without *commit*, because that has just failed, pending changes stay for the next mount.
+        Without *commit*, because that has just failed, pending changes stay for the next session.
         """
         is_committed = commit and await self.commit()
         for journal in (self.journal, self.conflicts):
@@ -122,3 +202,54 @@ class Session:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
         return is_committed
+
+
+@asynccontextmanager
+async def open_tree(
+    source: Source, options: TreeOptions, chunk_cache: ChunkCache | None = None, *, mountpoint: str | None = None
+) -> AsyncIterator[Session]:
+    """Make the tree of *source* that *options* ask for, for the length of a block; it has not started yet.
+
+    A tree that may be changed holds the lock of the source during the block; *mountpoint* is where it is mounted, if it
+    is. The caller starts the session, runs it, and finishes it. *chunk_cache* may be that of other trees too. Raises
+    `SourceError` if the source is to be changed and another process does so, or it can only be read.
+    """
+    store = source.writable if options.write else source.store
+    chunk_cache = chunk_cache or ChunkCache(options.decode_cache, source.statistics)
+    view = make_view(
+        options.view,
+        store,
+        decoded=options.decode,
+        separator=options.dimension_separator,
+        fills_missing=options.fill_missing,
+        draft=options.draft,
+    )
+    with hold(store, mountpoint) if options.write else nullcontext() as state:
+        if state is not None:
+            session: Session = WritingSession(source, view, chunk_cache, state, options)
+        else:
+            session = Session(source, Filesystem(store, source.hierarchy, view, chunk_cache, ttl=store.ttl))
+        try:
+            yield session
+        finally:
+            await session.fs.worker.end()
+
+
+async def notes_on(source: Source, options: TreeOptions) -> list[str]:
+    """Return what the user should know who opens *source* with *options*.
+
+    Raises `SourceError` if it is in another format, and is to be read in a view that shows nothing of it.
+    """
+    store, notes = source.store, []
+    foreign = foreign_source(source)
+    if foreign not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
+        raise SourceError(f"{store.url} cannot be shown in this view: {foreign}")
+    unstored = find_unstored(store) if not options.write else None
+    if unstored is not None:
+        notes.append(f"it has {unstored.what}, and that is not shown here: {unstored.way_out}")
+        log.warning("%s: %s", store.url, notes[-1])
+    note = await note_on(source)
+    is_filled = note in (EMPTY, NO_ZARR) and options.shards is not None
+    if note is not None and not is_filled:
+        notes.append(note)
+    return notes

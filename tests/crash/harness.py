@@ -25,7 +25,8 @@ from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.handles import Owner
-from shardfs.vfs.session import Session
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.session import WritingSession
 from shardfs.vfs.views import ZarrV2, ZarrV3
 from shardfs.vfs.writable import WritableFilesystem
 from tests.support.opened import find, read_file
@@ -67,7 +68,7 @@ async def apply(root: Path, disk: Syscalls) -> None:
 class Process:
     """One life of a writing mount; chunks and documents are written to as files."""
 
-    writing: Session
+    writing: WritingSession
     is_v2: bool = False
 
     @classmethod
@@ -80,8 +81,8 @@ class Process:
         make_state(root)
         state = StateDirectory(str(root))
         view = ZarrV2() if v2 else ZarrV3()
-        writing = Session(source, view, ChunkCache(0, source.statistics), state, disk=journal or disk)
-        await writing.fs.start()
+        options = TreeOptions(write=True)
+        writing = WritingSession(source, view, ChunkCache(0, source.statistics), state, options, disk=journal or disk)
         await writing.start()
         return cls(writing, v2)
 

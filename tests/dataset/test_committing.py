@@ -36,7 +36,7 @@ from shardfs.stores.base import Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs.session import Session
+from shardfs.vfs.session import WritingSession
 from tests.crash.harness import Process, make_state, stored
 from tests.crash.histories import INNER, NCHUNKS, PER_SHARD, make_source, payload_of
 from tests.support.gated import GatedStore
@@ -171,7 +171,7 @@ async def test_what_is_published_stays_in_its_order_while_another_program_resize
     await process.commit()
     await process.write("end", 0, b"new")
     if is_replayed:
-        monkeypatch.setattr(Session, "commit", AsyncMock())  # as if its shard could not be committed yet
+        monkeypatch.setattr(WritingSession, "commit", AsyncMock())  # as if its shard could not be committed yet
         process = await Process.start(arrays, QuickDisk())
         assert process.writing.writer.commits.npending == 1
     await process.write("end", PER_SHARD, b"of a shard that is not stored")

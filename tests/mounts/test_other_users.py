@@ -167,7 +167,7 @@ def test_who_reads_beside_a_writer_is_told_how_to_have_everything_committed(
     advice = f"run `shardfs flush {first.path}`"
     reader = mount(source)
     assert advice in reader.log
-    assert "--write" not in reader.log.split("and that this mount does not show")[1]
+    assert "--write" not in reader.log.split("and that is not shown here")[1]
     for part in (source, source / "image"):  # also of a source within that of the mount
         done = run("pack", part, public / f"packed-{part.name}")
         assert (done.returncode, advice in done.stderr) == (FAILED, True), done.stderr

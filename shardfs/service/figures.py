@@ -1,0 +1,43 @@
+"""The figures of this process, whatever it does with a source."""
+
+import os
+import time
+
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.layout import Pending
+from shardfs.dataset.statistics import Snapshot
+from shardfs.service.log import path as log_path
+from shardfs.service.process import resident_nbytes
+from shardfs.version import __version__
+
+
+class ProcessFigures:
+    """What does not change of the figures: *source* is shown at *place*, in this *view*, with this *access*."""
+
+    def __init__(self, source: Source, place: str, *, view: str, access: str) -> None:
+        self._source = source
+        self._place = place
+        self._view = view
+        self._access = access
+        self._begun = time.monotonic()
+
+    def snapshot(self, pending: Pending, nopen_files: int) -> Snapshot:
+        """Return the figures now; *pending* is what is not committed."""
+        return Snapshot(
+            version=__version__,
+            source=self._source.store.url,
+            mountpoint=self._place,
+            view=self._view,
+            access=self._access,
+            pid=os.getpid(),
+            log=log_path(),
+            uptime_seconds=time.monotonic() - self._begun,
+            memory_bytes=resident_nbytes(),
+            open_files=nopen_files,
+            pending_chunks=pending.nchunks,
+            pending_bytes=pending.nbytes,
+            pending_age_seconds=pending.age,
+            pending_reason=pending.reason,
+            counts=self._source.statistics.counts(),
+            store=self._source.store.statistics(),
+        )
