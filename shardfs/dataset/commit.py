@@ -100,7 +100,7 @@ class GroupCommit:
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
         self._full: dict[ShardQueue, None] = {}  # those of which all chunks are pending; perhaps not by a later layout
         self.npending = 0
-        self.nwaiting = 0  # waiting for room in the journal
+        self._nwaiting = 0  # waiting for room in the journal
         self.room_at_failure = 0  # bytes free on the disk of the journal when a commit last failed
         self.wanted = trio.Event()  # wakes `run`
         self.progress = trio.Event()  # set and replaced after each batch, and each change of a shard
@@ -147,7 +147,16 @@ class GroupCommit:
             return
         ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
         if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
-            queue.ahead_at = grown.committed_at + _PAUSE
+            queue.hurry(grown.committed_at + _PAUSE)
+
+    async def wait_for_room(self) -> None:
+        """Wait for the end of a batch, and let shards that are not idle be committed until then."""
+        self._nwaiting += 1
+        self.wanted.set()
+        try:
+            await self.progress.wait()
+        finally:
+            self._nwaiting -= 1
 
     def pending_below(self, path: str) -> Sequence[ShardQueue]:
         """Return the shards with pending changes in arrays at and below *path*."""
@@ -226,7 +235,7 @@ class GroupCommit:
         nconflicts, attempts = self.nconflicts, _ATTEMPTS
         asked = {queue: [*queue.changes.values()] for queue in self.pending_below(below)}
         for queue in asked:
-            queue.locked_since = None  # an explicit flush starts the patience again
+            queue.be_patient()  # an explicit flush starts the patience again
         failure: ShardfsError | None = None
         while attempts:
             wanted = [queue for queue, changes in asked.items() if queue.has_any(changes)]
@@ -261,7 +270,8 @@ class GroupCommit:
         Without *contents*, the shard is removed, whatever is in it.
         """
         queue = self.queue(layout, shard)
-        queue.locked_since, attempts = None, _ATTEMPTS
+        attempts = _ATTEMPTS
+        queue.be_patient()
         while attempts:
             try:
                 async with self._turn(), queue.lock, self._edit(queue, layout) as edit:
@@ -345,7 +355,7 @@ class GroupCommit:
         owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
         async with AsyncExitStack() as own:
             edit = await own.enter_async_context(self._edit(queue, array.layout, **owner))
-            queue.locked_since = None
+            queue.be_patient()
             if edit.snapshot is not None or first is not None:
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 commit = await self._plan(queue, array.layout, contents, records, edit)
@@ -444,7 +454,7 @@ class GroupCommit:
             return False
         level = layout.grid.levels[0]
         version = self._source.shards.generations.of(layout, shard, old.snapshot.stat)
-        version.begins_with_chunk |= level.index_at_start or old.index.first_live_byte == 0
+        version.saw_beginning(is_chunk=level.index_at_start or old.index.first_live_byte == 0)
         index = level.index_codecs.decode(new.index, layout.grid.index_shape(shard), new.splice.nbytes)
         ndead = index.shard_nbytes - index.live_nbytes
         return version.begins_with_chunk and ndead >= self._auto_compact * index.shard_nbytes
@@ -556,7 +566,7 @@ class GroupCommit:
         Somebody may wait for room though little is live: one old record keeps its segment and all later ones.
         """
         journal = self.journal
-        if self.nwaiting or self.npending > _FULL * MAX_PENDING or journal.live_nbytes > _FULL * journal.max_nbytes:
+        if self._nwaiting or self.npending > _FULL * MAX_PENDING or journal.live_nbytes > _FULL * journal.max_nbytes:
             return True
         return journal.is_full
 

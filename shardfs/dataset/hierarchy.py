@@ -390,7 +390,7 @@ class Hierarchy:
         contents = await self._parse(was.document, node.context)
         kind = self._kind(node.path, contents, was.document, was.document_stat)
         if isinstance(kind, StoredArray):
-            removed.was = kind  # its directory may have been moved
+            removed.read_as(kind)  # its directory may have been moved
         return replace(node, kind=removed, in_image=contents.in_image, shown=contents.shown)
 
     def _kind(self, path: str, contents: Contents, document: bytes, document_stat: Stat) -> Group | StoredArray:

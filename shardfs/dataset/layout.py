@@ -104,6 +104,10 @@ class ShardVersion:
     begins_with_chunk: bool = False
     is_ours: bool = False
 
+    def saw_beginning(self, *, is_chunk: bool) -> None:
+        """Note whether its first bytes are those of a chunk, or of an index, now."""
+        self.begins_with_chunk |= is_chunk
+
 
 @dataclass(eq=False, weakref_slot=True, slots=True)
 class ArrayLayout:
@@ -376,6 +380,14 @@ class ShardQueue:
     def fail(self, error: ShardfsError) -> None:
         """Record the error that prevents the shard from being committed."""
         self.error, self.retry_at = error, trio.current_time() + _RETRY
+
+    def hurry(self, at: float) -> None:
+        """Let the shard be due at once, but not before the time *at*."""
+        self.ahead_at = at
+
+    def be_patient(self) -> None:
+        """Begin to wait anew for another program that may hold its lock."""
+        self.locked_since = None
 
     def give_way(self, error: ShardfsError) -> None:
         """Leave the shard alone for a random time: whoever changed it first may have more to change."""

@@ -138,6 +138,10 @@ class RemovedArray:
         self._key = join_key(path, DOCUMENT)
         self._stat = was.document_stat
 
+    def read_as(self, was: StoredArray) -> None:
+        """Note that its document was read again."""
+        self.was = was
+
     async def stored(self) -> Stat | None:
         """Return the status of what is stored under the name of the document; None if nothing is."""
         try:

@@ -113,7 +113,7 @@ class Writer:
                 if pending is None or pending.fingerprint == change.fingerprint:
                     if not queue.changes:
                         await self.source.writable.check_writable(queue.key)
-                    change.superseded = await array.stored_entry(change.coords)
+                    change.supersedes(await array.stored_entry(change.coords))
                     self.commits.supersede(queue)
                     async with self.journal.appending:
                         if nbytes > _IN_LOOP_NBYTES:
@@ -150,12 +150,7 @@ class Writer:
         commits = self.commits
         if commits.is_busy or any(queue.error is None for queue in commits.pending):
             before = commits.npending
-            commits.nwaiting += 1
-            commits.wanted.set()
-            try:
-                await commits.progress.wait()
-            finally:
-                commits.nwaiting -= 1
+            await commits.wait_for_room()
             if commits.npending >= before and not self.has_room(nbytes):
                 await self._clean()
             return

@@ -193,11 +193,10 @@ class Journal:
         if not isinstance(record, Checkpoint):
             self._forget(record)
             self._live[record.subject] = segment, record
-            segment.nlive += 1
+            segment.counts(1)
             self.live_nbytes += whole_nbytes
-        record.sequence, record.payload = sequence, Payload(segment.descriptor, payload_at, nbytes)
-        record.nbytes = whole_nbytes
-        segment.end += whole_nbytes
+        record.placed(sequence, Payload(segment.descriptor, payload_at, nbytes), whole_nbytes)
+        segment.appended(whole_nbytes)
         self.last_sequence = sequence
         return record
 
@@ -258,7 +257,7 @@ class Journal:
                         self._disk.sync(segment.descriptor.fd)
                     except OSError as error:
                         raise self._lost(f"could not be made durable: {error.strerror}") from None
-                    segment.synced = end
+                    segment.is_durable_to(end)
             if not are_named:
                 self._sync_names()
             self.synced_sequence = sequence
@@ -344,8 +343,9 @@ class Journal:
         """Count the live record of the same subject, if there is one, as live no more."""
         found = self._live.pop(record.subject, None)
         if found is not None:
-            found[0].nlive -= 1
-            self.live_nbytes -= found[1].nbytes
+            segment, old = found
+            segment.counts(-1)
+            self.live_nbytes -= old.nbytes
 
     def _checkpoint(self) -> None:
         """Record what was released, if there is room for that."""
@@ -379,7 +379,7 @@ class Journal:
     def _remove(self, segment: Segment) -> None:
         """Remove a segment, durably; a damaged one is kept under another name."""
         directory = self._directory.fd
-        segment.is_removed = True  # first, because `_look` runs in other threads
+        segment.removing(is_removed=True)  # first, because `_look` runs in other threads
         try:
             if segment.is_damaged:
                 self._disk.rename(segment.name, damaged_name(segment.name), directory, directory)
@@ -388,7 +388,7 @@ class Journal:
         except FileNotFoundError:
             pass
         except OSError as error:
-            segment.is_removed = False
+            segment.removing(is_removed=False)
             raise self._explained(error) from None
         self._sync_names()
 

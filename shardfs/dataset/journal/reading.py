@@ -75,6 +75,22 @@ class Segment:
     is_removed: bool = False
     nlive: int = 0
 
+    def appended(self, nbytes: int) -> None:
+        """Note that a record of *nbytes* bytes is at the end."""
+        self.end += nbytes
+
+    def counts(self, change: int) -> None:
+        """Note that one more of its records is live (1), or one less (-1)."""
+        self.nlive += change
+
+    def is_durable_to(self, end: int) -> None:
+        """Note that it is durable up to *end*, with its name."""
+        self.synced = end
+
+    def removing(self, *, is_removed: bool) -> None:
+        """Note that this process removes it, or that it could not."""
+        self.is_removed = is_removed
+
 
 @dataclass(slots=True)
 class JournalContents:
@@ -119,7 +135,7 @@ def read_journal(directory: Descriptor) -> JournalContents:
     live = {*sequences[~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
     contents.live = [found for found in contents.live if found[1].sequence in live]
     for segment, _ in contents.live:
-        segment.nlive += 1
+        segment.counts(1)
     return contents
 
 
@@ -174,7 +190,7 @@ def _read_segment(
             if isinstance(record, Checkpoint):
                 released.append(unpack_ranges(record))
             else:
-                record.nbytes = found.end - found.begin
+                record.placed(record.sequence, record.payload, found.end - found.begin)
                 contents.live.append((segment, record))
         except CorruptionError as error:
             segment.is_damaged = True

@@ -107,6 +107,10 @@ class _Record:
     payload: Payload = field(default=_UNPLACED, kw_only=True, compare=False)
     nbytes: int = field(default=0, kw_only=True, compare=False, repr=False)
 
+    def placed(self, sequence: int, payload: Payload, nbytes: int) -> None:
+        """Note where it is in a journal."""
+        self.sequence, self.payload, self.nbytes = sequence, payload, nbytes
+
 
 @dataclass(slots=True)
 class _ChunkRecord(_Record):
@@ -128,6 +132,10 @@ class _ChunkRecord(_Record):
     def subject(self) -> Hashable:
         """What it is about: the latest record of a subject counts, and none of another array that had the path."""
         return "chunk", self.path, self.coords, self.fingerprint
+
+    def supersedes(self, entry: tuple[int, int] | None) -> None:
+        """Note the index entry over which it is about to be published."""
+        self.superseded = entry
 
 
 @dataclass(slots=True)

@@ -101,19 +101,27 @@ def undo_record(
     *index* is the new index if the shard, which is *old*, is appended to in place.
     """
     snapshot = edit.snapshot
-    undo = UndoRecord(0, path, shard, key, edit.temporary)
     if index is None or old is None or splice is None or snapshot is None or snapshot.stat.file is None:
-        return undo
-    undo.inode, undo.old_nbytes, undo.planned_nbytes = snapshot.stat.file[1], snapshot.size, splice.nbytes
-    undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
+        return UndoRecord(0, path, shard, key, edit.temporary)
     added: list[Content] = []
     position = 0
     for piece in splice.pieces:
-        if position >= undo.old_nbytes:
+        if position >= snapshot.size:
             added.append(snapshot.content(piece.offset, piece.nbytes) if isinstance(piece, Kept) else piece)
         position += piece.nbytes
-    undo.checksum = checksum_of(added)
-    return undo
+    return UndoRecord(
+        0,
+        path,
+        shard,
+        key,
+        edit.temporary,
+        inode=snapshot.stat.file[1],
+        old_nbytes=snapshot.size,
+        planned_nbytes=splice.nbytes,
+        checksum=checksum_of(added),
+        old_index_hash=hash_of(old.index.encoded),
+        new_index_hash=hash_of(index),
+    )
 
 
 async def undo_commits(source: Source, contents: JournalContents, *, apply: bool) -> list[Undone]:
