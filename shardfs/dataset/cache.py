@@ -39,6 +39,9 @@ class Cache(Generic[K, V]):
         self._loading: dict[K, trio.Event] = {}
         self._outdated: set[K] = set()  # of values that are being loaded
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def peek(self, key: K) -> V | None:
         """Return a value if it is cached, however old it is."""
         return self._values.get(key)

@@ -13,18 +13,20 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import Change, Put, Shrink, UndoRecord
 from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
-from shardfs.dataset.node import DOCUMENT, is_below
+from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.schedule import Schedule
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.errors import (
@@ -50,6 +52,7 @@ _PAUSE: Final = 0.25
 """Seconds between two looks at what is due."""
 
 _ATTEMPTS: Final = 24
+_MAX_GROWN: Final = 10_000  # arrays that grew
 _MAX_TOLD: Final = 10  # conflicts that are named
 _BATCH: Final = 16
 _BATCH_INDEX_NBYTES: Final = 4 * 2**20
@@ -62,9 +65,8 @@ _SMALL_BATCH: Final = 64
 _SYNCS_AT_ONCE: Final = 16
 
 
-@dataclass(slots=True)
-class _Grown:
-    """The *shape* that an array had before it grew on this mount, and when what lies beyond was last committed."""
+class _Grown(NamedTuple):
+    """The *shape* that an array had before it grew, the smallest one, and when what lies beyond was last committed."""
 
     shape: tuple[int, ...]
     committed_at: float = -math.inf
@@ -113,7 +115,7 @@ class GroupCommit:
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
-        self._grown: dict[str, _Grown] = {}  # by path; written by `grew`, read by `add`, until the mount ends
+        self._grown: Cache[str, _Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path; read by `add`
 
     @property
     def is_busy(self) -> bool:
@@ -129,21 +131,28 @@ class GroupCommit:
         return queue
 
     def grew(self, path: str, shape: tuple[int, ...]) -> None:
-        """Note that the array at *path*, of *shape* until now, has grown: what is published beyond is due at once.
+        """Note that the array at *path*, of *shape* until now, has grown: new chunks that lie beyond are due at once.
 
         Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
         """
-        grown = self._grown.setdefault(path, _Grown(shape))
-        before = grown.shape
-        grown.shape = tuple(map(min, before, shape)) if len(before) == len(shape) else shape
+        grown = self._grown.peek(path) or _Grown(shape)
+        if len(grown.shape) == len(shape):
+            shape = tuple(map(min, grown.shape, shape))
+        self._grown.put(path, _Grown(shape, grown.committed_at))
+
+    def began(self, path: str) -> None:
+        """Note that a new array is at *path*, which has not grown."""
+        self._grown.forget(path)
 
     def _hurry(self, queue: ShardQueue, change: Change) -> None:
-        """Let a shard be due at once if *change* is beyond the shape that its array had before it grew.
+        """Let a shard be due at once if *change* is a new chunk beyond the shape that its array had before it grew.
 
         An array is committed so at most every `_PAUSE` seconds: each commit appends an index.
         """
-        grown, grid = self._grown.get(queue.layout.path), queue.layout.grid
-        if grown is None or len(grown.shape) != len(change.coords) or queue.ahead_at is not None:
+        if not isinstance(change, Put) or change.superseded is not None or queue.ahead_at is not None:
+            return
+        grown, grid = self._grown.peek(queue.layout.path), queue.layout.grid
+        if grown is None or len(grown.shape) != len(change.coords):
             return
         ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
         if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
@@ -574,8 +583,9 @@ class GroupCommit:
         now = trio.current_time()
         due = self.pending.due(now)
         for queue in due:
-            if queue.ahead_at is not None and queue.layout.path in self._grown:
-                self._grown[queue.layout.path].committed_at = now
+            grown = self._grown.peek(queue.layout.path) if queue.ahead_at is not None else None
+            if grown is not None:
+                self._grown.put(queue.layout.path, _Grown(grown.shape, now))
         if due or not self._is_urgent():
             return due
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, RemovedArray, StoredArray, groups_above, is_below
+from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, RemovedArray, StoredArray, groups_above
+from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
     AccessDeniedError,
@@ -102,8 +103,8 @@ class ConsolidatedCopies:
         self._lens: Lens | None = None
         self._worker: Worker | None = None
         self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.nbytes, _MAX_NBYTES, _MAX_GROUPS)
-        self._announced: set[str] = set()
-        self._outdated: set[str] = set()
+        self._announced: PathTable[None] = PathTable()
+        self._outdated: PathTable[None] = PathTable()
         self._only: frozenset[str] | None = None
 
     def show(self, lens: Lens, worker: Worker | None) -> None:
@@ -257,7 +258,7 @@ class ConsolidatedCopies:
 
         Copies that this mount knows to be out of date do not count.
         """
-        if path in self._announced | self._outdated:
+        if path in self._announced or path in self._outdated:
             return "", None
         for group, relative in groups_above(path):
             with suppress(NotFoundError, NotADirectoryHereError):
@@ -268,19 +269,27 @@ class ConsolidatedCopies:
 
     def announce(self, path: str) -> None:
         """Note that a program has written a copy of the document of a node that it will create at *path*."""
-        self._announced.add(path)
+        self._announced[path] = None
 
-    async def outdate(self, path: str, *, is_new: bool = False) -> None:
-        """Note that stored copies of nodes at *path* and below, if there are any, say nothing of what is there now.
-
-        If the directory *is_new*, those that a program has written of what it will create do.
-        """
-        if not is_new:
-            self._announced = {known for known in self._announced if not is_below(known, path)}
+    async def described_below(self, path: str) -> Collection[str]:
+        """Return the paths of nodes at *path* and below of which groups above it have copies."""
+        found: set[str] = set()
         for group, _ in groups_above(path):
             with suppress(NotFoundError, NotADirectoryHereError):
-                places = [join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies]
-                self._outdated |= {p for p in places if is_below(p, path) and p not in self._announced}
+                places = (join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies)
+                found.update(place for place in places if is_below(place, path))
+        return found
+
+    def outdate(self, path: str, described: Collection[str], *, is_new: bool = False) -> None:
+        """Note that stored copies of nodes at *path* and below say nothing of what is there now.
+
+        *described* is what `described_below` returned. If the directory *is_new*, copies that a program has written of
+        what it will create say what will be there.
+        """
+        if not is_new:
+            for known in self._announced.below(path):
+                del self._announced[known]
+        self._outdated.update({place: None for place in described if place not in self._announced})
         self.forget(path)
 
     @property
@@ -290,7 +299,8 @@ class ConsolidatedCopies:
 
     def corrected(self, paths: Collection[str]) -> None:
         """Note that stored copies of the nodes at *paths* are not out of date any more."""
-        self._outdated.difference_update(paths)
+        for path in paths:
+            self._outdated.pop(path, None)
 
 
 def is_in_any(relative: str, gone: Collection[str]) -> bool:

@@ -5,17 +5,15 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final
-from weakref import WeakValueDictionary
+from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
-from shardfs.dataset.layout import ArrayLayout, PendingShards
 from shardfs.dataset.node import (
     DOCUMENT,
     Broken,
@@ -29,8 +27,8 @@ from shardfs.dataset.node import (
     StoredValues,
     StoredVolume,
     groups_above,
-    is_below,
 )
+from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
@@ -45,7 +43,6 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Json, parse_json
-from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.keyed import ShardedValues, parse_collection
 from shardfs.format.lens import Context, Lens, Shown
 from shardfs.format.lens.show import (
@@ -71,6 +68,8 @@ _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
 _MAX_INFO_NBYTES: Final = 4 * 2**20  # a larger `info` lists the segments of a volume
 _SETTLED_NS: Final = 2 * 10**9
+_MAX_SEEN: Final = 100_000
+_MAX_LOGGED: Final = 10_000
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
 """Errors that make a node be shown as stored; passing errors are raised instead."""
 
@@ -94,23 +93,18 @@ class Hierarchy:
         self.looks_above = False
         self._lens: Lens | None = None
         self._worker: Worker | None = None
-        self._told: set[tuple[str, str]] = set()
-        # Inode numbers depend on layouts, so a layout is kept as long as it is in use or has history.
-        self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
-        self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
-        self._shown: dict[str, int] = {}  # paths of arrays that were shown, with the identities of their documents
+        self._logged: Cache[str, str] = Cache(lambda _: 0, 0, _MAX_LOGGED)
+        self._seen_arrays = _SeenArrays()
         self._nodes: Cache[str, tuple[Node, float]] = Cache(
             lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
         )
-        self._removed: dict[str, RemovedArray] = {}
-        self._as_stored: set[str] = set()
+        self._removed: PathTable[RemovedArray] = PathTable()
+        self._as_stored: PathTable[None] = PathTable()
         self.copies = ConsolidatedCopies(self, store)
 
     def beside(self) -> "Hierarchy":
         """Return another hierarchy of the same source, for another view; what is pending here is seen there at once."""
-        other = Hierarchy(self._store, self._shards, ttl=self.ttl, clock=self.clock)
-        other._pending = self._pending
-        return other
+        return Hierarchy(self._store, self._shards, ttl=self.ttl, clock=self.clock)
 
     def show(self, lens: Lens, worker: Worker | None = None) -> None:
         """Let *lens* generate what nodes show; *worker* processes large documents."""
@@ -189,13 +183,15 @@ class Hierarchy:
 
     def gone(self, path: str) -> None:
         """Forget everything about the directories at *path* and below: they are gone, or something else now."""
-        self._shards.retire({layout for known, layout in self._layouts.items() if is_below(known, path)})
-        tables: tuple[MutableMapping[str, Any], ...] = (self._removed, self._layouts, self._shown)
-        for table in tables:
-            for known in [known for known in table if is_below(known, path)]:
-                table.pop(known, None)
-        for known in [known for known in self._as_stored if is_below(known, path)]:
-            self.show_unsharded(known)
+        self._shards.layouts.end_below(path)
+        for known in self._removed.below(path):
+            del self._removed[known]
+        as_stored = self._as_stored.below(path)
+        for known in as_stored:
+            del self._as_stored[known]
+        if as_stored:
+            self._forget_above(path)
+        self._seen_arrays.forget(path)
         self.forget(path)
 
     def moved(self, old: str, new: str) -> None:
@@ -203,36 +199,37 @@ class Hierarchy:
 
         Arrays below it that are shown as stored stay so, and arrays whose documents were removed stay without.
         """
-        as_stored = [new + path[len(old) :] for path in self._as_stored if is_below(path, old)]
-        removed = [known.moved(new + path[len(old) :]) for path, known in self._removed.items() if is_below(path, old)]
+        as_stored = [new + path[len(old) :] for path in self._as_stored.below(old)]
+        removed = [self._removed[path].moved(new + path[len(old) :]) for path in self._removed.below(old)]
         self.gone(old)
         self.gone(new)
-        for path in as_stored:
-            self.show_as_stored(path)
-        self._removed |= {known.path: known for known in removed}
+        self._as_stored.update(dict.fromkeys(as_stored))
+        self._removed.update({known.path: known for known in removed})
+        if as_stored:
+            self._forget_above(new)
 
     def show_as_stored(self, path: str) -> None:
         """Show the sharded array at *path* as stored from now on: its writer writes shards."""
         if path not in self._as_stored:
-            self._as_stored.add(path)
+            self._as_stored[path] = None
             self._forget_above(path)
         self.forget(path)
 
     def show_unsharded(self, path: str) -> None:
         """Show the array at *path* unsharded from now on."""
         if path in self._as_stored:
-            self._as_stored.remove(path)
+            del self._as_stored[path]
             self._forget_above(path)
 
     def _forget_above(self, path: str) -> None:
-        """Load the groups above *path* again: how they are shown depends on whether it is shown as stored."""
+        """Load the groups above *path* again: how they are shown depends on what is shown as stored there, or below."""
         for group, _ in groups_above(path):
             self._nodes.forget(group)
         self.copies.forget(path)
 
     def as_stored(self, path: str) -> frozenset[str]:
         """Return which arrays at *path* and below are shown as stored, by paths relative to it."""
-        return frozenset(each[len(path) :].strip("/") for each in self._as_stored if is_below(each, path))
+        return frozenset(known[len(path) :].strip("/") for known in self._as_stored.below(path))
 
     def remaining(self, path: str) -> float:
         """Return for how many seconds the node at *path* may still be trusted."""
@@ -302,7 +299,7 @@ class Hierarchy:
             return await self._load_precomputed(node, known)
         except _VERDICTS as error:
             # For a remote source this says nothing about the document: credentials expire and are renewed.
-            if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
+            if isinstance(error, AccessDeniedError) and (self._seen_arrays.may_have(path) or self._store.root is None):
                 raise
             reason = str(error)
             if isinstance(error, IsADirectoryHereError):
@@ -317,11 +314,11 @@ class Hierarchy:
             kind = self._kind(path, contents, document, document_stat)
             node = replace(node, kind=kind, in_image=contents.in_image, shown=contents.shown)
         # Programs that have read the array's document must not get shards in place of chunks.
-        if node.reason is not None and path in self._shown and _is_being_written(self._shown[path], node.document_stat):
+        if node.reason is not None and self._is_being_written(path, node.document_stat):
             raise StoreError(f"{key} is being written: {node.reason}")
         if self._is_shown(node) and node.document_stat is not None:
-            self._shown[path] = hash(node.document_stat.identity)
-        self._tell(node, known)
+            self._seen_arrays.add(path, node.document_stat)
+        self._log(node, known)
         return node
 
     async def _load_precomputed(self, node: Node, known: Node | None) -> Node:
@@ -367,7 +364,7 @@ class Hierarchy:
             array = self._array(node.path, describe_scale(chunks), chunks.fingerprint)
         shown = self._generated(lambda lens: lens.show_scale(scale))
         node = replace(node, kind=StoredScale(scale, within, array), shown=shown)
-        self._tell(node, known)
+        self._log(node, known)
         return node
 
     def _load_values(self, node: Node, values: ShardedValues, within: StoredCollection, known: Node | None) -> Node:
@@ -378,7 +375,7 @@ class Hierarchy:
         shards = None if described is None else self._array(node.path, described, values.fingerprint)
         shown = self._generated(lambda lens: lens.show_collection(within.collection)) if has_info else None
         node = replace(node, kind=StoredValues(values, within, has_info, shards), shown=shown or Shown())
-        self._tell(node, known)
+        self._log(node, known)
         return node
 
     def _generated(self, show: Callable[[Lens], Shown]) -> Shown | None:
@@ -399,22 +396,27 @@ class Hierarchy:
         array = self._array(path, contents.array, contents.fingerprint) if contents.array is not None else None
         return StoredArray(contents.metadata, document, document_stat, array, contents.reason)
 
+    def _is_being_written(self, path: str, now: Stat | None) -> bool:
+        """Whether the document of an array that was shown was just changed in place, so that it may be half of one."""
+        is_new = now is not None and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
+        return now is not None and is_new and self._seen_arrays.may_have_file(path, now)
+
     def _is_shown(self, node: Node) -> bool:
         """Whether a node is shown as an array, which must not be taken for stored files."""
         return node.array is not None or (self.takes_unsharded and node.any_array is not None)
 
-    def _tell(self, node: Node, known: Node | None) -> None:
+    def _log(self, node: Node, known: Node | None) -> None:
         """Log once what is shown as stored, what the view cannot show, and what some readers get wrong."""
         path, shown = node.path or "the source", node.shown
-        told = (shown.reason or shown.caveat) if shown is not None else None
+        problem = (shown.reason or shown.caveat) if shown is not None else None
         is_shown = shown is None or shown.reason is None
         if is_shown and node.reason is not None and (known is None or known.reason != node.reason):
             log.warning("%s is shown as stored: %s", path, node.reason)
-        if self._lens is not None and told is not None and (path, told) not in self._told:
-            self._told.add((path, told))
+        if self._lens is not None and problem is not None and self._logged.peek(path) != problem:
+            self._logged.put(path, problem)
             what = "is not read correctly by all users of" if is_shown else "is left out of"
             what = "cannot be shown in" if node.metadata is None else what
-            log.warning("%s %s the %s view: %s", path, what, self._lens.name, told)
+            log.warning("%s %s the %s view: %s", path, what, self._lens.name, problem)
 
     async def _context(self, path: str, known: Node | None) -> Context:
         """Return what must be known to show the node at *path*; below a broken group, what was known before."""
@@ -447,23 +449,42 @@ class Hierarchy:
 
     def retire(self, array: Array) -> None:
         """Forget the shards of an array as it was before it got another layout, if it did."""
-        if self._layouts.get(array.layout.path) is not array.layout:
-            self._shards.retire({array.layout})
+        self._shards.layouts.replaced(array.layout)
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
-        layout, grid, encoding = self._layouts.get(path), unsharded.grid, unsharded.key_encoding
-        if layout is None or (layout.grid, layout.key_encoding) != (grid, encoding):
-            if layout is not None:
-                self._shards.retire({layout})
-            pending = self._pending.setdefault((path, encoding, grid.ndim), PendingShards())
-            layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
+        layout = self._shards.layouts.of(path, unsharded.grid, unsharded.key_encoding)
         return Array(layout, unsharded, self._shards, fingerprint)
 
 
-def _is_being_written(identity: int, now: Stat | None) -> bool:
-    """Whether the file of this *identity* was just changed in place, so that it may be half a document."""
-    return now is not None and hash(now.identity) == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
+class _SeenArrays:
+    """The arrays whose documents programs may have read, with the identities of these: the `_MAX_SEEN` seen last.
+
+    Of any other, programs may have read it too, as soon as one was forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._identities: Cache[str, int] = Cache(lambda _: 0, 0, _MAX_SEEN)
+        self._has_forgotten = False
+
+    def add(self, path: str, document: Stat) -> None:
+        """Note that the array at *path* is shown."""
+        is_new = self._identities.peek(path) is None
+        self._has_forgotten |= is_new and len(self._identities) >= _MAX_SEEN
+        self._identities.put(path, hash(document.identity))
+
+    def forget(self, path: str) -> None:
+        """Note that what is at *path* from now on is something else."""
+        self._identities.forget(path)
+
+    def may_have(self, path: str) -> bool:
+        """Whether programs may have read the document of an array at *path*."""
+        return self._has_forgotten or self._identities.peek(path) is not None
+
+    def may_have_file(self, path: str, document: Stat) -> bool:
+        """Whether programs may have read another version of the file *document* as that of the array at *path*."""
+        identity = self._identities.peek(path)
+        return self._has_forgotten if identity is None else identity == hash(document.identity)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,17 +6,18 @@ Each shard with pending changes has a `ShardQueue`, which also holds the state o
 import math
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
 from typing import Final, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import trio
 
 from shardfs.dataset.journal.records import Change
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
@@ -160,6 +161,45 @@ def forget_runs(layouts: Iterable[ArrayLayout]) -> None:
     with _REMEMBERING:
         for key in [key for key in _RUNS if key[0] in serials]:
             del _RUNS[key]
+
+
+class Layouts:
+    """The layouts of the arrays of a source, for all its views: so they agree on what our own commits are.
+
+    A layout is kept as long as it is in use or has history, as inode numbers depend on it. *retire* is called with
+    those that no array has any more.
+    """
+
+    def __init__(self, retire: Callable[[Collection[ArrayLayout]], None]) -> None:
+        self._retire = retire
+        self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
+        self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
+
+    def of(self, path: str, grid: ShardGrid, encoding: ChunkKeyEncoding) -> ArrayLayout:
+        """Return the layout of the array at *path*, that of an earlier document if the chunks are in the same places.
+
+        What is pending passes from each layout to the next.
+        """
+        layout = self._layouts.get(path)
+        if layout is None or (layout.grid, layout.key_encoding) != (grid, encoding):
+            if layout is not None:
+                self._retire([layout])
+            pending = self._pending.setdefault((path, encoding, grid.ndim), PendingShards())
+            layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
+        return layout
+
+    def replaced(self, layout: ArrayLayout) -> None:
+        """Retire *layout* if its array has another one by now."""
+        if self._layouts.get(layout.path) is not layout:
+            self._retire([layout])
+
+    def end_below(self, directory: str) -> None:
+        """End the layouts of the arrays at *directory* and below."""
+        gone = [layout for path, layout in self._layouts.items() if is_below(path, directory)]
+        for layout in gone:
+            self._layouts.pop(layout.path, None)
+        if gone:
+            self._retire(gone)
 
 
 class InodeGenerations:

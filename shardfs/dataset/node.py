@@ -326,8 +326,3 @@ def groups_above(path: str) -> Iterator[tuple[str, str]]:
     parts = path.split("/") if path else []
     for depth in range(len(parts) - 1, -1, -1):
         yield "/".join(parts[:depth]), "/".join(parts[depth:])
-
-
-def is_below(path: str, directory: str) -> bool:
-    """Whether *path* is *directory* or is below it."""
-    return not directory or path == directory or path.startswith(directory + "/")

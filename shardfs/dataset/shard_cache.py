@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.layout import ArrayLayout, InodeGenerations, ShardVersion, forget_runs
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion, forget_runs
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -59,7 +59,7 @@ class ShardCache:
     """The open shards of all arrays of a source; the most recently used stay, up to *max_nbytes* and *max_open*.
 
     A state is trusted for *ttl* seconds, unless the caller wants a fresh one. Indexes take up to *max_nbytes* bytes,
-    and decoded shards as much again.
+    and decoded shards as much again. *layouts* are those of the arrays.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class ShardCache:
         )
         self._decoded = DecodedBytes(statistics, max_nbytes)
         self.generations = InodeGenerations(statistics, self.forget, max_own=max_own)
+        self.layouts = Layouts(self._close)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may still be trusted."""
@@ -213,10 +214,11 @@ class ShardCache:
         for other in layout.pending.layouts:
             self._states.forget((other, coords, ()))
 
-    def retire(self, layouts: Collection[ArrayLayout]) -> None:
+    def _close(self, layouts: Collection[ArrayLayout]) -> None:
         """Close the shards of layouts that no array has any more; who has opened one reads on."""
+        closed = set(layouts)
         for key in self._states.known():
-            if key[0] in layouts:
+            if key[0] in closed:
                 self._states.forget(key)
         forget_runs(layouts)
         self.generations.retire(layouts)

@@ -51,6 +51,9 @@ class ListedChunks(Protocol):
     def directory_ino(self, position: int) -> int:
         """Return the inode number of the directory at *position*."""
 
+    def numbered(self, coords: Coords) -> Mapping[Coords, OwnVersion]:
+        """Return the versions with numbers of their own in the shard that has the chunk at *coords*."""
+
     def keep_version(self, ino: int, coords: Coords) -> None:
         """Let *ino* stand for the version of a chunk that was published through the mount."""
 
@@ -149,7 +152,7 @@ def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes:
     cookie = 1 if tree.is_nested else row - tree.numbering.bases[-1] + 1
     broken = unreadable(run.state.stat)
     sound = broken._replace(ttl=tree.ttl(run.state))
-    owned = tree.array.version((*prefix, run.first)).own
+    owned = tree.numbered((*prefix, run.first))
     numbers, sizes, damaged = run.numbers, run.sizes, run.damaged
     if tree.codec is not None:
         sizes = [tree.codec.nbytes] * len(sizes)

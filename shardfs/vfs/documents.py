@@ -134,7 +134,8 @@ class Documents:
             await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}))
             fs.texts.forget(entry.path)
             return
-        await fs.hierarchy.copies.outdate(node.path)
+        copies = fs.hierarchy.copies
+        copies.outdate(node.path, await copies.described_below(node.path))
         if entry.name == DOCUMENT and isinstance(node.kind, RemovedArray):
             raise NotFoundError(f"{entry.path} does not exist")
         if entry.name not in documents:
@@ -308,12 +309,14 @@ class Documents:
         """Correct the copies of a new array, which its writer may have described before it was sharded."""
         try:
             await self.correct_copies([path])
-            await self._fs.hierarchy.copies.outdate(path)  # once more at the end: its attributes may come later
+            copies = self._fs.hierarchy.copies
+            copies.outdate(path, await copies.described_below(path))  # once more at the end: attributes may come later
         except (RefusedError, StaleError) as reason:
             log.warning("the consolidated metadata above %s is out of date: %s", path, reason)
 
     async def _begin(self, path: str, place: str) -> None:
         """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
+        self._writer.commits.began(path)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
             chunks.begin()

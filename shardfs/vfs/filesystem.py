@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.node import DOCUMENT, Node, StoredValues, is_below
+from shardfs.dataset.node import DOCUMENT, Node, StoredValues
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.worker import Worker
 from shardfs.errors import (
     CorruptionError,
@@ -481,6 +482,7 @@ class Filesystem:
         for _ in range(2):  # a tree with history is kept, and moves to the end
             if len(self._recent) > _MAX_RECENT:
                 oldest, _ = self._recent.popitem(last=False)
+                oldest.end_creation()
                 if oldest.has_history and self.ranges.at(oldest.path) is oldest.numbers:
                     self._recent[oldest] = None
 

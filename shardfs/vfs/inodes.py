@@ -13,7 +13,7 @@ from math import prod
 from operator import attrgetter
 from typing import Final
 
-from shardfs.dataset.node import is_below
+from shardfs.dataset.path_table import is_below
 from shardfs.errors import StaleError, StoreError
 from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
@@ -164,6 +164,13 @@ class Inodes:
             row.nlink -= 1
             if row.nlink <= 0:
                 self._retire(row)
+
+    def restore(self, row: Row, before: Row) -> None:
+        """Let *row* be the file with the name that it was *before*: it is no other file, after all."""
+        row.kind, row.identity, row.entry, row.key = before.kind, before.identity, before.entry, before.key
+        if row.key is not None:
+            self._keys[row.key] = row
+        self._bind(row, before.path)
 
     def moved(self, old: str, new: str) -> None:
         """Follow a file that was moved in the store, replacing what had the path *new*."""
@@ -334,8 +341,9 @@ class ArrayRanges:
 
     def remove_below(self, *paths: str) -> None:
         """Make the inodes of the arrays at and below *paths* stale."""
-        for path in [path for path in self._by_path if any(is_below(path, above) for above in paths)]:
-            self.remove(path)
+        gone = {path for path in self._by_path if any(is_below(path, above) for above in paths)}
+        starts = {self._by_path.pop(path).start for path in gone}
+        self._known = [numbers for numbers in self._known if numbers.start not in starts]
 
     def find(self, ino: int) -> ArrayNumbers:
         """Return the numbers that contain *ino*; raises `StaleError`."""

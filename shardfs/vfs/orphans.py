@@ -11,7 +11,8 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.node import DOCUMENT, is_below
+from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.path_table import is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     AccessDeniedError,

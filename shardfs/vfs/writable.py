@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -370,9 +370,16 @@ class WritableFilesystem(Filesystem):
             has_one_name = row is not None and attributes.status.nlink == 1
             if row is not None and not has_one_name:  # another program gave it a second one just now
                 row.becomes("")
+            before = replace(row) if row is not None else None
             await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
-            self.buffers.lose_name(buffers, Event.MOVED)
-            await old.remove()
+            try:
+                await old.remove(Event.MOVED)
+            except BaseException:
+                # Nobody can say whether it is gone, so the new name keeps the content: in none, it would be lost.
+                if row is not None and before is not None and isinstance(new, PublishedEntry) and has_one_name:
+                    new.give_back(row.ino)
+                    self.inodes.restore(row, before)
+                raise
         except BaseException:
             if row is not None:
                 row.becomes("")

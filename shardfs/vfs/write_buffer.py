@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.layout import OwnVersion
-from shardfs.dataset.node import is_below
+from shardfs.dataset.path_table import is_below
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, NewAttributes, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
@@ -163,6 +163,9 @@ _NEXT: Final[Mapping[tuple[State, Event], State]] = {
     **{(state, Event.DROPPED): state for state in (State.DROPPED, State.MOVED, State.LOST)},
 }
 """The transitions. Who has no name any more is published, refused or moved by nobody, and a renamed one not written."""
+
+
+LossOfName = Literal[Event.DROPPED, Event.MOVED]
 
 
 class Published(Protocol):
@@ -531,7 +534,7 @@ class WriteBuffers:
         """
         return self._locks.setdefault(entry.path, QuickLock())
 
-    def lose_name(self, buffers: Iterable[WriteBuffer], event: Literal[Event.DROPPED, Event.MOVED]) -> None:
+    def lose_name(self, buffers: Iterable[WriteBuffer], event: LossOfName) -> None:
         """Take their name from open files: it stands for something else, or for nothing, from now on."""
         for buffer in buffers:
             buffer.happened(event)

@@ -72,16 +72,24 @@ class Process:
     is_v2: bool = False
 
     @classmethod
-    async def start(cls, root: Path, disk: Syscalls, *, journal: Syscalls | None = None, v2: bool = False) -> Process:
+    async def start(
+        cls,
+        root: Path,
+        disk: Syscalls,
+        *,
+        journal: Syscalls | None = None,
+        v2: bool = False,
+        shards: tuple[int, ...] | None = None,
+    ) -> Process:
         """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too.
 
-        The *journal* may have a disk of its own.
+        The *journal* may have a disk of its own. *shards* is the option of the mount.
         """
         source = Source.of(LocalStore(str(root), disk, ttl=0.0), ttl=0.0)
         make_state(root)
         state = StateDirectory(str(root))
         view = ZarrV2() if v2 else ZarrV3()
-        options = TreeOptions(write=True)
+        options = TreeOptions(write=True, shards=shards)
         writing = WritingSession(source, view, ChunkCache(0, source.statistics), state, options, disk=journal or disk)
         await writing.start()
         return cls(writing, v2)
@@ -113,12 +121,12 @@ class Process:
 
     async def write(self, path: str, number: int, data: bytes) -> None:
         """Write a chunk and close it."""
-        await self._write(await self._directory(path), str(number).encode(), data)
+        await self.write_file(await self._directory(path), str(number).encode(), data)
 
     async def write_beside(self, path: str, number: int, data: bytes) -> None:
         """Write beside the chunk, and move it there."""
         directory, name = await self._directory(path), f"{number}.partial".encode()
-        await self._write(directory, name, data)
+        await self.write_file(directory, name, data)
         await self.fs.rename(directory, name, directory, str(number).encode(), exclusive=False)
 
     async def remove(self, path: str, number: int) -> None:
@@ -133,7 +141,7 @@ class Process:
         shown = (await self.fs.lookup(directory, b"zarr.json")).ino
         document = json.loads(await read_file(self.fs, shown))
         change(document)
-        await self._write(directory, b"zarr.json", json.dumps(document).encode())
+        await self.write_file(directory, b"zarr.json", json.dumps(document).encode())
 
     async def sync(self) -> None:
         """Make durable what was written."""
@@ -152,7 +160,8 @@ class Process:
     async def _directory(self, path: str) -> int:
         return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino
 
-    async def _write(self, directory: int, name: bytes, data: bytes) -> None:
+    async def write_file(self, directory: int, name: bytes, data: bytes) -> None:
+        """Write a file and close it."""
         known = await self.fs.lookup(directory, name)
         if known.ino:
             handle, _ = await self.fs.open_to_write(known.ino, os.O_WRONLY | os.O_TRUNC)

@@ -10,15 +10,16 @@ import pytest
 import trio
 
 from shardfs.stores.local.syscalls import Syscalls
-from tests.crash.harness import Process
+from shardfs.vfs.inodes import ROOT
+from tests.crash.harness import OWNER, Process
 from tests.crash.histories import INNER, PER_SHARD, SHAPE, make_source
-from tests.support.corpus import LITTLE, array, sharding
+from tests.support.corpus import LITTLE, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.hosts import PREFIX, Host
 from tests.support.locking import kept_busy
 from tests.support.lossy_disk import QuickDisk
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
-from tests.support.opened import in_trio
+from tests.support.opened import find, in_trio
 from tests.support.writers import document_of
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3), LITTLE))
@@ -116,11 +117,47 @@ async def test_chunks_that_are_appended_are_due_at_once(tmp_path: Path) -> None:
     process = await Process.start(tmp_path / "source", Syscalls())
     await process.edit("end", lambda document: document.update(shape=[4 * SHAPE]))
     before, beyond = 0, SHAPE // INNER
-    for number, is_due in ((before, False), (beyond, True)):
+    # A chunk that is replaced is not: readers find the one before.
+    for number, is_due in ((before, False), (beyond, True), (beyond, False), (beyond + 1, True)):
         await process.write("end", number, b"data")
         [queue] = process.writing.writer.commits.pending
         assert (queue.due_at <= trio.current_time()) == is_due
         await process.fs.flush_all()
+
+
+@in_trio
+async def test_an_array_that_takes_the_place_of_one_that_grew_has_not_grown(tmp_path: Path) -> None:
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", Syscalls(), shards=(PER_SHARD,))
+    await process.edit("unchecked", lambda document: document.update(shape=[4 * SHAPE]))
+    await process.fs.unlink((await find(process.fs, "unchecked")).ino, b"zarr.json")
+    await process.fs.rmdir(ROOT, b"unchecked")
+    directory = (await process.fs.mkdir(ROOT, b"unchecked", 0o755, OWNER)).ino
+    document = array([4 * SHAPE], [INNER], extension("bytes"), data_type="uint8")
+    await process.write_file(directory, b"zarr.json", json.dumps(document).encode())
+    assert document_of(tmp_path / "source/unchecked")["codecs"][0]["name"] == "sharding_indexed"
+    await process.write("unchecked", SHAPE // INNER, b"data")
+    [queue] = process.writing.writer.commits.pending
+    assert queue.due_at > trio.current_time()
+    await process.finish()
+
+
+@in_trio
+async def test_how_many_arrays_grew_is_known_of_a_limited_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardfs.dataset.commit._MAX_GROWN", 10)
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", QuickDisk())
+    commits = process.writing.writer.commits
+    for number in range(100):
+        commits.grew(f"a{number}", (1,))
+        commits.grew("end", (SHAPE,))
+    assert len(commits._grown) == 10
+    await process.edit("end", lambda document: document.update(shape=[4 * SHAPE]))
+    await process.write("end", SHAPE // INNER, b"data")
+    [queue] = commits.pending
+    assert queue.due_at <= trio.current_time()
 
 
 @partial(in_trio, jump_after=0.01)

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.test_writing import CHUNK, source, start
-from tests.support.mounting import PATIENCE, eventually
+from tests.support.mounting import PATIENCE, command, environment, eventually
 from tests.support.processes import end_with_parent
 from tests.support.serving import Client, Served, served
 
@@ -54,6 +54,43 @@ def test_metrics_count_replies_and_what_is_pending(source: Path) -> None:
         about = next(key for key in after if key[0] == "shardfs_server_info")
         assert {str(source), "read-write", "v3"} <= set(about)
         assert f'shardfs_up{{url="{site.url}/"}} 1.0'.encode() in site.ask("/-/metrics").body
+
+
+def test_our_own_commits_are_not_taken_for_those_of_another_program_in_any_view(source: Path) -> None:
+    views = ("/image/c/0/{}", "/v3/image/c/0/{}", "/v2/image/0.{}", "/decoded/v3/image/c/0/{}")
+    with served(source, write=True) as site:
+        old = {site.ask(view.format(chunk))["Last-Modified"] for view in views for chunk in (0, 1)}
+        assert len(old) == 1
+        for _ in range(2):
+            assert site.ask("/image/c/0/0", "PUT", CHUNK).status == 204
+            assert site.ask("/-/flush", "POST", b"").status == 204
+            assert {site.ask(view.format(1))["Last-Modified"] for view in views} == old
+            assert not {site.ask(view.format(0))["Last-Modified"] for view in views} & old
+        assert figures(site)["shardfs_replaced_shards_total",] == 0
+        shard = next(path for path in (source / "image/c").rglob("*") if path.is_file())
+        (shard.parent / "copy").write_bytes(shard.read_bytes())
+        (shard.parent / "copy").rename(shard)
+        eventually(lambda: old.isdisjoint(site.ask(view.format(1))["Last-Modified"] for view in views))
+        assert figures(site)["shardfs_replaced_shards_total",] == 1
+
+
+def test_serve_says_what_is_pending_elsewhere(source: Path) -> None:
+    """As a mount does."""
+    with served(source, write=True) as site:
+        site.ask("/image/c/0/0", "PUT", CHUNK)
+        process, _ = start(source)
+        process.send_signal(signal.SIGTERM)
+        note = process.communicate()[1]
+    assert "a journal of chunks that may not be committed yet, and that is not shown here" in note
+
+
+def test_a_view_that_shows_nothing_of_a_foreign_source_is_refused(tmp_path: Path) -> None:
+    """As a mount does."""
+    (tmp_path / "attributes.json").write_text("{}")
+    line = command("serve", "--listen=0", "--decode", tmp_path)
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 3
+    assert "it is N5" in done.stderr
 
 
 def test_systemd_is_told_that_the_server_is_ready_and_that_it_ends(

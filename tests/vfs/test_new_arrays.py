@@ -1,36 +1,20 @@
 """The directories of chunks of an array that is being created."""
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
+import pytest
+
+from shardfs.vfs import filesystem, new_directories
 from shardfs.vfs.entries import chunk
 from shardfs.vfs.entries.chunk import ChunkTree
-from tests.support.corpus import array, sharding
-from tests.support.opened import in_trio, open_source, open_tree
-
-
-@contextmanager
-def counted_steps() -> Iterator[list[int]]:
-    """Count the steps of the interpreter in the module of chunk trees during the block."""
-    count, before = [0], sys.gettrace()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != chunk.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        count[0] += event == "opcode"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(before)
+from shardfs.vfs.inodes import ROOT
+from tests.crash.harness import OWNER, Process
+from tests.crash.histories import make_source
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.lossy_disk import QuickDisk
+from tests.support.opened import find, in_trio, open_source, open_tree
+from tests.support.steps import counted_steps
 
 
 async def new_tree(path: Path, nrows: int) -> ChunkTree:
@@ -57,7 +41,7 @@ async def test_listing_and_removing_a_directory_takes_as_long_however_many_other
     steps: list[int] = []
     for nrows in (5, 500):
         tree = await new_tree(tmp_path / str(nrows), nrows)
-        with counted_steps() as count:
+        with counted_steps(chunk, new_directories) as count:
             assert await listed(tree, 2) == [1, 3, 5]
             tree.remove_directory((2, 3))
             assert await listed(tree, 2) == [1, 5]
@@ -80,3 +64,40 @@ async def test_a_directory_is_removed_with_those_below_it(tmp_path: Path) -> Non
     assert not await tree.has_directory(())
     tree.make_directory(())
     assert await listed(tree) == []
+
+
+@in_trio
+async def test_of_the_arrays_that_are_created_those_used_last_count_as_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "_MAX_RECENT", 3)
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", QuickDisk(), shards=(2,))
+    fs, document = process.fs, json.dumps(array((8, 8), (2, 2), LITTLE)).encode()
+    for number in range(8):
+        name = b"new%d" % number
+        directory = (await fs.mkdir(ROOT, name, 0o755, OWNER)).ino
+        await process.write_file(directory, b"zarr.json", document)
+    have_no_directories = [number for number in reversed(range(8)) if not (await find(fs, f"new{number}/c")).ino]
+    assert have_no_directories == [7, 6, 5]
+    assert len(fs._recent) <= 3
+    await process.finish()
+
+
+@in_trio
+async def test_an_array_with_too_many_directories_counts_as_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = await new_tree(tmp_path, 0)
+    monkeypatch.setattr(new_directories, "_MAX_DIRECTORIES", 12)
+    for _ in range(3):  # those that are removed do not count
+        for row in range(10):
+            tree.make_directory((row,))
+        for row in range(10):
+            tree.remove_directory((row,))
+    for row in range(12):
+        tree.make_directory((row,))
+    assert [await tree.has_directory((row,)) for row in (11, 12)] == [True, False]
+    tree.make_directory((12,))
+    assert tree.new_directories is None
+    assert await tree.has_directory((13,))

@@ -39,7 +39,7 @@ from shardfs.vfs.handles import (
 from shardfs.vfs.inodes import ArrayRanges, Inodes
 from shardfs.vfs.pages import Pages
 from shardfs.vfs.texts import DocumentText, TextCache
-from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
+from shardfs.vfs.write_buffer import Event, LossOfName, WriteBuffer, WriteBuffers
 
 
 class TreeView(Protocol):
@@ -337,8 +337,8 @@ class Entry(ABC):
         """Make *content* the content of the file, which may exist; *ino* is the inode number that the content keeps."""
         raise ExistsError(f"{self.path} is a directory")
 
-    async def remove(self) -> None:
-        """Remove the file; raises `NotFoundError`."""
+    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
+        """Remove the file; raises `NotFoundError`. *event* is what happens to those who write to it."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -490,7 +490,7 @@ class PublishedEntry(Entry):
         number *ino*, None being a new one. Returns both then.
         """
 
-    async def remove(self) -> None:
+    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
         """Remove the file, or what is being written to it and was never published."""
         buffers = self.fs.writable.buffers
         async with buffers.lock(self):
@@ -499,7 +499,10 @@ class PublishedEntry(Entry):
             except NotFoundError:
                 if buffers.unpublished(self.path) is None:
                     raise
-            buffers.lose_name(buffers.of(self.path), Event.DROPPED)
+            buffers.lose_name(buffers.of(self.path), event)
+
+    def give_back(self, ino: int) -> None:
+        """Have another number than *ino*, which the content was to keep: its file keeps its name, after all."""
 
     async def check_removable(self) -> None:
         """Raise any error that is known to prevent removing the file, before it is published under another name."""

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from operator import lt
@@ -46,6 +46,7 @@ from shardfs.vfs.handles import (
     new_file,
 )
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, in_table
+from shardfs.vfs.new_directories import NewDirectories
 from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_ROWS: Final = 8192
@@ -72,8 +73,8 @@ class ChunkTree:
     then, because the kernel treats the old one as deleted.
 
     Directories of chunks exist throughout the grid. Not so in an array that is being created: `cp -r` and
-    `shutil.copytree` make each directory without looking first, and give up if it exists. There, *made* holds those
-    that exist, the next coordinates by prefix: programs made them, or they were found to have chunks.
+    `shutil.copytree` make each directory without looking first, and give up if it exists. There, *new_directories* are
+    those that exist, from `begin` to `end_creation`.
     """
 
     def __init__(self, fs: Tree, chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
@@ -89,14 +90,14 @@ class ChunkTree:
         self.refilled: dict[Coords, int] = {}
         self.removed_again: set[Coords] = set()
         self.removals: Counter[int] = Counter()
-        self.made: dict[Coords, set[int]] | None = None
+        self.new_directories: NewDirectories | None = None
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
     @property
     def has_history(self) -> bool:
         """Whether it holds anything that cannot be computed again."""
-        return bool(self.refilled or self.removed_again or self.removals or self.made is not None)
+        return bool(self.refilled or self.removed_again or self.removals)
 
     # Names.
 
@@ -214,7 +215,7 @@ class ChunkTree:
             async for batch in list_chunks(self, (), cookie):
                 yield batch
         elif (cookie == 0 or cookie >= OTHERS) and (
-            await array.has_shards() if self.made is None else await self.has_directory(())
+            await array.has_shards() if self.new_directories is None else await self.has_directory(())
         ):
             attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
@@ -223,13 +224,15 @@ class ChunkTree:
 
     def begin(self) -> None:
         """Note that the array is being created."""
-        self.made = {}
+        self.new_directories = NewDirectories()
+
+    def end_creation(self) -> None:
+        """Note that the array counts as created."""
+        self.new_directories = None
 
     async def has_directory(self, coords: Coords) -> bool:
         """Whether the directory of chunks at *coords*, which is within the grid, exists."""
-        if self.made is None:
-            return True
-        if coords[-1] in self.made.get(coords[:-1], ()) if coords else coords in self.made:
+        if self.new_directories is None or self.new_directories.has(coords):
             return True
         if await self.array.is_empty(coords):
             return False
@@ -238,31 +241,27 @@ class ChunkTree:
 
     def make_directory(self, coords: Coords) -> None:
         """Note that a directory of chunks was made; those above it exist."""
-        if self.made is not None:
-            self.made.setdefault((), set())
-            for depth, index in enumerate(coords):
-                self.made.setdefault(coords[:depth], set()).add(index)
+        if self.new_directories is not None:
+            self.new_directories.add(coords)
+            if self.new_directories.is_full:
+                self.end_creation()
 
     def remove_directory(self, coords: Coords) -> None:
         """Note that a directory of chunks was removed, with those below it, which are empty too."""
-        if self.made is not None:
-            if coords:
-                self.made.get(coords[:-1], set()).discard(coords[-1])
-            pending = [coords]
-            while pending:
-                prefix = pending.pop()
-                pending += [(*prefix, index) for index in self.made.pop(prefix, ())]
+        if self.new_directories is not None:
+            self.new_directories.remove(coords)
         self.removals[self.numbering.of_directory(coords)] += 1
 
     async def directories_in(self, prefix: Coords) -> AsyncGenerator[Sequence[int], None]:
         """Yield, in order, the next coordinates of the directories of chunks that are listed in the one at *prefix*."""
         if len(prefix) == self._ndim - 1:
             return  # chunks are listed there
-        if self.made is not None:
+        new = self.new_directories
+        if new is not None:
             # Others may have stored chunks in those that nobody made here.
             covered = [index async for numbers in self.array.covered(prefix) for index in numbers]
             with_chunks = [index for index in covered if await self.has_directory((*prefix, index))]
-            yield sorted(self.made.get(prefix, set()).union(with_chunks))
+            yield sorted({*new.in_directory(prefix), *with_chunks})
         elif self.listed_missing is not None:
             yield range(self.array.grid.grid_shape[len(prefix)])
         else:
@@ -277,12 +276,12 @@ class ChunkTree:
 
         While the array is being created, nothing is: its writer takes chunks that it did not write for an error.
         """
-        return self.chunk_view.missing if self.made is None else None
+        return self.chunk_view.missing if self.new_directories is None else None
 
     @property
     def listed_missing(self) -> Missing | None:
         """What a listing shows for a missing chunk; None if nothing."""
-        return self.chunk_view.listed_missing if self.made is None else None
+        return self.chunk_view.listed_missing if self.new_directories is None else None
 
     def show(self, chunk_view: ChunkView) -> None:
         """Show the chunks by *chunk_view*, which has the same chunks in the same places."""
@@ -322,13 +321,20 @@ class ChunkTree:
         if status is None:
             change = self.array.change(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
-        own = self.array.own(coords) if self.fs.is_writable else None
+        own = self.array.own(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
-        if own is None:
+        if own is None or not self.fs.is_writable:
             ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
-            return Attributes(ino, size, ttl, status), extent
+            return Attributes(ino, size, ttl, status, own.mtime_ns if own is not None else None), extent
         self.keep_version(own.ino, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns), extent
+
+    def numbered(self, coords: Coords) -> Mapping[Coords, OwnVersion]:
+        """Return the versions with numbers of their own in the shard that has the chunk at *coords*.
+
+        Where the tree is only read, there are none: what another view of the source publishes has numbers of that one.
+        """
+        return self.array.version(coords).own if self.fs.is_writable else {}
 
     def ttl(self, state: ShardState) -> float:
         """Return how many seconds the kernel may cache attributes of the chunks of a shard: 0 on a writing mount."""
@@ -471,6 +477,13 @@ class Chunk(PublishedEntry):
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for the chunk, which does not exist yet."""
         self.chunks.keep_version(ino, self.coords)
+
+    def give_back(self, ino: int) -> None:
+        """Have another number than *ino*, which the content was to keep: its file keeps its name, after all."""
+        layout, own = self.chunks.array.layout, self.chunks.array.own(self.coords)
+        if own is not None and own.ino == ino:
+            own = own._replace(ino=self.fs.inodes.reserve())
+            self.fs.writable.writer.source.shards.generations.own(layout, self.coords, own)
 
     async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
         """Open the current version; raises `ReadOnlyError` in a format that is only read."""

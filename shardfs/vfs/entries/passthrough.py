@@ -1,5 +1,6 @@
 """Files, directories and special files that are shown as they are stored."""
 
+import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -28,6 +29,9 @@ from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.fixed import FixedDocument
 from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
+from shardfs.vfs.write_buffer import Event, LossOfName
+
+log = logging.getLogger(__name__)
 
 _REASON: Final = b"user.shardfs.reason"
 
@@ -159,8 +163,8 @@ class Passthrough(Entry):
         for directory in (self.path.rpartition("/")[0], self.fs.writable.copies):
             await store.sync_directory(directory)
 
-    async def remove(self) -> None:
-        """Remove the name."""
+    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
+        """Remove the name; those who write to the file go on."""
         await self._check()
         await self.fs.writable.store.unlink(self.path)
         self.fs.inodes.removed(self.path)
@@ -170,9 +174,11 @@ class Passthrough(Entry):
         fs = self.fs
         await self._check()
         await self._make_parents()
+        copies = fs.hierarchy.copies
+        described = [] if self.is_scratch else await copies.described_below(self.path)
         await fs.writable.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
         if not self.is_scratch:
-            await fs.hierarchy.copies.outdate(self.path, is_new=True)  # what copies say is not of what will be here
+            copies.outdate(self.path, described, is_new=True)  # what copies say is not of what will be here
         fs.hierarchy.forget(self.path)
 
     async def remove_directory(self) -> None:
@@ -224,7 +230,10 @@ class Passthrough(Entry):
         return (await self.fs.store.stat(self.path)).kind is Kind.DIRECTORY
 
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
-        """Move the file to the name *new*, or the directory, after committing what is pending below both names."""
+        """Move the file to the name *new*, or the directory, after committing what is pending below both names.
+
+        Once it is moved, nothing that fails is an error of the move.
+        """
         fs = self.fs
         await self._check()
         await new._check()
@@ -239,21 +248,33 @@ class Passthrough(Entry):
             if not exclusive:
                 with suppress(NotFoundError):
                     await new._clear()
+            copies = fs.hierarchy.copies
+            described = {path: await copies.described_below(path) for path in (self.path, new.path)}
         await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
             return
         fs.hierarchy.moved(self.path, new.path)
-        for path in (self.path, new.path):
-            await fs.hierarchy.copies.outdate(path)
+        for path, nodes in described.items():
+            copies.outdate(path, nodes)
         fs.moved_directory(self.path, new.path)
-        if fs.scratch is not None and not self.is_scratch and not new.is_scratch:
-            source, target = join_key(fs.scratch, self.path), join_key(fs.scratch, new.path)
-            with suppress(NotFoundError, NotADirectoryHereError):
-                await fs.store.stat(source)
-                await fs.writable.store.make_directories(target.rpartition("/")[0])
-                await fs.writable.store.rename(source, target, exclusive=False)
-                fs.moved_directory(source, target)
+        if not self.is_scratch and not new.is_scratch:
+            await self._move_scratch(new)
+
+    async def _move_scratch(self, new: "Passthrough") -> None:
+        """Let the scratch files below the directory follow it to *new*."""
+        fs = self.fs
+        source, target = join_key(fs.scratch or "", self.path), join_key(fs.scratch or "", new.path)
+        try:
+            await fs.store.stat(source)
+            await fs.writable.store.make_directories(target.rpartition("/")[0])
+            await fs.writable.store.rename(source, target, exclusive=False)
+        except (NotFoundError, NotADirectoryHereError):
+            return
+        except ShardfsError as error:
+            log.error("scratch files of %s stay in %s: %s", new.path, source, error)  # noqa: TRY400
+        else:
+            fs.moved_directory(source, target)
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored file; of one without a name, through its open handles."""
