@@ -251,8 +251,8 @@ class Array:
         """Return what `find` would if nothing were pending."""
         place = self.layout.locate(coords)
         state, shard = await self._shards.open(self.layout, place, fresh=fresh)
-        found = shard.index.range(place.entries[-1]) if shard is not None else None
-        return state, Extent(shard, *found) if shard is not None and found is not None else None
+        extent_range = shard.index.range(place.entries[-1]) if shard is not None else None
+        return state, Extent(shard, *extent_range) if shard is not None and extent_range is not None else None
 
     async def find_before(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` does, of the data that lie directly before the chunk and belong to it.
@@ -313,9 +313,9 @@ class Array:
             return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
         if self._shards.store.root is not None:
             with suppress(CorruptionError, StaleError):
-                found = shard.index.range(entry)
-                if found is not None and found[1] <= _MAX_SUMMED_NBYTES:
-                    return await _checksum(Extent(shard, *found)), found[1]
+                extent_range = shard.index.range(entry)
+                if extent_range is not None and extent_range[1] <= _MAX_SUMMED_NBYTES:
+                    return await _checksum(Extent(shard, *extent_range)), extent_range[1]
         return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:

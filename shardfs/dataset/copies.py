@@ -184,8 +184,8 @@ class ConsolidatedCopies:
             nonlocal room
             await trio.lowlevel.checkpoint()  # there may be thousands
             if is_relative_path(relative) and room >= 0:
-                texts[relative] = found = await self._text(join_key(node.path, relative), known.get(relative))
-                room -= len(found.text or b"")
+                texts[relative] = text = await self._text(join_key(node.path, relative), known.get(relative))
+                room -= len(text.text or b"")
 
         await for_each(node.copies, look, _AT_ONCE)
         return texts
@@ -273,12 +273,12 @@ class ConsolidatedCopies:
 
     async def described_below(self, path: str) -> Collection[str]:
         """Return the paths of nodes at *path* and below of which groups above it have copies."""
-        found: set[str] = set()
+        paths: set[str] = set()
         for group, _ in groups_above(path):
             with suppress(NotFoundError, NotADirectoryHereError):
                 places = (join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies)
-                found.update(place for place in places if is_below(place, path))
-        return found
+                paths.update(place for place in places if is_below(place, path))
+        return paths
 
     def outdate(self, path: str, described: Collection[str], *, is_new: bool = False) -> None:
         """Note that stored copies of nodes at *path* and below say nothing of what is there now.

@@ -138,16 +138,16 @@ class ArrayLayout:
             self._run_length = next(self.grid.row(row, range(self.grid.grid_shape[-1]))).length
         number = last // self._run_length
         key = self.serial, row, number
-        found = _RUNS.get(key)
-        if found is None or not 0 <= last - found.first < found.length:  # shards may differ in length
+        run = _RUNS.get(key)
+        if run is None or not 0 <= last - run.first < run.length:  # shards may differ in length
             start = number * self._run_length
-            runs = self.grid.row(row, range(start, start + self._run_length))
-            found = next(run for run in runs if last < run.first + run.length)
+            parts = self.grid.row(row, range(start, start + self._run_length))
+            run = next(part for part in parts if last < part.first + part.length)
             with _REMEMBERING:
-                _RUNS[key] = found
+                _RUNS[key] = run
                 if len(_RUNS) > _MAX_RUNS:
                     del _RUNS[next(iter(_RUNS))]
-        first, _, stride, (shard, entries, shapes) = found
+        first, _, stride, (shard, entries, shapes) = run
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
     def shard_key(self, coords: Coords) -> str:

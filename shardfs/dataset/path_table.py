@@ -42,14 +42,14 @@ class PathTable(MutableMapping[str, V]):
 
     def below(self, directory: str) -> list[str]:
         """Return the paths of values at *directory* and below it; takes as many steps as there are on the way."""
-        found: list[str] = []
+        paths: list[str] = []
         pending = [directory]
         while pending:
             path = pending.pop()
             if path in self._values:
-                found.append(path)
+                paths.append(path)
             pending += [f"{path}/{name}" if path else name for name in self._names.get(path, ())]
-        return found
+        return paths
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -198,10 +198,10 @@ async def open_inner_shard(
     level: ShardingLevel, shape: tuple[int, ...], outer: OpenShard, entry: int, cache: DecodedBytes | None = None
 ) -> OpenShard | None:
     """Open the shard that is inner chunk *entry* of *outer*; None if that is missing."""
-    found = outer.index.range(entry)
-    if found is None:
+    place = outer.index.range(entry)
+    if place is None:
         return None
-    offset, nbytes = found
+    offset, nbytes = place
     if isinstance(level.index_codecs, MinishardCodecs):
         return await _open_listed(level.index_codecs, outer, offset, nbytes)
     return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)

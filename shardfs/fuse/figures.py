@@ -97,14 +97,14 @@ class Figures:
         next_line = math.inf
         while True:
             self.publish()
-            said, now, is_ending = progress.tell(self.latest), trio.current_time(), self.ending.is_set()
+            status, now, is_ending = progress.tell(self.latest), trio.current_time(), self.ending.is_set()
             # Both ends may take longer than systemd waits.
             more = () if self._is_ready and not is_ending else (_MORE_TIME,)
-            self._systemd.say(f"STATUS={said}", "WATCHDOG=1", *more)
+            self._systemd.say(f"STATUS={status}", "WATCHDOG=1", *more)
             if is_ending and self.latest.pending_chunks:
                 next_line = min(next_line, now + _LINE_SECONDS)
                 if now >= next_line:
-                    log.info("%s: %s", self.latest.source, said)
+                    log.info("%s: %s", self.latest.source, status)
                     next_line = now + _LINE_SECONDS
             # A mount with nothing to do must not keep a processor awake.
             is_wanted = is_ending or self.latest.pending_chunks or self._options.metrics is not None

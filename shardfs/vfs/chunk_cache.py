@@ -308,8 +308,8 @@ class ChunkView(NamedTuple):
         """
         array = self.array
         fill_value = array.document["fill_value"]
-        said = (array.grid, array.layout.key_encoding, self.key_encoding, self.codec is None, fill_value)
-        return blake2b(repr(said).encode() + array.fingerprint, digest_size=16).digest()
+        parts = (array.grid, array.layout.key_encoding, self.key_encoding, self.codec is None, fill_value)
+        return blake2b(repr(parts).encode() + array.fingerprint, digest_size=16).digest()
 
     @property
     def listed_missing(self) -> Missing | None:

@@ -132,12 +132,12 @@ async def _list_row(tree: ListedChunks, prefix: Coords, start: int) -> AsyncGene
         return
     nbytes = (await missing.chunk()).nbytes
     async for run in array.list_row(prefix, start):
-        for each in (*array.absent_runs(prefix, start, run.first), run):
-            for batch in _batches(tree, each, prefix, nbytes):
+        for part in (*array.absent_runs(prefix, start, run.first), run):
+            for batch in _batches(tree, part, prefix, nbytes):
                 yield batch
         start = run.first + run.length
-    for each in array.absent_runs(prefix, start, array.grid.grid_shape[-1]):
-        for batch in _batches(tree, each, prefix, nbytes):
+    for part in array.absent_runs(prefix, start, array.grid.grid_shape[-1]):
+        for batch in _batches(tree, part, prefix, nbytes):
             yield batch
 
 

@@ -412,13 +412,13 @@ class Documents:
 
     async def _nodes_told(self, path: str, copies: Iterable[str]) -> dict[str, Node]:
         """Return the nodes whose documents are copied in the document of the group at *path*."""
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for relative in copies:
             await trio.lowlevel.checkpoint()  # there may be thousands
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    found[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
-        return found
+                    nodes[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
+        return nodes
 
     async def _with_copies(self, group: Node, stored: bytes | None, written: bytes, nodes: Mapping[str, Node]) -> bytes:
         """Return *written*, the document of a *group*, with its copies of *nodes* in their stored form.

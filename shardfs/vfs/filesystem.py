@@ -286,17 +286,17 @@ class Filesystem:
 
         Nodes that cannot be read are shown: they give an error when somebody looks into them.
         """
-        found: set[str] = set()
+        hidden: set[str] = set()
 
         async def look(name: str) -> None:
             with suppress(ShardfsError):  # which is raised again when somebody looks into the directory
                 node = await self.hierarchy.node(join_key(directory, name))
                 if node.metadata is not None and self.view.left_out(node) is not None:
-                    found.add(name)
+                    hidden.add(name)
 
         if self.view.translates and not self.is_scratch(directory):
             await for_each(names, look, _AT_ONCE)
-        return found
+        return hidden
 
     async def list_stored(
         self,
@@ -343,14 +343,14 @@ class Filesystem:
 
     async def stored_documents(self, path: str) -> Mapping[str, bytes]:
         """Return the view's documents that are stored in the directory *path*, as they are stored."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         removed = await self.hierarchy.removed(path)
         for name in self.view.document_names - {DOCUMENT if removed is not None else ""}:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
                 snapshot = await self.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:
-                    found[name] = bytes(await snapshot.read(0, snapshot.size))
-        return found
+                    contents[name] = bytes(await snapshot.read(0, snapshot.size))
+        return contents
 
     # Open files and directories.
 
@@ -368,11 +368,11 @@ class Filesystem:
 
         If it is no file, or there is no such name, the result is that of `lookup`.
         """
-        found = await self.open_chunk(parent, name)
-        if isinstance(found, ChunkHandle):
-            return OpenedFile(self.add_file(found), found)
-        if found is not None:
-            return found
+        opened = await self.open_chunk(parent, name)
+        if isinstance(opened, ChunkHandle):
+            return OpenedFile(self.add_file(opened), opened)
+        if opened is not None:
+            return opened
         attributes = await self.lookup(parent, name)
         if attributes.status.kind is not Kind.FILE:
             return attributes
@@ -503,8 +503,8 @@ class Filesystem:
         if node.copies:
             for name in names:
                 await self._compare_text(join_key(node.path, name), shown.get(name))
-        found = {name: self.texts.text(join_key(node.path, name), shown.get(name)) for name in names}
-        return {name: text for name, text in found.items() if text is not None}
+        texts = {name: self.texts.text(join_key(node.path, name), shown.get(name)) for name in names}
+        return {name: text for name, text in texts.items() if text is not None}
 
     async def _compare_text(self, path: str, shown: bytes | None) -> None:
         """Find out whether the text that was written at *path* still says what is *shown*, as copies in it change."""

@@ -138,9 +138,9 @@ class Locks:
         """
         structure, turns = self.structure, self.structure.turns
         try:
-            found = await look()
-            if not is_missing(found) or (turns == structure.turns and not structure.is_alone):
-                return found
+            answer = await look()
+            if not is_missing(answer) or (turns == structure.turns and not structure.is_alone):
+                return answer
         except (NotFoundError, StaleError):
             if turns == structure.turns and not structure.is_alone:
                 raise

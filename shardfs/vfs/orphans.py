@@ -143,11 +143,11 @@ class OrphanChunks:
                 continue
             for entry in entries:
                 path = join_key(above, entry.name)
-                found = chunks.directory_at(path) if entry.kind is Kind.DIRECTORY else None
-                if found is not None:
+                directory = chunks.directory_at(path) if entry.kind is Kind.DIRECTORY else None
+                if directory is not None:
                     pending.append(path)
-                    chunks.make_directory(found.coords)
-                    self._fs.became_chunks(found, join_key(place, path))
+                    chunks.make_directory(directory.coords)
+                    self._fs.became_chunks(directory, join_key(place, path))
 
     async def absorb_file(self, key: str) -> None:
         """Publish one orphan chunk."""
@@ -175,8 +175,8 @@ class OrphanChunks:
             return False
         codec = chunk_view.codec if chunk_view is not None and not again else None
         if codec is not None and snapshot.size != codec.nbytes:  # else nobody could read it
-            told = join_key(path, name)
-            log.error("%s has %d bytes, not %d, and stays in %s", told, snapshot.size, codec.nbytes, key)
+            shown = join_key(path, name)
+            log.error("%s has %d bytes, not %d, and stays in %s", shown, snapshot.size, codec.nbytes, key)
             return False
         if again and (await array.find(coords))[1] is not None:
             return True
@@ -235,5 +235,5 @@ class OrphanChunks:
 def _coords_of(array: Array, name: str) -> Coords | None:
     """Return the coordinates in *name*, a chunk file of a new array, written in any view."""
     encodings = (array.layout.key_encoding, *_V2_ENCODINGS)
-    found = (encoding.decode(name, array.grid.ndim) for encoding in encodings)
-    return next((coords for coords in found if coords is not None), None)
+    candidates = (encoding.decode(name, array.grid.ndim) for encoding in encodings)
+    return next((coords for coords in candidates if coords is not None), None)

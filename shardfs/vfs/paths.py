@@ -110,12 +110,12 @@ class Paths:
     async def _open(self, path: str) -> OpenedFile:
         looked_up: list[int] = []
         try:
-            found = await self._find(path, looked_up, opens=True)
+            opened = await self._find(path, looked_up, opens=True)
         finally:
             self._release(looked_up)
-        if isinstance(found, OpenedFile):
-            return found
-        what = "a directory" if found.status.kind is Kind.DIRECTORY else "not a regular file"
+        if isinstance(opened, OpenedFile):
+            return opened
+        what = "a directory" if opened.status.kind is Kind.DIRECTORY else "not a regular file"
         raise IsADirectoryHereError(f"{path or 'the source'} is {what}")
 
     async def read(self, path: str, start: int = 0, stop: int | None = None) -> Buffer:
@@ -187,12 +187,12 @@ class Paths:
         with trio.CancelScope(shield=True):
             async with self._at(directory, makes=True) as parent:
                 try:
-                    found = None if exclusive else await fs.written_in_place(parent.ino, _encoded(name))
-                    if found is None:
+                    replaced = None if exclusive else await fs.written_in_place(parent.ino, _encoded(name))
+                    if replaced is None:
                         flags = os.O_EXCL if exclusive else os.O_TRUNC
                         await self._create(parent.ino, path, data, flags, 0o666 & ~self._umask, self._owner)
                     else:
-                        await self._replace(parent.ino, path, data, found.status)
+                        await self._replace(parent.ino, path, data, replaced.status)
                 finally:
                     self._changed_in(parent)
 
@@ -274,9 +274,9 @@ class Paths:
         """Find what is at *path*, and keep its number for the length of the block; *makes*: make directories."""
         looked_up: list[int] = []
         try:
-            found = await self._find(path, looked_up, makes=makes)
-            assert isinstance(found, Attributes)
-            yield found
+            attributes = await self._find(path, looked_up, makes=makes)
+            assert isinstance(attributes, Attributes)
+            yield attributes
         finally:
             self._release(looked_up)
 
@@ -306,10 +306,10 @@ class Paths:
         while names:
             name, begun = names.pop(), self._clock()
             if opens and not names:
-                found = await self.fs.open_name(directory.ino, _encoded(name))
-                if isinstance(found, OpenedFile):
-                    return found
-                attributes = found
+                opened = await self.fs.open_name(directory.ino, _encoded(name))
+                if isinstance(opened, OpenedFile):
+                    return opened
+                attributes = opened
             else:
                 attributes = await self._lookup(directory.ino, name, makes)
             if attributes.ino:

@@ -153,9 +153,9 @@ class WritingSession(Session):
         if hidden and not self.source.hierarchy.takes_unsharded:
             why = hidden[0].error or f"{hidden[0].key} changes all the time"
             raise StoreError(f"what was published in the view v2 must be committed before this view is mounted: {why}")
-        found = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
-        found += ["damage"] if self._contents.damage or self._aside.damage else []
-        problems = [f"its journal has {' and '.join(found)}"] if found else []
+        kept = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
+        kept += ["damage"] if self._contents.damage or self._aside.damage else []
+        problems = [f"its journal has {' and '.join(kept)}"] if kept else []
         for slot in slots_of(self.source.store):
             left = slot.state.left() if slot.state != self.state and not slot.is_in_use else []
             if left:

@@ -152,16 +152,16 @@ def _place(path: str, extent: Extent) -> tuple[Hashable, ...]:
 
 async def _sum(handle: FileHandle) -> str:
     """Return the text for the content of a file, all of which is read; a chunk is then pinned."""
-    found = sha256()
+    summed = sha256()
     for offset, nbytes in in_pieces(handle.attributes.size):
         data = await handle.read(offset, nbytes)
         if len(data) < nbytes:
             raise StaleError("a file ended early")
         if nbytes <= _AT_ONCE_NBYTES:
-            found.update(data)
+            summed.update(data)
         else:
-            await trio.to_thread.run_sync(found.update, data)
-    return text_of_sum(found.digest())
+            await trio.to_thread.run_sync(summed.update, data)
+    return text_of_sum(summed.digest())
 
 
 def text_of_sum(digest: bytes) -> str:

@@ -96,14 +96,14 @@ class View:
         """Return how the chunks of *node* are shown; None if its files pass through."""
         if node.any_array is None:
             return None
-        found = self._chunk_views.get(node)
-        chunks = self.shown(node).chunks if found is None else None
+        chunk_view = self._chunk_views.get(node)
+        chunks = self.shown(node).chunks if chunk_view is None else None
         if chunks is not None:
             fill, is_listed = chunks.fill, node.document is not None
             missing = Missing(fill, chunks.codec, self._fills, is_listed=is_listed) if fill is not None else None
-            found = ChunkView(node.any_array, chunks.key_encoding, chunks.codec, missing)
-            self._chunk_views[node] = found
-        return found
+            chunk_view = ChunkView(node.any_array, chunks.key_encoding, chunks.codec, missing)
+            self._chunk_views[node] = chunk_view
+        return chunk_view
 
     def fixed(self, node: Node) -> Mapping[str, bytes]:
         """Return the documents generated for a *node* that is only read, by name."""

@@ -41,7 +41,7 @@ from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.pages import Pages
 from shardfs.vfs.views import View
-from shardfs.vfs.write_buffer import BufferSpace, Event, State, WriteBuffer, WriteBuffers
+from shardfs.vfs.write_buffer import BufferSpace, Event, WriteBuffer, WriteBuffers
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class WritableFilesystem(Filesystem):
         while True:
             with self.buffers.watching(path) as watch:
                 attributes = await self._locks.settled(
-                    partial(super().lookup, parent, name), lambda found: found.ino == ABSENT
+                    partial(super().lookup, parent, name), lambda answer: answer.ino == ABSENT
                 )
             if attributes.ino != ABSENT:
                 return attributes
@@ -159,7 +159,7 @@ class WritableFilesystem(Filesystem):
     async def open_chunk(self, parent: int, name: bytes) -> ChunkHandle | Attributes | None:
         """Open the chunk *name* in the directory *parent*; one that was never published is not there."""
         return await self._locks.settled(
-            partial(super().open_chunk, parent, name), lambda found: isinstance(found, Attributes)
+            partial(super().open_chunk, parent, name), lambda answer: isinstance(answer, Attributes)
         )
 
     async def open(self, ino: int) -> OpenedFile:
@@ -232,10 +232,10 @@ class WritableFilesystem(Filesystem):
         """Return the attributes of *name* if it is a stored file of which others see each write; None if not."""
         if self.store.root is None or not isinstance(await self._child(parent, name), Passthrough):
             return None
-        found = await self.lookup(parent, name)
-        self.forget(found.ino, 1)
-        is_alone = found.status.kind is Kind.FILE and found.status.nlink == 1
-        return found if found.ino != ABSENT and is_alone else None
+        attributes = await self.lookup(parent, name)
+        self.forget(attributes.ino, 1)
+        is_alone = attributes.status.kind is Kind.FILE and attributes.status.nlink == 1
+        return attributes if attributes.ino != ABSENT and is_alone else None
 
     async def open_to_write(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns the number of its handle, and whether it bypasses the page cache."""
@@ -335,8 +335,7 @@ class WritableFilesystem(Filesystem):
         async with self._locks.hold(choose, commit):
             new = await self._child(new_parent, new_name)
             if old.path != new.path:
-                buffers = self.buffers.below(old.path) if is_directory else self.buffers.of(old.path)
-                await self._rename(old, new, buffers, exclusive=exclusive)
+                await self._rename(old, new, exclusive=exclusive)
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
         """Return which nodes to lock to create or replace *name*, or to remove it if not *makes*; None is all.
@@ -350,19 +349,20 @@ class WritableFilesystem(Filesystem):
             return None
         return {directory.node_path: is_document}
 
-    async def _rename(self, old: Entry, new: Entry, buffers: list[WriteBuffer], *, exclusive: bool) -> None:
+    async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
         if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
             raise CrossDeviceError("directories of chunks cannot be moved as a whole")
-        if isinstance(old, Passthrough) and isinstance(new, Passthrough):
-            await old.move_to(new, exclusive=exclusive)
-            self.buffers.lose_name(buffers, Event.MOVED)
-            return
-        for buffer in buffers:
-            if buffer.state in (State.DIRTY, State.REFUSED) or (buffer.state is State.FRESH and buffer.is_new):
-                await buffer.publish()
         if isinstance(old, PublishedEntry):
-            await old.check_removable()
-        row = self.inodes.row_at(old.path) if isinstance(old, Passthrough) else None
+            await old.move_to(new, exclusive=exclusive)
+        elif isinstance(old, Passthrough) and isinstance(new, Passthrough):
+            await old.move_to(new, exclusive=exclusive)
+            self.buffers.lose_name(self.buffers.below(old.path), Event.MOVED)
+        elif isinstance(old, Passthrough) and isinstance(new, PublishedEntry):
+            await self._publish_file(old, new, exclusive=exclusive)
+
+    async def _publish_file(self, old: Passthrough, new: PublishedEntry, *, exclusive: bool) -> None:
+        """Publish the file *old* under the name *new*, and then remove it."""
+        row = self.inodes.row_at(old.path)
         if row is not None and row.nlink == 1:
             row.becomes(new.path)  # before it is read: who writes later is told
         try:
@@ -370,14 +370,13 @@ class WritableFilesystem(Filesystem):
             has_one_name = row is not None and attributes.status.nlink == 1
             if row is not None and not has_one_name:  # another program gave it a second one just now
                 row.becomes("")
-            before = replace(row) if row is not None else None
-            await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
+            before = replace(row) if row is not None and has_one_name else None
+            await new.replace(content, attributes, before.ino if before is not None else None, exclusive=exclusive)
             try:
-                await old.remove(Event.MOVED)
-            except BaseException:
-                # Nobody can say whether it is gone, so the new name keeps the content: in none, it would be lost.
-                if row is not None and before is not None and isinstance(new, PublishedEntry) and has_one_name:
-                    new.give_back(row.ino)
+                await old.remove()
+            except BaseException:  # nobody can say whether it is gone, so both names stay
+                if row is not None and before is not None:
+                    new.give_back(before.ino)
                     self.inodes.restore(row, before)
                 raise
         except BaseException:
@@ -390,9 +389,9 @@ class WritableFilesystem(Filesystem):
         self.writer.check()
         async with self._locks.hold(partial(self._nodes_of, new_parent, new_name)):
             await (await self.entry(ino)).link_to(await self._child(new_parent, new_name))
-            made = await super().lookup(new_parent, new_name)
-            if made.ino != ABSENT:
-                return made
+            attributes = await super().lookup(new_parent, new_name)
+            if attributes.ino != ABSENT:
+                return attributes
             # An empty document is not shown; the kernel finds out at its next lookup.
             self.retain(ino)
             return (await super().attributes(ino))._replace(ttl=0.0)

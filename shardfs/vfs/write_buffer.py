@@ -165,9 +165,6 @@ _NEXT: Final[Mapping[tuple[State, Event], State]] = {
 """The transitions. Who has no name any more is published, refused or moved by nobody, and a renamed one not written."""
 
 
-LossOfName = Literal[Event.DROPPED, Event.MOVED]
-
-
 class Published(Protocol):
     """A name under which a buffer is published, that is, the entry of a chunk or a document."""
 
@@ -334,25 +331,34 @@ class WriteBuffer(FileHandle):
         finally:
             self._buffers.end(self)
 
+    @property
+    def must_be_moved(self) -> bool:
+        """Whether it is published before its name is moved: a file that is only cut is what it was until then."""
+        return self.state in (State.DIRTY, State.REFUSED) or (self.state is State.FRESH and self.is_new)
+
     async def publish(self) -> None:
         """Publish the content, unless somebody already has, or another file has the name by now."""
         async with self._lock:
-            if self.state is State.LOST:
-                self.check()
-            if not self.is_unpublished:
-                return
-            try:
-                number = self.version if self.is_new else None
-                version = await self.entry.put(
-                    self._content, self._status, self._mtime_ns, number, exclusive=self.is_exclusive
-                )
-            except ShardfsError:
-                self.happened(Event.REFUSED)
-                raise
-            if version is not None:
-                self.version, self._mtime_ns = version
-            self.happened(Event.PUBLISHED)
-            self._buffers.published(self.path)
+            await self.publish_held()
+
+    async def publish_held(self) -> None:
+        """Do what `publish` does; the caller holds the lock of the name."""
+        if self.state is State.LOST:
+            self.check()
+        if not self.is_unpublished:
+            return
+        try:
+            number = self.version if self.is_new else None
+            version = await self.entry.put(
+                self._content, self._status, self._mtime_ns, number, exclusive=self.is_exclusive
+            )
+        except ShardfsError:
+            self.happened(Event.REFUSED)
+            raise
+        if version is not None:
+            self.version, self._mtime_ns = version
+        self.happened(Event.PUBLISHED)
+        self._buffers.published(self.path)
 
     def check(self) -> None:
         """Raise `StaleError` if writing is useless, because the file was renamed."""
@@ -440,7 +446,7 @@ class WriteBuffers:
 
     def below(self, directory: str) -> list[WriteBuffer]:
         """Return the buffers of all files below *directory*."""
-        return [buffer for path, found in self._by_path.items() if is_below(path, directory) for buffer in found]
+        return [buffer for path, buffers in self._by_path.items() if is_below(path, directory) for buffer in buffers]
 
     def unpublished(self, path: str) -> WriteBuffer | None:
         """Return a buffer that is to be published under a name."""
@@ -534,7 +540,7 @@ class WriteBuffers:
         """
         return self._locks.setdefault(entry.path, QuickLock())
 
-    def lose_name(self, buffers: Iterable[WriteBuffer], event: LossOfName) -> None:
+    def lose_name(self, buffers: Iterable[WriteBuffer], event: Literal[Event.DROPPED, Event.MOVED]) -> None:
         """Take their name from open files: it stands for something else, or for nothing, from now on."""
         for buffer in buffers:
             buffer.happened(event)

@@ -25,7 +25,8 @@ GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"of": "%s"}}'
 class Faults:
     """Counts calls of the store and of the journal, and lets that with the number *failing* fail.
 
-    Calls of one name right after each other count as one. If it *takes_effect*, it does first what it should: the answer was lost.
+    Calls of one name right after each other count as one. If one that fails *takes_effect*, it does first what it
+    should: the answer was lost.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

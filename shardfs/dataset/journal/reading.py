@@ -146,8 +146,8 @@ def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]
     ranges = ranges[np.argsort(ranges[:, 0])]
     stops = np.maximum.accumulate(ranges[:, 1])
     before = np.searchsorted(ranges[:, 0], sequences, side="right")
-    found: npt.NDArray[np.bool_] = (before > 0) & (stops[before - 1] > sequences)
-    return found
+    within: npt.NDArray[np.bool_] = (before > 0) & (stops[before - 1] > sequences)
+    return within
 
 
 def _read_segment(

@@ -251,11 +251,11 @@ def pack_meta(record: Record) -> bytes:
 
 def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
     """Return the record packed in *meta*; raises `CorruptionError` if it is invalid."""
-    found = CLASSES[kind]
+    cls = CLASSES[kind]
     values: list[Any] = [sequence]
     at = 0
     try:
-        for how in found.FIELDS:
+        for how in cls.FIELDS:
             if how in _INTEGERS:
                 at += _INTEGERS[how]
                 values.append(int.from_bytes(meta[at - _INTEGERS[how] : at], "little", signed=how == "i"))
@@ -272,7 +272,7 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
         at = -1
     if at != len(meta):
         raise CorruptionError(f"record {sequence} of the journal is malformed")
-    make: Callable[..., Record] = found
+    make: Callable[..., Record] = cls
     return make(*values, payload=payload)
 
 

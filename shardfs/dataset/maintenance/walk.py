@@ -294,9 +294,9 @@ async def what_else(source: Source) -> str:
     """Say what a source without Zarr v3 arrays is, and what to do."""
     entries = await source.store.list("")
     of_references = isinstance(source.store, ReferenceStore)
-    found = foreign_format(entries, of_references=of_references)
-    if found is not None:
-        return found
+    what = foreign_format(entries, of_references=of_references)
+    if what is not None:
+        return what
     if DOCUMENT in {entry.name for entry in entries}:
         return "it is a Zarr v3 group without arrays"
     names = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name))

@@ -39,7 +39,7 @@ from shardfs.vfs.handles import (
 from shardfs.vfs.inodes import ArrayRanges, Inodes
 from shardfs.vfs.pages import Pages
 from shardfs.vfs.texts import DocumentText, TextCache
-from shardfs.vfs.write_buffer import Event, LossOfName, WriteBuffer, WriteBuffers
+from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
 
 
 class TreeView(Protocol):
@@ -337,8 +337,8 @@ class Entry(ABC):
         """Make *content* the content of the file, which may exist; *ino* is the inode number that the content keeps."""
         raise ExistsError(f"{self.path} is a directory")
 
-    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
-        """Remove the file; raises `NotFoundError`. *event* is what happens to those who write to it."""
+    async def remove(self) -> None:
+        """Remove the file; raises `NotFoundError`."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -490,7 +490,7 @@ class PublishedEntry(Entry):
         number *ino*, None being a new one. Returns both then.
         """
 
-    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
+    async def remove(self) -> None:
         """Remove the file, or what is being written to it and was never published."""
         buffers = self.fs.writable.buffers
         async with buffers.lock(self):
@@ -499,7 +499,23 @@ class PublishedEntry(Entry):
             except NotFoundError:
                 if buffers.unpublished(self.path) is None:
                     raise
-            buffers.lose_name(buffers.of(self.path), event)
+            buffers.lose_name(buffers.of(self.path), Event.DROPPED)
+
+    async def move_to(self, new: Entry, *, exclusive: bool) -> None:
+        """Publish the file under the name *new*, and then remove it here; the caller holds the nodes of both.
+
+        What is written meanwhile waits, and is told. Open files lose the name when it is gone, not before.
+        """
+        buffers = self.fs.writable.buffers
+        async with buffers.lock(self):
+            for buffer in buffers.of(self.path):
+                if buffer.must_be_moved:
+                    await buffer.publish_held()
+            await self.check_removable()
+            attributes, content = await self.content()
+            await new.replace(content, attributes, None, exclusive=exclusive)
+            await self.erase()  # if it fails, both names stay: nobody can say whether it is gone
+            buffers.lose_name(buffers.of(self.path), Event.MOVED)
 
     def give_back(self, ino: int) -> None:
         """Have another number than *ino*, which the content was to keep: its file keeps its name, after all."""

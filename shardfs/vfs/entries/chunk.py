@@ -127,8 +127,8 @@ class ChunkTree:
         """
         if is_lock(name):
             return self.takes(name.removesuffix(LOCK_SUFFIX))
-        found = _TEMPORARY.fullmatch(name) if self.fs.store.root is None else None
-        return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
+        match = _TEMPORARY.fullmatch(name) if self.fs.store.root is None else None
+        return match is not None and any(map(self.takes, (key := match[1] or match[2], f"{key}.0")))
 
     def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
         """Return the chunk, or directory of chunks, at *position*, with the inode number *ino*."""
@@ -289,10 +289,10 @@ class ChunkTree:
 
     async def present(self) -> "ChunkTree":
         """Return the current chunk tree of the array; raises `StaleError` if there is none any more."""
-        found = self.fs.chunk_tree(await self.fs.array_node(self.path))
-        if not isinstance(found, ChunkTree):
+        chunks = self.fs.chunk_tree(await self.fs.array_node(self.path))
+        if not isinstance(chunks, ChunkTree):
             raise StaleError(f"the array {self.path or 'at the root'} is gone")
-        return found
+        return chunks
 
     async def check(self) -> None:
         """Raise `StaleError` if the array no longer has these chunks."""
@@ -430,10 +430,10 @@ class Chunk(PublishedEntry):
         return await self._version()
 
     async def _version(self, *, fresh: bool = True) -> ChunkHandle:
-        found = await self.current(fresh=fresh)
-        if found is None or found.attributes.ino != self.ino:
-            raise StaleError(f"{self.path} was {'removed' if found is None else 'replaced'}")
-        return found
+        handle = await self.current(fresh=fresh)
+        if handle is None or handle.attributes.ino != self.ino:
+            raise StaleError(f"{self.path} was {'removed' if handle is None else 'replaced'}")
+        return handle
 
     async def current(self, *, fresh: bool = True) -> ChunkHandle | None:
         """Open the current version; None if there is no chunk."""

@@ -75,10 +75,10 @@ class Document(PublishedEntry):
         shown = (await fs.documents(node)).get(name)
         if shown is not None:
             return self.opened(node, shown)
-        found = await fs.directory(self.node_path).lookup(name)
-        if not found.ino:
+        attributes = await fs.directory(self.node_path).lookup(name)
+        if not attributes.ino:
             return None
-        handle = await (await fs.entry(found.ino)).open()  # it is shown as it is stored
+        handle = await (await fs.entry(attributes.ino)).open()  # it is shown as it is stored
         return DocumentHandle(handle.attributes, bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1)))
 
     async def makes_node(self) -> bool:

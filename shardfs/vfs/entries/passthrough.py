@@ -29,7 +29,6 @@ from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.fixed import FixedDocument
 from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
-from shardfs.vfs.write_buffer import Event, LossOfName
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +162,8 @@ class Passthrough(Entry):
         for directory in (self.path.rpartition("/")[0], self.fs.writable.copies):
             await store.sync_directory(directory)
 
-    async def remove(self, event: LossOfName = Event.DROPPED) -> None:
-        """Remove the name; those who write to the file go on."""
+    async def remove(self) -> None:
+        """Remove the name."""
         await self._check()
         await self.fs.writable.store.unlink(self.path)
         self.fs.inodes.removed(self.path)
