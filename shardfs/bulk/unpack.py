@@ -102,7 +102,7 @@ class WriteFiles(StoreTask):
                     del tree.open_files[number]
                     await handle.close()
             finally:
-                tree.forget(attributes.ino, 1)
+                tree.drop_references(attributes.ino, 1)
 
         return write
 
@@ -187,5 +187,5 @@ class UnpackPlan(Plan):
             except ShardfsError as error:
                 self.report.problems.append(left_out(path, error))
             if path:
-                tree.forget(ino, 1)
+                tree.drop_references(ino, 1)
             pending += reversed(below)

@@ -118,7 +118,7 @@ class ShardListing:
             pass
         except NotADirectoryHereError as error:
             raise CorruptionError(f"{error}, where shards should be") from None
-        found: dict[Coords, set[int]] = {}
+        indices_below: dict[Coords, set[int]] = {}
         others: list[str] = []
         for entry in entries:
             if is_nested:
@@ -129,11 +129,11 @@ class ShardListing:
             are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]
             for depth in range(len(prefix), len(coords)):
                 if not are_outside[depth]:
-                    found.setdefault(coords[:depth], set()).add(coords[depth])
+                    indices_below.setdefault(coords[:depth], set()).add(coords[depth])
             is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(entry.name)
             if is_foreign or any(are_outside):
                 others.append(join_key(directory, entry.name))
-        children = {at: sorted(indices) for at, indices in found.items()}
+        children = {at: sorted(indices) for at, indices in indices_below.items()}
         return _Listed(children, begun, listing, (min(others), len(others)) if others else None)
 
 
@@ -462,10 +462,10 @@ class Array:
             if sound.all():  # the usual case, and three times as fast
                 run = run._replace(numbers=range(first, first + length), sizes=entries[:, 1].tolist())
             else:
-                found = np.flatnonzero(sound | ~are_empty(entries))
-                damaged = None if sound[found].all() else (~sound[found]).tolist()
-                sizes = np.where(sound, entries[:, 1], 0)[found].tolist()
-                run = run._replace(numbers=(found + first).tolist(), sizes=sizes, damaged=damaged)
+                places = np.flatnonzero(sound | ~are_empty(entries))
+                damaged = None if sound[places].all() else (~sound[places]).tolist()
+                sizes = np.where(sound, entries[:, 1], 0)[places].tolist()
+                run = run._replace(numbers=(places + first).tolist(), sizes=sizes, damaged=damaged)
         return _with_pending(run, changes)
 
     async def list_scattered(self, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
@@ -531,8 +531,8 @@ class Array:
         They are looked up before the shard, so that what is committed meanwhile is found there.
         """
         changes = self.layout.pending.changes(shard)
-        found = ((number, changes.get((*prefix, number))) for number in numbers if changes)
-        return {n: change for n, change in found if change is not None and change.fingerprint == self.fingerprint}
+        candidates = ((number, changes.get((*prefix, number))) for number in numbers if changes)
+        return {n: change for n, change in candidates if change is not None and change.fingerprint == self.fingerprint}
 
 
 def _row(coords: Coordinates, number: int) -> Coords:
@@ -548,25 +548,25 @@ def _with_pending(run: ListedRun, changes: Mapping[int, Change]) -> ListedRun:
     """Return *run* as it is with pending *changes*, by the last coordinate of the chunk."""
     if not changes:
         return run
-    found = dict(zip(run.numbers, zip(run.sizes, run.damaged or [False] * len(run.sizes), strict=True), strict=True))
+    chunks = dict(zip(run.numbers, zip(run.sizes, run.damaged or [False] * len(run.sizes), strict=True), strict=True))
     for number, change in changes.items():
-        found.pop(number, None)
+        chunks.pop(number, None)
         if isinstance(change, Put):
-            found[number] = change.payload.nbytes, False
-    numbers = sorted(found)
-    damaged = [found[number][1] for number in numbers]
-    sizes = [found[number][0] for number in numbers]
+            chunks[number] = change.payload.nbytes, False
+    numbers = sorted(chunks)
+    damaged = [chunks[number][1] for number in numbers]
+    sizes = [chunks[number][0] for number in numbers]
     return run._replace(numbers=numbers, sizes=sizes, damaged=damaged if any(damaged) else None)
 
 
 async def _checksum(extent: Extent) -> int:
     """Return a checksum of the bytes of a chunk; not a crc32c, with which the chunk may end."""
-    found = 0
+    checksum = 0
     for start, nbytes in in_pieces(extent.nbytes):
         if start:
             await trio.lowlevel.checkpoint()  # what is in the page cache is read without one
-        found = reversed_checksum(await extent.read(start, nbytes), found)
-    return found
+        checksum = reversed_checksum(await extent.read(start, nbytes), checksum)
+    return checksum
 
 
 def _version_number(stat: Stat) -> int:

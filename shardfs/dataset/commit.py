@@ -370,7 +370,7 @@ class GroupCommit:
                 commit = await self._plan(queue, array.layout, contents, records, edit)
                 await edits.enter_async_context(own.pop_all())
                 return commit
-        await self._forget(queue, records)  # without the lock: no record would tell who left it
+        await self._finish(queue, records)  # without the lock: no record would tell who left it
         return None
 
     async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[Change]:
@@ -390,7 +390,7 @@ class GroupCommit:
                 ", …" if len(conflicts) > _MAX_TOLD else "",
             )
             await self.put_aside(conflicts)
-            await self._forget(queue, conflicts)
+            await self._finish(queue, conflicts)
         return fitting
 
     async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
@@ -495,7 +495,7 @@ class GroupCommit:
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
         with self._failing(commit.queue, unreachable):
             await self._store(commit)
-            await self._forget(commit.queue, commit.records, *self._settled(commit.queue))
+            await self._finish(commit.queue, commit.records, *self._settled(commit.queue))
 
     async def _store(self, commit: _Commit) -> None:
         """Store the next version of a shard."""
@@ -522,7 +522,7 @@ class GroupCommit:
         undo = self.undos.pop(queue.key, None)
         return [undo] if undo is not None else []
 
-    async def _forget(self, queue: ShardQueue, records: Sequence[Change], *undo: UndoRecord) -> None:
+    async def _finish(self, queue: ShardQueue, records: Sequence[Change], *undo: UndoRecord) -> None:
         """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""
         queue.remove(records)
         self.npending -= len(records)

@@ -108,16 +108,16 @@ class Snapshot:
     def parse(cls, text: bytes) -> "Snapshot":
         """Return a snapshot encoded by any version of shardfs; raises `ValueError`."""
         try:
-            found = json.loads(text)
+            members = json.loads(text)
         except RecursionError:
             raise ValueError("figures are not nested") from None
-        if not isinstance(found, dict) or not isinstance(found.setdefault("store", {}), dict):
+        if not isinstance(members, dict) or not isinstance(members.setdefault("store", {}), dict):
             raise ValueError("figures are an object")  # noqa: TRY004 - as any other JSON that is none
-        own = {item.name: found.pop(item.name) for item in fields(cls) if item.metadata and item.name in found}
+        own = {item.name: members.pop(item.name) for item in fields(cls) if item.metadata and item.name in members}
         for item in fields(cls):
             if item.name in own and not _is_of(own[item.name], item.type):
                 raise ValueError(f"figures have another {item.name}")
-        return cls(**own, store=found.pop("store"), counts=found)
+        return cls(**own, store=members.pop("store"), counts=members)
 
     def figures(self) -> Iterator[tuple[Figure, Value]]:
         """Yield the rows of the table that have a value, without details."""

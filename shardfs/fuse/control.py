@@ -91,14 +91,14 @@ class Mount:
 
 def list_mounts() -> list[Mount]:
     """Return the mounts that this process sees, those below others first."""
-    found = []
+    daemons = []
     with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
             place, _, rest = line.partition(" - ")
             kind, source, options = rest.removesuffix("\n").split(" ")  # a source may be empty, or contain tabs
             if kind == _FILESYSTEM:
                 named = dict(option.partition("=")[::2] for option in options.split(","))
-                found.append(
+                daemons.append(
                     Mount(
                         _unescaped(place.split(" ")[4]),
                         _unescaped(source),
@@ -108,7 +108,7 @@ def list_mounts() -> list[Mount]:
                         "allow_other" in named,
                     )
                 )
-    return found
+    return daemons
 
 
 def _unescaped(text: str) -> str:

@@ -132,7 +132,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Drop references of the kernel."""
         for inode, lookups in inode_list:
-            self.fs.forget(inode, lookups)
+            self.fs.drop_references(inode, lookups)
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
@@ -400,7 +400,7 @@ class WritingOperations(Operations):
         try:
             await self.flush(file.fh)
         except BaseException:
-            self.fs.forget(entry.st_ino, 1)
+            self.fs.drop_references(entry.st_ino, 1)
             raise
         finally:
             await self.release(file.fh)

@@ -190,10 +190,10 @@ class Filesystem:
         if in_table(ino):
             self.inodes.retain(ino)
 
-    def forget(self, ino: int, lookups: int) -> None:
+    def drop_references(self, ino: int, lookups: int) -> None:
         """Drop references of the kernel to *ino*."""
         if in_table(ino):
-            self.inodes.forget(ino, lookups)
+            self.inodes.drop_references(ino, lookups)
 
     # Stored names, in directories of nodes and among chunks.
 
@@ -379,7 +379,7 @@ class Filesystem:
         try:
             return await self.open(attributes.ino)
         finally:
-            self.forget(attributes.ino, 1)
+            self.drop_references(attributes.ino, 1)
 
     async def open_path(self, path: str) -> FileHandle:
         """Open what has the *path* on the mount; raises `NotFoundError`."""

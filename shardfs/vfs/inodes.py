@@ -192,7 +192,7 @@ class Inodes:
             row.lookups += 1
             self._untold.pop(ino, None)
 
-    def forget(self, ino: int, lookups: int) -> None:
+    def drop_references(self, ino: int, lookups: int) -> None:
         """Drop *lookups* references."""
         row = self._rows.get(ino)
         if row is None or ino == ROOT:

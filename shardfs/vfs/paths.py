@@ -83,7 +83,7 @@ class Paths:
         self._umask = _umask() if self.is_writable else 0
         self._clock = session.source.hierarchy.clock
         self._directories: Cache[str, _Directory] = Cache(
-            lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.forget(directory.ino, 1)
+            lambda _: 0, 0, _MAX_DIRECTORIES, lambda directory: fs.drop_references(directory.ino, 1)
         )
         self._nforgotten = 0
         self._versions = Versions(fs.store)
@@ -211,7 +211,7 @@ class Paths:
             raise
         finally:
             await fs.close(number)
-            fs.forget(attributes.ino, 1)
+            fs.drop_references(attributes.ino, 1)
 
     async def _replace(self, parent: int, path: str, data: Buffer | Content, status: Stat) -> None:
         """Replace a stored file by a new one, as readers of the old one, and who looks after a kill, see all of one."""
@@ -282,7 +282,7 @@ class Paths:
 
     def _release(self, looked_up: Sequence[int]) -> None:
         for ino in looked_up:
-            self.fs.forget(ino, 1)
+            self.fs.drop_references(ino, 1)
 
     async def _find(
         self, path: str, looked_up: list[int], *, makes: bool = False, opens: bool = False

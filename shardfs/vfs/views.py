@@ -264,7 +264,7 @@ class ZarrV2(EditableView):
         Readers of consolidated metadata see no other nodes. Of a node whose document is broken, the copy stays. Raises
         `RefusedError` for a node that is shown, and was described until now.
         """
-        found: dict[str, Json] = {}
+        known: dict[str, Json] = {}
         consolidated = inline_copies(group.document)
         before = dict(every_copy(group.document))
         pending = [*before] if consolidated is not None else [""]
@@ -278,10 +278,10 @@ class ZarrV2(EditableView):
                 except (NotFoundError, NotADirectoryHereError):
                     continue
                 if node.metadata is None and node.reason is not None:
-                    found |= {path: before[path]} if path in before else {}
+                    known |= {path: before[path]} if path in before else {}
                     continue
                 if self.left_out(node) is not None:
-                    found |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
+                    known |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
                     continue
                 if node.document is not None or {ZARRAY, ZGROUP} & (await edit.fs.stored_documents(key)).keys():
                     raise RefusedError(f"it leaves out {path}, which its readers would no longer find")
@@ -289,15 +289,15 @@ class ZarrV2(EditableView):
                 for entry in await edit.fs.store.list(key):
                     if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name):
                         pending.append(f"{path}/{entry.name}".lstrip("/"))
-        return found
+        return known
 
     async def _copied(self, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]) -> Metadata:
         """Return the stored document of the node at *path*, or that of a node which is being created there."""
-        found: Node | None = None
+        node: Node | None = None
         with suppress(NotFoundError, NotADirectoryHereError):
-            found = await edit.fs.hierarchy.node(path)
-        if found is not None and found.document is not None and found.metadata is not None:
-            return self.lens.within(found.in_image).put_copies(found.stored or found.metadata, documents)
+            node = await edit.fs.hierarchy.node(path)
+        if node is not None and node.document is not None and node.metadata is not None:
+            return self.lens.within(node.in_image).put_copies(node.stored or node.metadata, documents)
         stored = await edit.fs.stored_documents(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
@@ -305,8 +305,8 @@ class ZarrV2(EditableView):
                 "it is stored as Zarr v2, of which a group of Zarr v3 can have no copy; written anew through a mount "
                 "with --shards, it is stored as v3"
             )
-        texts = {each: encode_json(document) for each, document in documents.items()}
-        return self.lens.within((found or edit.node).in_image).new(name, texts[name], texts)
+        texts = {shown: encode_json(document) for shown, document in documents.items()}
+        return self.lens.within((node or edit.node).in_image).new(name, texts[name], texts)
 
 
 class NpyView(View):

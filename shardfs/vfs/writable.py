@@ -116,21 +116,14 @@ class WritableFilesystem(Filesystem):
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
         path = join_key(self.path_of(parent), os.fsdecode(name))
-        while True:
-            with self.buffers.watching(path) as watch:
-                attributes = await self._locks.settled(
-                    partial(super().lookup, parent, name), lambda answer: answer.ino == ABSENT
-                )
-            if attributes.ino != ABSENT:
-                return attributes
-            buffer = self.buffers.unpublished(path)
-            if buffer is not None:
-                if buffer.is_new:  # the kernel may have been given another number for this name
-                    buffer.entry.keep_number(buffer.ino)
-                self.retain(buffer.ino)
-                return buffer.attributes._replace(ttl=0.0)
-            if not watch.has_moved:
-                return attributes
+        look = partial(self._locks.settled, partial(super().lookup, parent, name), _is_absent)
+        current = await self.buffers.resolve(path, look, lambda attributes: not _is_absent(attributes))
+        if not isinstance(current, WriteBuffer):
+            return current
+        if current.is_new:  # the kernel may have been given another number for this name
+            current.entry.keep_number(current.ino)
+        self.retain(current.ino)
+        return current.attributes._replace(ttl=0.0)
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of *ino*.
@@ -166,8 +159,8 @@ class WritableFilesystem(Filesystem):
         """Open a file to read; if it was replaced, the handle is of the file that took its place, and *is_late*."""
 
         async def look() -> tuple[Entry, FileHandle]:
-            found = await self.entry(ino)
-            return found, await found.open()
+            current = await self.entry(ino)
+            return current, await current.open()
 
         try:
             entry, handle = await self._locks.settled(look)
@@ -233,7 +226,7 @@ class WritableFilesystem(Filesystem):
         if self.store.root is None or not isinstance(await self._child(parent, name), Passthrough):
             return None
         attributes = await self.lookup(parent, name)
-        self.forget(attributes.ino, 1)
+        self.drop_references(attributes.ino, 1)
         is_alone = attributes.status.kind is Kind.FILE and attributes.status.nlink == 1
         return attributes if attributes.ino != ABSENT and is_alone else None
 
@@ -495,6 +488,10 @@ class WritableFilesystem(Filesystem):
             await commits.flush(below=path)
             if await self.hierarchy.removed(path) is removed:
                 await removed.drop(self.store)
+
+
+def _is_absent(attributes: Attributes) -> bool:
+    return attributes.ino == ABSENT
 
 
 async def _node(path: str) -> Nodes:

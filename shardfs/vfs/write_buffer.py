@@ -405,7 +405,7 @@ class WriteBuffer(FileHandle):
 class Watch:
     """Whether a file under some name was begun, published, or took the name, since somebody began to look it up."""
 
-    has_moved: bool = False
+    has_changed: bool = False
 
 
 class WriteBuffers:
@@ -416,7 +416,7 @@ class WriteBuffers:
     *ttl* is how many seconds the kernel may cache attributes of a new file.
 
     What a name stands for is a buffer, then in the journal, then in the store. Whoever asks these one after another
-    could miss it in each while it moves on, so they watch the name meanwhile, and ask again: see `watching`.
+    could miss it in each while it moves on: `resolve` asks them so that nothing is missed.
     """
 
     def __init__(
@@ -453,9 +453,28 @@ class WriteBuffers:
         buffers = self._by_path.get(path, ())
         return next((buffer for buffer in reversed(buffers) if buffer.is_unpublished), None)
 
+    async def resolve(
+        self, path: str, look: Callable[[], Awaitable[V]], is_there: Callable[[V], bool]
+    ) -> "V | WriteBuffer":
+        """Return what the name *path* stands for: what is published, else what is being written, else nothing.
+
+        *look* looks for what is published, and *is_there* tells whether it found any; the result may be that of a look
+        that found nothing.
+        """
+        while True:
+            with self._watching(path) as watch:
+                published = await look()
+            if is_there(published):
+                return published
+            unpublished = self.unpublished(path)
+            if unpublished is not None:
+                return unpublished
+            if not watch.has_changed:
+                return published
+
     @contextmanager
-    def watching(self, path: str) -> Iterator[Watch]:
-        """Watch a name during the block: if nothing was found in it, look again if the name *has_moved* meanwhile."""
+    def _watching(self, path: str) -> Iterator[Watch]:
+        """Watch a name during the block: if nothing was found in it, look again if the name *has_changed* meanwhile."""
         watch = Watch()
         self._watches.setdefault(path, []).append(watch)
         try:
@@ -463,16 +482,16 @@ class WriteBuffers:
         finally:
             _remove(self._watches, path, watch)
 
-    def moved(self, path: str) -> None:
+    def changed(self, path: str) -> None:
         """Tell those who watch the name *path* that a file under it was begun, published, or took the name."""
         for watch in self._watches.get(path, ()):
-            watch.has_moved = True
+            watch.has_changed = True
 
     def published(self, path: str) -> None:
         """Note that a version of the file *path* was published from a buffer."""
         for buffer in self.of(path):
             buffer.note_published()
-        self.moved(path)
+        self.changed(path)
 
     def of_ino(self, ino: int) -> WriteBuffer | None:
         """Return the buffer with the number *ino* that was last written or, if none is ahead, opened."""
@@ -500,7 +519,7 @@ class WriteBuffers:
             other.note_rival()
         others.append(buffer)
         self.was_written(buffer)
-        self.moved(entry.path)
+        self.changed(entry.path)
         return buffer
 
     def new_content(self) -> BufferBytes:

@@ -107,7 +107,7 @@ class Kernel(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         if self.numbers:
             identity = data.draw(st.sampled_from(sorted(self.numbers)))
-            self.table.forget(self.numbers.pop(identity), 10**6)
+            self.table.drop_references(self.numbers.pop(identity), 10**6)
 
     @invariant()
     def the_table_knows_what_is_kept_and_where_it_is(self) -> None:
@@ -120,7 +120,7 @@ class Kernel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for ino in self.numbers.values():
-            self.table.forget(ino, 10**6)
+            self.table.drop_references(ino, 10**6)
         assert set(self.table._paths) == {""}, "no path is kept for nothing"
 
 

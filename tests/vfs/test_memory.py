@@ -64,7 +64,7 @@ class Kernel:
 
     def forget(self) -> None:
         for ino, lookups in self.references.items():
-            self.fs.forget(ino, lookups)
+            self.fs.drop_references(ino, lookups)
         self.references.clear()
 
 
@@ -170,7 +170,7 @@ async def test_an_array_of_many_shapes_keeps_no_file_no_tree_and_few_layouts_of_
             assert await process.read("start", number)
         await process.commit()
         for ino in range(ROOT + 1, 1000):
-            fs.forget(ino, 1000)
+            fs.drop_references(ino, 1000)
     files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: ASYNC240
     assert len([file for file in files if file.startswith(f"{root}/start/c/")]) <= 1
     gc.collect()

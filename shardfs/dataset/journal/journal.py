@@ -168,7 +168,7 @@ class Journal:
         `ReadOnlyError` if the journal accepts nothing any more, `RefusedError` if a name is too long, and whatever
         reading *content* raises. Unless it *may_rotate*, the active segment may become too long.
         """
-        meta, nbytes, found = pack_meta(record), content.nbytes, 0
+        meta, nbytes, checksum = pack_meta(record), content.nbytes, 0
         whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
         segment = self._open_segment(whole_nbytes if may_rotate else None)
         sequence = self.last_sequence + 1
@@ -177,10 +177,10 @@ class Journal:
             piece: Buffer = b""
             for start in range(0, nbytes, _PIECE_NBYTES):
                 piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
-                found = crc32c(piece, found)
+                checksum = crc32c(piece, checksum)
                 if nbytes > _PIECE_NBYTES:
                     self._write(segment, [piece], payload_at + start)
-            head = pack_record(salt_of(segment.name), sequence, record.KIND, meta, nbytes, found)
+            head = pack_record(salt_of(segment.name), sequence, record.KIND, meta, nbytes, checksum)
             # The first bytes are written last: without them there is no record.
             self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece], segment.end)
         except BaseException:
@@ -191,7 +191,7 @@ class Journal:
                 self._active = None  # what follows its end looks like what it is: an unfinished append
             raise
         if not isinstance(record, Checkpoint):
-            self._forget(record)
+            self._drop(record)
             self._live[record.subject] = segment, record
             segment.counts(1)
             self.live_nbytes += whole_nbytes
@@ -212,9 +212,9 @@ class Journal:
         """
         self.check()
         for record in records:
-            found = self._live.get(record.subject)
-            if found is not None and found[1].sequence == record.sequence:
-                self._forget(record)
+            live = self._live.get(record.subject)
+            if live is not None and live[1].sequence == record.sequence:
+                self._drop(record)
                 self._released.append(record.sequence)
         self._checkpoint()
         self._remove_released()
@@ -339,11 +339,11 @@ class Journal:
 
     # Releasing
 
-    def _forget(self, record: Live) -> None:
+    def _drop(self, record: Live) -> None:
         """Count the live record of the same subject, if there is one, as live no more."""
-        found = self._live.pop(record.subject, None)
-        if found is not None:
-            segment, old = found
+        live = self._live.pop(record.subject, None)
+        if live is not None:
+            segment, old = live
             segment.counts(-1)
             self.live_nbytes -= old.nbytes
 

@@ -133,7 +133,7 @@ def read_journal(directory: Descriptor) -> JournalContents:
     latest = {record.subject: record.sequence for record in contents.records}
     sequences = np.array([*latest.values()], np.uint64)
     live = {*sequences[~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
-    contents.live = [found for found in contents.live if found[1].sequence in live]
+    contents.live = [entry for entry in contents.live if entry[1].sequence in live]
     for segment, _ in contents.live:
         segment.counts(1)
     return contents
@@ -179,22 +179,22 @@ def _read_segment(
     segment = Segment(name, descriptor, status.st_size)
     contents.segments.append(segment)
     scan = _Scan(name, descriptor, status.st_size)
-    for found in scan.results():
-        if isinstance(found, Damage):
+    for head in scan.results():
+        if isinstance(head, Damage):
             segment.is_damaged = True
-            damage.append(found)
+            damage.append(head)
             continue
-        last, contents.last_sequence = contents.last_sequence, max(contents.last_sequence, found.sequence)
+        last, contents.last_sequence = contents.last_sequence, max(contents.last_sequence, head.sequence)
         try:
-            record = scan.record(found, behind=last)
+            record = scan.record(head, behind=last)
             if isinstance(record, Checkpoint):
                 released.append(unpack_ranges(record))
             else:
-                record.placed(record.sequence, record.payload, found.end - found.begin)
+                record.placed(record.sequence, record.payload, head.end - head.begin)
                 contents.live.append((segment, record))
         except CorruptionError as error:
             segment.is_damaged = True
-            damage.append(Damage(name, found.begin, found.end - found.begin, str(error)))
+            damage.append(Damage(name, head.begin, head.end - head.begin, str(error)))
 
 
 class _Scan:
@@ -251,14 +251,14 @@ class _Scan:
         offset = head.end - head.payload_nbytes
         payload = Payload(self._descriptor, offset, head.payload_nbytes)
         record = unpack(head.kind, head.sequence, head.meta, payload)
-        found = 0
+        checksum = 0
         while offset < head.end:
             piece = self._read(offset, min(_BLOCK_NBYTES, head.end - offset))
             if not piece:
                 break
-            found = crc32c(piece, found)
+            checksum = crc32c(piece, checksum)
             offset += len(piece)
-        if offset < head.end or found != head.payload_checksum:
+        if offset < head.end or checksum != head.payload_checksum:
             what = f"chunk {record.coords} of {record.path!r}" if isinstance(record, Put) else f"record {head.sequence}"
             raise CorruptionError(f"the bytes of {what} are damaged")
         return record

@@ -278,10 +278,10 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
 
 def pack_ranges(sequences: Iterable[int]) -> bytes:
     """Return *sequences*, which ascend, as packed ranges."""
-    found = np.fromiter(sequences, np.int64)
-    is_first = np.diff(found, prepend=-2) != 1
-    is_last = np.append(is_first[1:], True)[: len(found)]
-    return np.stack([found[is_first], found[is_last] + 1], axis=1).astype("<u8").tobytes()
+    numbers = np.fromiter(sequences, np.int64)
+    is_first = np.diff(numbers, prepend=-2) != 1
+    is_last = np.append(is_first[1:], True)[: len(numbers)]
+    return np.stack([numbers[is_first], numbers[is_last] + 1], axis=1).astype("<u8").tobytes()
 
 
 def unpack_ranges(record: Checkpoint) -> npt.NDArray[np.uint64]:
@@ -383,21 +383,21 @@ def reversed_checksum(data: Buffer, before: int = 0) -> int:
     All data that ends with its own crc32c, as chunks and indexes do, has the same crc32c, which so could not tell new
     bytes from old ones. Data in several pieces is passed in multiples of 4 KiB.
     """
-    found = np.frombuffer(data, np.uint8)
-    nbytes = len(found) // _BLOCK_NBYTES * _BLOCK_NBYTES
-    blocks = found[:nbytes].view(np.uint64).reshape(-1, _BLOCK_NBYTES // 8)[:, ::-1].byteswap()
+    octets = np.frombuffer(data, np.uint8)
+    nbytes = len(octets) // _BLOCK_NBYTES * _BLOCK_NBYTES
+    blocks = octets[:nbytes].view(np.uint64).reshape(-1, _BLOCK_NBYTES // 8)[:, ::-1].byteswap()
     value = crc32c(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1).data, before)
-    return crc32c(found[nbytes:][::-1].tobytes(), value)
+    return crc32c(octets[nbytes:][::-1].tobytes(), value)
 
 
 def checksum_of(contents: Iterable[Content]) -> int:
     """Return the `reversed_checksum` of several contents, one after another; blocks."""
-    found, waiting = 0, bytearray()
+    value, waiting = 0, bytearray()
     for content in contents:
         for start, count in in_pieces(content.nbytes):
             waiting += content.read(start, count)
             if len(waiting) >= PIECE_NBYTES:
                 nbytes = len(waiting) // _BLOCK_NBYTES * _BLOCK_NBYTES
-                found = reversed_checksum(bytes(waiting[:nbytes]), found)
+                value = reversed_checksum(bytes(waiting[:nbytes]), value)
                 del waiting[:nbytes]
-    return reversed_checksum(bytes(waiting), found)
+    return reversed_checksum(bytes(waiting), value)

@@ -130,7 +130,7 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
     A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
     answer when the journal is read next.
     """
-    found: list[Undone] = []
+    outcomes: list[Undone] = []
     for undo in [record for record in contents.records if isinstance(record, UndoRecord)]:
         key, outcome = undo.key, Outcome.UNCLEAR
         try:
@@ -147,15 +147,15 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
             is_torn = outcome is Outcome.TORN
             way_out = "; an append to it was torn; the next mount undoes it" if is_torn else ""
             log.error("%s: the commit that was under way is left as it is: %s%s", key, error, way_out)  # noqa: TRY400
-            found.append(Undone(undo, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
+            outcomes.append(Undone(undo, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
             continue
         reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
-        found.append(Undone(undo, outcome, reason))
+        outcomes.append(Undone(undo, outcome, reason))
         if apply:
             await _make_durable(source, key)
-    return found
+    return outcomes
 
 
 async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
@@ -201,10 +201,10 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
     if snapshot.stat.file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
         return Outcome.WHOLE
     if size == undo.planned_nbytes:
-        found = 0
+        checksum = 0
         for start, nbytes in in_pieces(size, undo.old_nbytes):
-            found = reversed_checksum(await snapshot.read(start, nbytes), found)
-        if found == undo.checksum:
+            checksum = reversed_checksum(await snapshot.read(start, nbytes), checksum)
+        if checksum == undo.checksum:
             return Outcome.WHOLE
     return await _outcome_at_end(source, undo, snapshot)
 
@@ -235,16 +235,16 @@ def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: byte
     """
     codecs, shape = grid.levels[0].index_codecs, grid.index_shape(undo.shard)
     try:
-        found = codecs.decode(end, shape, size)
+        index = codecs.decode(end, shape, size)
     except CorruptionError:
         return False
     if codecs.checksums:
         return True
-    entries, is_empty = found.entries, are_empty(found.entries)
+    entries, is_empty = index.entries, are_empty(index.entries)
     if old is None:
         return not damaged(entries, size)
     is_same = (entries == codecs.decode(old, shape, undo.old_nbytes).entries).all(axis=1)
-    is_new = found.sound & (entries[:, 0] >= np.uint64(undo.old_nbytes)) & (entries[:, 1] > 0)
+    is_new = index.sound & (entries[:, 0] >= np.uint64(undo.old_nbytes)) & (entries[:, 1] > 0)
     return bool((is_same | is_new | is_empty).all() and (~is_empty).any())
 
 

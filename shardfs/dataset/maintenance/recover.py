@@ -153,16 +153,16 @@ class Finding:
 Findings = list[Finding]
 
 
-async def show_source(source: Source, found: Findings, progress: Progress = no_progress) -> None:
+async def show_source(source: Source, findings: Findings, progress: Progress = no_progress) -> None:
     """Find journals and torn shards; for a remote source, the journals on this machine."""
     for slot in slots_of(source.store):
-        await _show_slot(source, slot, found)
+        await _show_slot(source, slot, findings)
     async for torn in find_torn(source, progress):
-        await _report_torn(source, torn, None, found)
+        await _report_torn(source, torn, None, findings)
 
 
 async def recover_source(
-    source: Source, found: Findings, single_writer: bool, progress: Progress = no_progress
+    source: Source, findings: Findings, single_writer: bool, progress: Progress = no_progress
 ) -> None:
     """Commit what is in journals, and repair torn shards; what a mount uses is only shown.
 
@@ -170,47 +170,47 @@ async def recover_source(
     """
     for slot in slots_of(source.store):
         if slot.holder is not None:
-            await _show_slot(source, slot, found)
+            await _show_slot(source, slot, findings)
     with hold_all(source.writable) as states:
         await source.writable.start_writing(states[0].root, single_writer=single_writer)
         is_read = True
         for state in states:
             try:
-                await _apply_journals(source, state, found)
+                await _apply_journals(source, state, findings)
             except ShardfsError as error:
-                found.append(_unreadable(state, error))
+                findings.append(_unreadable(state, error))
                 is_read = False
             with suppress(ShardfsError):  # which was reported
-                _report_damage(state, found)  # by the names under which damaged segments are now kept
+                _report_damage(state, findings)  # by the names under which damaged segments are now kept
         kept = [file for state in states for file in state.kept_files()]
         for file in sorted(kept, key=lambda file: file.mtime_ns):  # of several versions, the last one stays
-            await _store_file(source, file, found)
+            await _store_file(source, file, findings)
         if is_read:  # else a journal may know more about torn shards than the shards do
             async for torn in find_torn(source, progress):
-                await _report_torn(source, torn, states[0], found)
+                await _report_torn(source, torn, states[0], findings)
 
 
-async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
-    state, holder, before = slot.state, slot.holder, len(found)
+async def _show_slot(source: Source, slot: Slot, findings: Findings) -> None:
+    state, holder, before = slot.state, slot.holder, len(findings)
     if holder is None and slot.address is None:
         line = f"{state.root} does not name {source.store.address} as its source; move it away"
-        found.append(Finding("slot", line, left=True, path=state.root))
+        findings.append(Finding("slot", line, left=True, path=state.root))
         return
     for file in state.kept_files():
-        found.append(_not_stored(file))
+        findings.append(_not_stored(file))
     try:
         if holder is None or (source.store.root is not None and not holder.is_elsewhere):
-            await _show_journal(source, state, found)
+            await _show_journal(source, state, findings)
         if holder is None or not holder.is_elsewhere:
-            await _show_aside(source, state, found)
+            await _show_aside(source, state, findings)
     except ShardfsError as error:
-        found.append(_unreadable(state, error))
+        findings.append(_unreadable(state, error))
     if holder is not None:
-        is_left = state.has_journal() if holder.is_elsewhere else len(found) > before
+        is_left = state.has_journal() if holder.is_elsewhere else len(findings) > before
         if source.store.root is not None and holder.host is None and not is_left:
             return  # where locks cannot be asked for, nobody is known to have it
         what = f"slot {slot.number}" if source.store.root is None else source.store.url
-        found.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
+        findings.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
 
 
 def _unreadable(state: StateDirectory, error: ShardfsError) -> Finding:
@@ -230,17 +230,17 @@ def _whose(slot: Slot, is_left: bool) -> str:
     return f"{what}, but not conflicts or refused files: {_UNMOUNT}" if is_left else what
 
 
-async def _show_journal(source: Source, state: StateDirectory, found: Findings) -> None:
-    _report_damage(state, found)
+async def _show_journal(source: Source, state: StateDirectory, findings: Findings) -> None:
+    _report_damage(state, findings)
     contents = read_left(state.journal)
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
-    _report_commits(recovery, found, "torn by a commit that can be undone", left=True)
+    _report_commits(recovery, findings, "torn by a commit that can be undone", left=True)
     changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
-    found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
-    found += [Finding("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
+    findings += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
+    findings += [Finding("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
 
 
-async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
+async def _show_aside(source: Source, state: StateDirectory, findings: Findings) -> None:
     """Report the changes in the conflict journal."""
     for change in _changes(read_left(state.conflicts)):
         reason = await why_not(source, change)
@@ -249,34 +249,34 @@ async def _show_aside(source: Source, state: StateDirectory, found: Findings) ->
         else:
             way_out = f"{state.conflicts} keeps it, and it cannot be applied while that is so"
         line = f"put aside: {describe(change, reason or 'it fits what is stored')}; {way_out}"
-        found.append(Finding("conflict", line, left=True))
+        findings.append(Finding("conflict", line, left=True))
 
 
-async def _apply_journals(source: Source, state: StateDirectory, found: Findings) -> None:
+async def _apply_journals(source: Source, state: StateDirectory, findings: Findings) -> None:
     with opened(source, state) as (contents, commits):
         recovery = await replay(source, contents, commits)
-        _report_commits(recovery, found, "taken back", left=False)
+        _report_commits(recovery, findings, "taken back", left=False)
         with suppress(ShardfsError):  # which the second attempt meets again, or not
             await commits.flush()
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
-            found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
+            findings.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
         settled: list[Change | Shrink] = []
         for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
                 settled.append(change)
-                found.append(
+                findings.append(
                     Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
             else:
                 line = f"cannot be applied: {describe(change, reason)}"
-                found.append(Finding("conflict", line, left=True))
+                findings.append(Finding("conflict", line, left=True))
         try:
             await commits.flush()
         except ShardfsError as error:
-            found.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
+            findings.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
         await commits.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
         commits.conflicts.release(settled)
 
@@ -301,20 +301,20 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
     return None
 
 
-async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
+async def _store_file(source: Source, kept: KeptFile, findings: Findings) -> None:
     """Store a kept file, whatever has its name now, unless its host has stored a later version of it."""
     if kept.is_superseded:
-        found.append(_not_stored(kept))
+        findings.append(_not_stored(kept))
         return
     try:
         async with source.writable.edit(kept.key) as edit:
             await edit.splice(Splice((kept,)))
     except ShardfsError as error:
         line = f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}"
-        found.append(Finding("file", line, left=True, key=kept.key, path=kept.path))
+        findings.append(Finding("file", line, left=True, key=kept.key, path=kept.path))
     else:
         kept.remove()
-        found.append(Finding("file", f"stored: {kept.key}, as it was written", left=False, key=kept.key))
+        findings.append(Finding("file", f"stored: {kept.key}, as it was written", left=False, key=kept.key))
 
 
 def _not_stored(file: KeptFile) -> Finding:
@@ -322,7 +322,7 @@ def _not_stored(file: KeptFile) -> Finding:
     return Finding("file", line, left=True, key=file.key, path=file.path)
 
 
-async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, found: Findings) -> None:
+async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, findings: Findings) -> None:
     """Report a torn shard, and repair it if there is a directory to write to, *state*."""
     what, path, is_left = f"torn: {torn.key}: {torn.reason}", None, True
     if torn.stop is not None:
@@ -336,26 +336,26 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
         else:
             path = path if source.store.root is not None else os.path.join(state.root, path)
             what, is_left = f"repaired: {torn.key}: {tail} are now in {path}", False
-    found.append(Finding("torn", what, is_left, key=torn.key, path=path))
+    findings.append(Finding("torn", what, is_left, key=torn.key, path=path))
 
 
-def _report_commits(recovery: Recovery, found: Findings, torn: str, *, left: bool) -> None:
+def _report_commits(recovery: Recovery, findings: Findings, torn: str, *, left: bool) -> None:
     """Report commits that were under way; torn ones are *left* to be undone."""
     for undo, outcome, reason, _ in recovery.commits:
         if outcome is Outcome.TORN:
-            found.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
+            findings.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
         elif outcome is Outcome.UNCLEAR:
             line = f"{undo.key}: the commit that was under way is left as it is: {reason}"
-            found.append(Finding("commit", line, left=True, key=undo.key))
+            findings.append(Finding("commit", line, left=True, key=undo.key))
 
 
-def _report_damage(state: StateDirectory, found: Findings) -> None:
+def _report_damage(state: StateDirectory, findings: Findings) -> None:
     for directory in (state.journal, state.conflicts):
         damage = read_left(directory).damage
-        found += [Finding("journal", describe_damage(directory, piece), left=True) for piece in damage]
+        findings += [Finding("journal", describe_damage(directory, piece), left=True) for piece in damage]
 
 
-def list_slots(found: Findings) -> None:
+def list_slots(findings: Findings) -> None:
     """List what mounts of remote sources have, or left, on this machine; changes nothing, asks no store."""
     for slot in all_slots():
         state, holder = slot.state, slot.holder
@@ -373,7 +373,7 @@ def list_slots(found: Findings) -> None:
             command = recover_command(slot.address, "--apply")
             end += f": {command}"
         line = "; ".join([f"{where}, slot {slot.number}", *held, end])
-        found.append(Finding("slot", line, bool(held), path=state.root, command=command))
+        findings.append(Finding("slot", line, bool(held), path=state.root, command=command))
 
 
 def _changes(contents: JournalContents) -> list[Change | Shrink]:

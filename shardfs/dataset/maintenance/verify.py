@@ -201,9 +201,9 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
             continue
         for entry in suspects:
             try:
-                found = shard.index.range(entry)
-                if found is not None and decoder is not None:
-                    await decoder.check(shard, *found)
+                extent_range = shard.index.range(entry)
+                if extent_range is not None and decoder is not None:
+                    await decoder.check(shard, *extent_range)
             except ShardfsError as error:
                 problems.append(_problem(array, _entered(place, entry), error))
     return problems or None
@@ -235,14 +235,14 @@ async def _listed_damage(array: Array, shard: OpenShard, place: Place, *, data: 
 
 async def _check_listed(grid: ShardGrid, shard: OpenShard, chunk_id: int) -> int:
     """Read a chunk of a minishard, and undo its gzip; returns how many bytes it has then."""
-    found = shard.index.range(chunk_id)
-    assert found is not None
+    extent_range = shard.index.range(chunk_id)
+    assert extent_range is not None
     if grid.nindexes < len(grid.levels):
         opened = await open_inner_shard(grid.levels[-1], (), shard, chunk_id)
         assert opened is not None
         return opened.index.shard_nbytes
-    await _read_whole(Extent(shard, *found))
-    return found[1]
+    await _read_whole(Extent(shard, *extent_range))
+    return extent_range[1]
 
 
 async def _read_whole(extent: Extent | None) -> None:
@@ -341,8 +341,8 @@ async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard
         key = array.layout.shard_key(coords)
         yield Problem(key, None, str(state.error).removeprefix(f"{key}: ")), place
     elif state.shard is not None:
-        async for found in _within(array, state.shard, place):
-            yield found
+        async for damage in _within(array, state.shard, place):
+            yield damage
 
 
 async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
@@ -363,8 +363,8 @@ async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator
             yield _problem(array, entered, error), entered
             continue
         if inner is not None:
-            async for found in _within(array, inner, entered._replace(shapes=(*place.shapes, shape))):
-                yield found
+            async for damage in _within(array, inner, entered._replace(shapes=(*place.shapes, shape))):
+                yield damage
 
 
 def _entered(place: Place, entry: int) -> Place:

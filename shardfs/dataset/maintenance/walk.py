@@ -151,7 +151,7 @@ async def walk_shards(
         if axis == chosen.shard_ndim:
             yield prefix
             return
-        found: dict[int, list[Coords]] = {}
+        by_name: dict[int, list[Coords]] = {}
         for above in stored:
             try:
                 children = await array.listing.children(above)
@@ -164,9 +164,9 @@ async def walk_shards(
                 others(*beside)
             for index in children:
                 for number in [index] if grid is None else _touched(grid, axis, array.grid.covered(axis, index)):
-                    found.setdefault(number, []).append((*above, index))
-        for number in sorted(found):
-            async for shard in below((*prefix, number), found[number]):
+                    by_name.setdefault(number, []).append((*above, index))
+        for number in sorted(by_name):
+            async for shard in below((*prefix, number), by_name[number]):
                 yield shard
 
     if grid is not None and array.grid.is_scattered:  # any of its shards may have chunks of any of these

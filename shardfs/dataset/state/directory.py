@@ -96,10 +96,10 @@ class StateDirectory:
     def left(self) -> list[str]:
         """Say what programs wrote that may not be in the store."""
         files = [file.key for file in self.kept_files()]
-        found = [PENDING] if self.has_pending() else []
-        found += ["conflicts"] if _has_segments(self.conflicts) else []
-        found += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
-        return found
+        remains = [PENDING] if self.has_pending() else []
+        remains += ["conflicts"] if _has_segments(self.conflicts) else []
+        remains += [f"{first_of(files, _MAX_NAMED)}, which {'are' if files[1:] else 'is'} not stored"] if files else []
+        return remains
 
     def kept_files(self) -> Sequence[KeptFile]:
         """Return the files that could not be stored in a remote store."""

@@ -124,15 +124,15 @@ def slot_with_changes(store: Reader) -> Slot | None:
     Conflicts count if nobody has the slot: else only its holder can tell what they are. Of a remote source, only what
     processes of this user have on this machine is known. Raises `SourceError` for a directory that cannot be read.
     """
-    found: list[Slot] = []
+    candidates: list[Slot] = []
     with suppress(UsageError):  # there is no home directory, and nothing in it
         slots = slots_of(store)
-        found += [slot for slot in slots if store.root is not None or slot.holder != Holder()]
+        candidates += [slot for slot in slots if store.root is not None or slot.holder != Holder()]
     if store.root is not None:
         above = (state for state in states_above(store.root) if state.has_pending())
-        found += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above]
-    is_left = (slot.state.has_pending() if slot.holder is not None else slot.state.has_journal() for slot in found)
-    return next((slot for slot, is_it in zip(found, is_left, strict=True) if is_it), None)
+        candidates += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above]
+    is_left = (slot.state.has_pending() if slot.holder is not None else slot.state.has_journal() for slot in candidates)
+    return next((slot for slot, is_it in zip(candidates, is_left, strict=True) if is_it), None)
 
 
 def _home() -> str:
@@ -203,7 +203,7 @@ def _names(directory: str) -> Sequence[str]:
 
 
 def _slots(directory: str) -> Sequence[Slot]:
-    found = []
+    slots = []
     for number in sorted(int(name) for name in _names(directory) if _NUMBER.fullmatch(name)):
         state, address = StateDirectory(os.path.join(directory, str(number))), None
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -211,8 +211,8 @@ def _slots(directory: str) -> Sequence[Slot]:
             address = Address(str(note["url"]), str(note["endpoint"]))
         if address is not None and _directory(address) != directory:
             address = None
-        found.append(Slot(address, number, state, _holder_of(state)))
-    return found
+        slots.append(Slot(address, number, state, _holder_of(state)))
+    return slots
 
 
 def _holder_of(state: StateDirectory) -> Holder | None:

@@ -416,15 +416,7 @@ class PublishedEntry(Entry):
     async def _resolve(
         self, look: Callable[[], Awaitable[ChunkHandle | DocumentHandle | None]]
     ) -> ChunkHandle | DocumentHandle | WriteBuffer | None:
-        buffers = self.fs.writable.buffers
-        while True:
-            with buffers.watching(self.path) as watch:
-                published = await look()
-            if published is not None:
-                return published
-            unpublished = buffers.unpublished(self.path)
-            if unpublished is not None or not watch.has_moved:
-                return unpublished
+        return await self.fs.writable.buffers.resolve(self.path, look, lambda published: published is not None)
 
     async def _require_absent(self) -> None:
         """Raise `ExistsError` if there is such a file, published or being written."""
@@ -477,7 +469,7 @@ class PublishedEntry(Entry):
             if exclusive:
                 await self._require_absent()
             await self.put(content, attributes.status, attributes.own_mtime_ns, ino, exclusive=exclusive)
-            buffers.moved(self.path)
+            buffers.changed(self.path)
             buffers.lose_name(buffers.of(self.path), Event.DROPPED)
 
     @abstractmethod

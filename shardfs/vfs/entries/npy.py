@@ -87,11 +87,11 @@ class NpyDirectory(Directory):
 
         async def look(name: str) -> None:
             try:
-                found = await self._child(node, name)
+                child = await self._child(node, name)
             except ShardfsError:  # which is raised again when somebody looks the name up
-                found = self.fs.hierarchy.last_seen(join_key(self.path, name))
-            if found is not None:
-                children[name] = found
+                child = self.fs.hierarchy.last_seen(join_key(self.path, name))
+            if child is not None:
+                children[name] = child
 
         kinds = (Kind.DIRECTORY, Kind.SYMLINK)
         entries = await self.fs.store.list(self.path)
