@@ -136,6 +136,7 @@ async def test_an_array_that_takes_the_place_of_one_that_grew_has_not_grown(tmp_
     document = array([4 * SHAPE], [INNER], extension("bytes"), data_type="uint8")
     await process.write_file(directory, b"zarr.json", json.dumps(document).encode())
     assert document_of(tmp_path / "source/unchecked")["codecs"][0]["name"] == "sharding_indexed"
+    await process.fs.mkdir(directory, b"c", 0o755, OWNER)
     await process.write("unchecked", SHAPE // INNER, b"data")
     [queue] = process.writing.writer.commits.pending
     assert queue.due_at > trio.current_time()
