@@ -270,11 +270,11 @@ class Array:
         _, shard = await self._shards.open(self.layout, Place(place.shard, place.entries[:depth], place.shapes[:depth]))
         if shard is None or isinstance(chunk.shard, Put) or shard.snapshot is not chunk.shard.snapshot:
             raise StaleError(f"{self.layout.shard_key(place.shard)} was replaced")
-        found = shard.index.range(place.entries[depth - 1])
-        assert found is not None
-        start = found[0] - nbytes
+        extent_range = shard.index.range(place.entries[depth - 1])
+        assert extent_range is not None
+        start = extent_range[0] - nbytes
         if start < self.grid.index_nbytes(place.shard):
-            raise CorruptionError(f"{nbytes} bytes before byte {found[0]} of the shard are not all in it")
+            raise CorruptionError(f"{nbytes} bytes before byte {extent_range[0]} of the shard are not all in it")
         return state, Extent(shard, start, nbytes)
 
     async def extent(self, coords: Coords) -> Extent | None:

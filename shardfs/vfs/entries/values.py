@@ -64,9 +64,9 @@ class ValueFiles:
 
     def file(self, name: str) -> "ValueFile":
         """Return the file *name*, which has the form of one."""
-        found = self.names.decode(name)
-        assert found is not None
-        return ValueFile(self, _Name(name, *found))
+        numbers = self.names.decode(name)
+        assert numbers is not None
+        return ValueFile(self, _Name(name, *numbers))
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the files after *cookie*, which counts them in the order of shards, minishards and ids."""
