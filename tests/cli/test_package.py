@@ -56,12 +56,12 @@ def test_the_recipe_is_one_for_conda_and_needs_what_the_project_needs() -> None:
     recipe = variant.recipe.to_dict()
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     extras = ("fuse", "serve", "s3", "dask", "parquet", "codecs")
-    optional = [needed for extra in extras for needed in project["optional-dependencies"][extra]]
+    optional = [bound for extra in extras for bound in project["optional-dependencies"][extra]]
     assert recipe["package"] == {"name": "shardfs", "version": shardfs.__version__}
-    assert recipe["requirements"]["run"] == [
-        f"python {project['requires-python']}",
-        *(bound.partition(";")[0].replace(">=", " >=") for bound in project["dependencies"]),
-    ]
+    needed = [bound.partition(";")[0].replace(">=", " >=") for bound in project["dependencies"]]
+    assert recipe["requirements"]["run"] == [f"python {project['requires-python']}", *needed]
+    # The build loads the commands.
+    assert recipe["requirements"]["host"] == ["python 3.11.*", "pip", "hatchling >=1.25", *needed]
     assert recipe["requirements"]["run_constraints"] == [bound.replace(">=", " >=") for bound in optional]
     commands = [f"{name} = {function}" for name, function in project["scripts"].items()]
     assert recipe["build"]["python"]["entry_points"] == commands
