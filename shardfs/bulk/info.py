@@ -2,19 +2,24 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from shardfs.bulk.nodes import BulkNode, find_node, walk
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
 from shardfs.dataset.node import Node, StoredValues
-from shardfs.errors import MetadataError, ShardfsError, UnsupportedError, size
+from shardfs.errors import MetadataError, NotFoundError, ShardfsError, UnsupportedError, size
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import fault_of
+from shardfs.format.lens.v2 import ZARRAY
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.uint64_sharded import UINT64_SHARDED
 from shardfs.stores.base import Kind, Stat
+from shardfs.stores.references.store import ReferenceStore
 from shardfs.vfs.views import View, make_view
 
 Described = dict[str, Any]
@@ -65,14 +70,55 @@ async def describe_source(
 ) -> list[Described]:
     """Describe every array of *source*, or the one at *array*, and how it appears in every view, as plain values.
 
-    Also nodes whose document is broken, and stored names that a file of the npy view hides.
+    Also nodes whose document is broken, and stored names that a file of the npy view hides; and of references, arrays
+    of Zarr v2.
     """
     views = views_of(source)
     with progress("counting", None, "shard") as advance:
-        return [
-            describe_node(node, views) | await _measure(source, node, advance)
-            async for node in array_nodes(source, array)
+        described = [
+            _describe_v2(node) | await _measure(source, node.array, advance) async for node in _v2_arrays(source, array)
         ]
+        if array is None or not described:
+            described += [
+                describe_node(node, views)
+                | await _measure(
+                    source, node.any_array or node.shards, advance, has_elements=node.any_array is not None
+                )
+                async for node in array_nodes(source, array)
+            ]
+    return described
+
+
+async def _v2_arrays(source: Source, path: str | None) -> AsyncIterator[BulkNode]:
+    """Yield the arrays of Zarr v2, or the one at *path*, of references: nothing but a mount shows them to programs."""
+    if not isinstance(source.store, ReferenceStore):
+        return
+    if path is None:
+        nodes = [found async for _, _, found in walk(source) if isinstance(found, BulkNode)]
+    else:
+        nodes = []
+        with suppress(NotFoundError):  # `array_nodes` raises a better error
+            nodes = [found] if (found := await find_node(source, path)) is not None else []
+    for node in nodes:
+        if ZARRAY in node.documents:
+            yield node
+
+
+def _describe_v2(node: BulkNode) -> Described:
+    assert isinstance(node.metadata, ArrayMetadata)
+    document, codecs = node.metadata.document, [codec.name for codec in node.metadata.codecs]
+    codecs = codecs if node.decoder is None else str(node.decoder).split(", ")
+    item: Described = {
+        "path": node.path,
+        "zarr_format": 2,
+        "shape": list(node.metadata.shape),
+        "data_type": _shallow(document["data_type"]),
+        "sharded": False,
+        "storage_transformer": None,
+        "chunk_grid": _shallow(document["chunk_grid"]),
+        "codecs": codecs,
+    }
+    return item | {"reason": None, "views": [], "left_out": {}, "caveat": None}
 
 
 def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
@@ -119,9 +165,8 @@ _NOT_COUNTED: Final = (
 )
 
 
-async def _measure(source: Source, node: Node, advance: Advance) -> Described:
+async def _measure(source: Source, array: Array | None, advance: Advance, *, has_elements: bool = True) -> Described:
     """Return how much of an array is stored, if that is known; an unsharded one is stored chunk by chunk."""
-    array = node.any_array or node.shards
     if array is None:
         return {}
     stored = stored_nbytes = nelements = nlinks = 0
@@ -142,7 +187,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
         return {"not_counted": _NOT_COUNTED}
     except ShardfsError as failure:
         error = str(failure)
-    itemsize = item_nbytes(array.document["data_type"]) if node.any_array is not None else None
+    itemsize = item_nbytes(array.document["data_type"]) if has_elements else None
     return {
         "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
         "stored_shards": stored,

@@ -80,7 +80,8 @@ async def _look(
     else:
         found = {"arrays": await describe_source(source, array, progress=progress)}
     instead = await what_else(source) if not any(found.values()) else None
-    return found, instead, await _contradictions(source, array)
+    is_v2 = array is not None and any("zarr_format" in item for item in found.get("arrays", ()))
+    return found, instead, [] if is_v2 else await _contradictions(source, array)
 
 
 async def advise(source: Source, array: str | None, name: str, options: StoreOptions) -> Sequence[Described]:
@@ -151,7 +152,9 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     total += f", {size(sum(item['stored_nbytes'] for item in sized))}" if sized else ""
     ratio = ratio_of(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
     lines.append(f"{total}, ratio {ratio}" if ratio else total)
-    if {item["sharded"] for item in described if "sharded" in item} == {False}:
+    if any("zarr_format" in item for item in described):
+        lines.append("Arrays of Zarr v2 are shown as they are, in every view.")
+    elif {item["sharded"] for item in described if "sharded" in item} == {False}:
         lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
     lines.append(
         "`shardfs info SOURCE ARRAY` describes one array; `shardfs info --tools SOURCE` shows how to mount it for each "

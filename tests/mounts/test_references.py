@@ -19,7 +19,7 @@ from tests.support.corpus import LITTLE, array
 from tests.support.corpus import sharding as sharded
 from tests.support.datasets import files_below, store
 from tests.support.mounting import Mounter, refuses
-from tests.support.references import kerchunked, write_document, write_hdf5, write_records
+from tests.support.references import kerchunked, virtualized, write_axes, write_document, write_hdf5, write_records
 from tests.support.s3_mounts import Remote
 from tests.support.serving import served
 from tests.support.web_server import web_server
@@ -64,6 +64,18 @@ def test_arrays_of_hdf5_have_the_values_that_h5py_reads(mount: Mounter, files: P
     assert sorted(os.listdir(root / "packed")) == sorted(
         [".zarray", ".zattrs", *(f"{i}.{j}" for i in range(4) for j in range(4))]
     )
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_references_of_virtualizarr_have_the_values_that_h5py_reads(mount: Mounter, files: Path, form: str) -> None:
+    """It writes small arrays into the references."""
+    values = write_axes(files / "axes.h5")
+    source = virtualized(files / "axes.h5", files / ("refs.json" if form == "json" else "refs.parq"), form)
+    root = mount(source).path
+    options: dict[str, Any] = {"engine": "zarr", "consolidated": form == "parquet", "zarr_format": 2}
+    found = xarray.open_dataset(root, mask_and_scale=False, **options)
+    for name, expected in values.items():
+        np.testing.assert_array_equal(found[name], expected)
 
 
 def test_both_forms_show_the_same_chunks(mount: Mounter, files: Path) -> None:
@@ -355,6 +367,17 @@ def test_info_and_verify_say_what_is_there_and_what_is_wrong(files: Path) -> Non
     references = kerchunked(files / "file.h5")
     source = write_document(files / "refs.json", references)
     assert "Zarr v2" in succeed("info", source)
+    described = {item["path"]: item for item in run_json("info", "--json", source)["arrays"]}
+    assert {path: item["shape"] for path, item in described.items()} == {
+        "packed": [20, 30],
+        "partial": [40, 6],
+        "plain": [7, 9],
+        "scalar": [],
+    }
+    assert described["partial"]["stored_shards"] == 1
+    assert described["packed"]["codecs"] == ["shuffle", "zlib"]
+    assert run_json("info", "--json", source, "packed")["arrays"] == [described["packed"]]
+    assert "there is no array nope" in one_line_of(run("info", source, "nope"), SOURCE)
     report = run_json("verify", "--json", source)
     assert report["sound"]
     assert report["references"] == len(references["refs"])

@@ -9,6 +9,10 @@ import h5py
 import numpy as np
 from kerchunk.df import refs_to_dataframe
 from kerchunk.hdf import SingleHdf5ToZarr
+from obspec_utils.registry import ObjectStoreRegistry
+from obstore.store import LocalStore
+from virtualizarr import open_virtual_dataset
+from virtualizarr.parsers import HDFParser
 
 
 def write_hdf5(path: Path) -> dict[str, np.ndarray]:
@@ -35,6 +39,30 @@ def write_hdf5(path: Path) -> dict[str, np.ndarray]:
     return values
 
 
+def write_axes(path: Path) -> dict[str, np.ndarray]:
+    """Write a file with an array whose axes have values, as netCDF has."""
+    values = {
+        "x": np.arange(20.0),
+        "y": np.arange(10.0),
+        "t": np.random.default_rng(1).integers(0, 9, (20, 10)).astype("i4"),
+    }
+    with h5py.File(path, "w") as file:
+        for name in ("x", "y"):
+            file.create_dataset(name, data=values[name]).make_scale(name)
+        made = file.create_dataset("t", data=values["t"], chunks=(6, 4), compression="gzip", shuffle=True)
+        for axis, name in enumerate(("x", "y")):
+            made.dims[axis].attach_scale(file[name])
+    return values
+
+
+def virtualized(path: Path, written: Path, form: str) -> Path:
+    """Write the references that VirtualiZarr makes of an HDF5 file; returns where."""
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    found = open_virtual_dataset(f"file://{path}", registry=registry, parser=HDFParser())
+    found.vz.to_kerchunk(str(written), format=form)
+    return written
+
+
 def kerchunked(path: Path, url: str | None = None) -> dict[str, Any]:
     """The references that kerchunk makes of an HDF5 file, as if it were at *url*."""
     with path.open("rb") as file:
@@ -50,8 +78,3 @@ def write_records(path: Path, references: Mapping[str, Any], record_size: int = 
     """Write Parquet as kerchunk does."""
     refs_to_dataframe(dict(references), str(path), record_size=record_size)
     return path
-
-
-def files_in(root: Path) -> dict[str, bytes]:
-    """The bytes of all files below *root*, by their relative paths."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -1,10 +1,10 @@
 """References: what stands for the bytes of a key, and keys in little memory."""
 
 import os
-from bisect import bisect_left
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, overload
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -13,7 +13,13 @@ from shardfs.stores.base import Entry, Kind
 from shardfs.stores.objects import MAX_KEY_NBYTES
 
 _MAX_NAME_NBYTES: Final = 255
+_USUAL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]|/(?=[A-Za-z0-9_]))*")
+"""Keys that need no closer look, as most."""
+
 _MAX_KEYS_NBYTES: Final = 2**30
+_AFTER_SLASH: Final = b"0"
+"""What follows a slash in the order of bytes."""
+
 MAX_END: Final = 2**63 - 1
 """Where a range may end at most."""
 
@@ -87,6 +93,8 @@ def _number(value: object) -> int | None:
 
 def encoded_key(key: str) -> bytes | None:
     """Return *key* as bytes, None if no file system can show it: a name in it is empty, `..`, or too long."""
+    if len(key) <= _MAX_NAME_NBYTES and _USUAL.fullmatch(key):
+        return key.encode()
     try:
         encoded = os.fsencode(key)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -98,7 +106,7 @@ def encoded_key(key: str) -> bytes | None:
     return None
 
 
-class Keys(Sequence[bytes]):
+class Keys:
     """Sorted keys: their bytes one after another, so that a million takes little more memory than in a file.
 
     A directory is the range of the keys that begin with it and a slash: nothing is stored for it.
@@ -108,27 +116,20 @@ class Keys(Sequence[bytes]):
         nbytes = sum(map(len, keys))
         if nbytes > _MAX_KEYS_NBYTES:
             raise SourceError(f"the names of the references take {nbytes:,} bytes, more than {_MAX_KEYS_NBYTES:,}")
-        self._ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
+        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+        self._edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).data
         self._bytes = b"".join(keys)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._edges) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> bytes: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self._bytes[self._ends[place - 1] if place else 0 : self._ends[place]]
+    def __getitem__(self, place: int) -> bytes:
+        return self._bytes[self._edges[place] : self._edges[place + 1]]
 
     def find(self, key: str) -> int | None:
         """Return the place of *key*, None if it is not among them."""
         encoded = os.fsencode(key)
-        place = bisect_left(self, encoded)
+        place = self._first(encoded, 0, len(self))
         return place if place < len(self) and self[place] == encoded else None
 
     def below(self, key: str) -> range:
@@ -136,20 +137,38 @@ class Keys(Sequence[bytes]):
         if not key:
             return range(len(self))
         directory = os.fsencode(key)
-        return range(bisect_left(self, directory + b"/"), bisect_left(self, directory + b"0"))  # 0 follows /
+        start = self._first(directory + b"/", 0, len(self))
+        return range(start, self._first(directory + _AFTER_SLASH, start, len(self)))
+
+    def has_below(self, key: str) -> bool:
+        """Whether there are keys below *key*."""
+        directory = os.fsencode(key) + b"/"
+        start = self._first(directory, 0, len(self))
+        return start < len(self) and self[start].startswith(directory)
 
     def list(self, key: str) -> Sequence[Entry]:
         """Return the names in the directory *key*; one that is a directory too is only that."""
         places = self.below(key)
-        start = len(os.fsencode(key)) + 1 if key else 0
-        names: dict[str, Kind] = {}
+        data, edges, start = self._bytes, self._edges, len(os.fsencode(key)) + 1 if key else 0
+        names: dict[bytes, Kind] = {}
         place = places.start
         while place < places.stop:
-            name, slash, _ = self[place][start:].partition(b"/")
+            name, slash, _ = data[edges[place] + start : edges[place + 1]].partition(b"/")
             if slash:
-                names[os.fsdecode(name)] = Kind.DIRECTORY
-                place = bisect_left(self, self[place][:start] + name + b"0", place, places.stop)
+                names[name] = Kind.DIRECTORY
+                place = self._first(self[place][:start] + name + _AFTER_SLASH, place, places.stop)
             else:
-                names.setdefault(os.fsdecode(name), Kind.FILE)
+                names[name] = Kind.FILE  # what is below a directory of this name comes later
                 place += 1
-        return [Entry(name, kind) for name, kind in names.items()]
+        return [Entry(os.fsdecode(name), kind) for name, kind in names.items()]
+
+    def _first(self, key: bytes, start: int, stop: int) -> int:
+        """Return the place of the first key, from *start* to before *stop*, that is not before *key*."""
+        data, edges = self._bytes, self._edges
+        while start < stop:
+            middle = (start + stop) // 2
+            if data[edges[middle] : edges[middle + 1]] < key:
+                start = middle + 1
+            else:
+                stop = middle
+        return start

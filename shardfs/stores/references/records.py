@@ -40,7 +40,7 @@ _MAX_ASKED: Final = 1000
 """How many records of an array are asked for one by one; of more, those that are there are listed."""
 
 _MAX_URLS: Final = 1000
-_RECORD: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,17})\.parq")
+_RECORD: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq")
 _COLUMNS: Final = ("path", "offset", "size", "raw")
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
@@ -127,7 +127,7 @@ class RecordReferences:
 
     async def is_directory(self, key: str) -> bool:
         """Whether there are keys below *key*: each directory has documents."""
-        return bool(self._documents.keys.below(key))
+        return self._documents.keys.has_below(key)
 
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in the directory *key*; of an array, all its records are read."""
@@ -145,7 +145,7 @@ class RecordReferences:
         for field in self._documents.grids:
             async for name, reference in self._chunks(field):
                 key = join_key(field, name)
-                if not self._documents.keys.below(key):
+                if not self._documents.keys.has_below(key):
                     yield key, reference
 
     async def urls(self) -> Sequence[str]:

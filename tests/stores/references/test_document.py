@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
@@ -43,11 +43,18 @@ REFS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("indent", [None, 2])
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "plain": json.dumps,
+    "indented": lambda written: json.dumps(written, indent=2),
+    "with escaped slashes": lambda written: json.dumps(written).replace("/", "\\/"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("version", [0, 1])
-def test_both_versions_say_what_fsspec_reads(tmp_path: Path, version: int, indent: int | None) -> None:
+def test_both_versions_say_what_fsspec_reads(version: int, text: Callable[[Any], str]) -> None:
     written = REFS if version == 0 else {"refs": REFS, "version": 1, "other": [1, {"more": 2}]}
-    references = parse_document(json.dumps(written, indent=indent).encode())
+    references = parse_document(text(written).encode())
     theirs = fsspec.filesystem("reference", fo=json.loads(json.dumps(written)))
     ours = found(references)
     assert ours.keys() == theirs.references.keys() == REFS.keys()
