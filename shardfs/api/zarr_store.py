@@ -164,7 +164,7 @@ class ShardfsStore(Store):
                 if listed.kind is Kind.DIRECTORY:
                     pending.append(join_key(above, listed.name))
                 else:
-                    total += listed.size
+                    total += listed.size or 0  # no array has chunks whose size is unknown, but for damaged ones
         return total
 
     async def _names(self, directory: str) -> Sequence[Listed]:

@@ -219,7 +219,8 @@ def facts(item: Described) -> list[tuple[str, str]]:
     if ratio := ratio_of(item.get("decoded_nbytes"), item.get("stored_nbytes")):
         found.append(("ratio", ratio))
     for options, how in _SHOWN.items():
-        what = how if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
+        shown = "as files by id" if "values" in item else how
+        what = shown if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
         found.append((options.text, what))
     return found
 

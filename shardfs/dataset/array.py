@@ -19,7 +19,7 @@ import trio
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import Change, Put, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
-from shardfs.dataset.shard import OpenShard
+from shardfs.dataset.shard import OpenShard, read_checked
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.errors import (
     CorruptionError,
@@ -141,6 +141,7 @@ _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse fil
 _BATCH: Final = 256  # chunk files to stat in one call
 
 _MAX_MANIFEST_NBYTES: Final = 128 * 2**20
+_MAX_BEFORE: Final = 4096  # chunks of which is known how many bytes before them are theirs
 
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
@@ -214,6 +215,7 @@ class Array:
         self.codecs = unsharded.codecs
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
+        self._nbytes_before: Cache[tuple[Coords, object], int] = Cache(lambda _: 0, 0, _MAX_BEFORE)
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and the state of its shard.
@@ -264,8 +266,14 @@ class Array:
             return state, None
         if chunk.nbytes > _MAX_MANIFEST_NBYTES:
             raise CorruptionError(f"{chunk.nbytes} bytes are more than are read to find the data before them")
-        nbytes = self.grid.nbytes_before(await chunk.read(0, chunk.nbytes))
+
+        async def nbytes_before(data: Buffer) -> int:
+            return self.grid.nbytes_before(data)
+
+        load = partial(read_checked, chunk, 0, chunk.nbytes, nbytes_before)
         place = self.layout.locate(coords)
+        version = state.snapshot.stat.version if state.snapshot is not None else None
+        nbytes = await self._nbytes_before.get((coords, version), load)
         depth = self.grid.nindexes
         _, shard = await self._shards.open(self.layout, Place(place.shard, place.entries[:depth], place.shapes[:depth]))
         if shard is None or isinstance(chunk.shard, Put) or shard.snapshot is not chunk.shard.snapshot:

@@ -149,6 +149,6 @@ async def _listing(path: str, batches: AsyncIterator[list[Listed]]) -> AsyncGene
 
 def _entry(listed: Listed) -> dict[str, object]:
     is_directory = listed.kind is Kind.DIRECTORY
-    size = {"size": listed.size} if listed.kind is Kind.FILE else {}
+    size = {"size": listed.size} if listed.kind is Kind.FILE and listed.size is not None else {}
     href = quote(os.fsencode(listed.name), safe="") + ("/" if is_directory else "")
     return {"name": listed.name, "kind": _KINDS[listed.kind], **size, "href": href}

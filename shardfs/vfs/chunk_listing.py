@@ -173,7 +173,8 @@ def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes:
     rows: list[Row] = list(zip(names, inos, sizes, _shifted(numbers, cookie), strict=True))
     if damaged is not None:
         for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
-            yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=bool(owned))
+            part = [listed for _, listed in group]
+            yield Batch(broken if is_damaged else sound, part, is_counted=bool(owned), has_sizes=not is_damaged)
     elif rows:
         yield Batch(sound, rows, is_counted=bool(owned))
 
@@ -196,7 +197,8 @@ def _scattered(tree: ListedChunks, run: ScatteredRun) -> Iterable[Batch]:
     names = [tree.encoding.encode(coords).encode() for coords in run.coords.tolist()]
     rows: list[Row] = list(zip(names, (positions + ino).tolist(), known, (positions + 1).tolist(), strict=True))
     for is_unknown, group in groupby(zip(unknown.tolist(), rows, strict=True), key=lambda pair: pair[0]):
-        yield Batch(broken if is_unknown else sound, [listed for _, listed in group])
+        part = [listed for _, listed in group]
+        yield Batch(broken if is_unknown else sound, part, has_sizes=not is_unknown)
 
 
 def _with_own(

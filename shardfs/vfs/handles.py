@@ -249,6 +249,8 @@ class Batch(NamedTuple):
     rows: Sequence[Row]
     is_counted: bool = False
     """Whether references of the kernel to these inodes are counted; those to inodes of chunk trees are not."""
+    has_sizes: bool = True
+    """Whether the sizes are those of the files; else only looking at each file tells its size, or why it has none."""
 
 
 class DirectoryHandle:

@@ -47,11 +47,11 @@ _READ_NBYTES: Final = 8 * 2**20
 
 
 class Listed(NamedTuple):
-    """A name in a directory; *size* is that of a file in bytes."""
+    """A name in a directory; *size* is that of a file in bytes, None if only looking at the file tells it."""
 
     name: str
     kind: Kind
-    size: int
+    size: int | None
 
 
 class _Directory(NamedTuple):
@@ -168,7 +168,8 @@ class Paths:
             if not batch.is_counted:
                 await trio.lowlevel.checkpoint()  # a row of chunks that are known takes none
             kind = batch.attributes.status.kind
-            yield [Listed(os.fsdecode(name), kind, size) for name, _, size, _ in batch.rows]
+            rows = ((os.fsdecode(name), size) for name, _, size, _ in batch.rows)
+            yield [Listed(name, kind, size if batch.has_sizes else None) for name, size in rows]
             if batch.rows:
                 await directory.seek(cookie_of(batch.rows[-1]))  # we took all, so nothing is kept
 

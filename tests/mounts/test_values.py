@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import tensorstore
 
+from shardfs.dataset.hierarchy import open_source as open_web_source
 from shardfs.errors import StaleError
 from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import open_paths
 from tests.support.clients import CLOUD_VOLUME
 from tests.support.commands import run, run_json
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.opened import find, in_trio, list_directory, open_source, open_tree, read_file
 from tests.support.precomputed import info, minishard_index, scale, sharding, write_volume
+from tests.support.serving import served
 from tests.support.web_server import web_server
 
 IDS = [0, 1, 7, 8, 255, 256, 10**6, 2**40 + 3, 2**63, 2**64 - 1]
@@ -419,6 +423,92 @@ def test_cloud_volume_reads_meshes_and_skeletons_through_a_mount(mount: Mounter,
     for name in names:
         assert len(found[f"mount {name}"])
         np.testing.assert_array_equal(found[f"mount {name}"], found[f"native {name}"])
+
+
+ANNOTATED = """
+import json, sys, numpy
+from cloudvolume.datasource.precomputed.annotation import PrecomputedAnnotationSource
+found, root, native, ids = sys.argv[1:]
+arrays = {}
+for name, path in (("mount", root), ("native", native)):
+    source = PrecomputedAnnotationSource(f"precomputed://file://{path}")
+    assert source.meta.is_id_index_sharded() == (name == "native")
+    for number, one in source.get_by_id(json.loads(ids)).items():
+        arrays[f"{name} {number}"] = one.geometry
+    for mip in (0, 1):
+        everything = source.get_by_bbox(numpy.s_[0:100, 0:50, 0:30], mip=mip)
+        arrays[f"{name} places {mip}"] = everything.ids
+    arrays[f"{name} related"] = source.get_by_relationship("segment", 5).ids
+numpy.savez(found, **arrays)
+"""
+
+
+def test_cloud_volume_reads_annotations_through_a_mount(mount: Mounter, tmp_path: Path) -> None:
+    source, specification, ids = tmp_path / "annotations", SPECIFICATIONS["murmur gzip"], [1, 2, 77, 10**6]
+    document = annotations(specification)
+    document["spatial"].append(document["spatial"][0] | {"key": "finer", "grid_shape": [10, 3, 2]})
+    document["spatial"][1]["chunk_size"] = [10, 20, 15]
+    write_info(source, document)
+    points = {value_id: np.array([value_id % 90, 3, 5], "<f4").tobytes() for value_id in ids}
+    some = struct.pack("<Q", 2) + points[1] + points[77] + struct.pack("<QQ", 1, 77)
+    related = struct.pack("<IQ", 1, 5)
+    write_values(source / "by_id", specification, {value_id: point + related for value_id, point in points.items()})
+    write_values(source / "by_segment", specification, {5: some})
+    for key, shape in (("spatial0", (5, 3, 1)), ("finer", (10, 3, 2))):
+        write_values(source / key, specification, dict.fromkeys(codes(shape).values(), some))
+    found = CLOUD_VOLUME.arrays(ANNOTATED, tmp_path, mount(source).path, source, json.dumps(ids))
+    names = [name.removeprefix("native ") for name in found if name.startswith("native ")]
+    assert len(names) == 3 + len(ids)
+    for name in names:
+        np.testing.assert_array_equal(np.sort(found[f"mount {name}"]), np.sort(found[f"native {name}"]))
+        assert len(found[f"mount {name}"])
+
+
+def test_entries_of_values_are_not_followed_out_of_their_shard(mount: Mounter, tmp_path: Path) -> None:
+    write_info(tmp_path / "skeletons", SKELETONS | {"sharding": sharding(0, "identity", 1, 0)})
+    listed = [(0, 0, 4), (2, 2**63, 4), (4, 2, 2**64 - 1), (5, 0, 4), (6, 4, 4), (8, 10**6, 1)]
+    index = minishard_index(listed)
+    twice = minishard_index([(1, 0, 4), (1, 4, 4)])
+    payload = b"zerosix!" + index + twice
+    table = struct.pack("<QQQQ", 8, 8 + len(index), 8 + len(index), len(payload))
+    (tmp_path / "skeletons/0.shard").write_bytes(table + payload)
+    mounted = mount(tmp_path / "skeletons")
+    root = mounted.path
+    assert (root / "0").read_bytes() == b"zero"
+    assert (root / "6").read_bytes() == b"six!"
+    assert [error_of(root / name) for name in ("2", "4", "8", "1", "3")] == [errno.EIO] * 5
+    assert error_of(root / "5") == errno.EIO  # it belongs to the minishard whose index is damaged
+    with pytest.raises(OSError, match="Input/output error"):
+        os.listdir(root)
+    report = run_json("verify", "--json", tmp_path / "skeletons", status=1)
+    messages = [problem["message"] for problem in report["problems"]]
+    assert sum("names bytes" in message for message in messages) == 3
+    assert any("lists chunk 5, which does not belong there" in message for message in messages)
+    assert any("twice" in message for message in messages)
+    mounted.expect("twice|names bytes|minishard")
+
+
+def test_a_server_gives_values_and_no_sizes_that_it_does_not_know(tmp_path: Path) -> None:
+    meshes = write_meshes(tmp_path / "mesh")
+    with served(tmp_path / "mesh") as server:
+        entries = {one["name"]: one for one in json.loads(server.ask("/v3/").body)["entries"]}
+        for value_id, (fragments, manifest) in meshes.items():
+            assert entries[f"{value_id}.index"]["size"] == len(manifest)
+            assert "size" not in entries[str(value_id)]
+            assert server.ask(f"/v3/{value_id}").body == fragments
+            assert server.ask(f"/v3/{value_id}.index", Range="bytes=2-5").body == manifest[2:6]
+
+
+@in_trio
+async def test_a_cold_mesh_takes_a_request_for_each_index_its_manifest_and_its_fragments(tmp_path: Path) -> None:
+    meshes = write_meshes(tmp_path / "files/mesh")
+    with web_server(tmp_path / "files") as web:
+        async with open_web_source(f"{web.url}/mesh") as source, open_paths(source, TreeOptions()) as paths:
+            web.asked()
+            assert bytes(await paths.read("7")) == meshes[7][0]
+            assert [request[:2] for request in web.asked()] == [("GET", "/mesh/0.shard")] * 4
+            assert bytes(await paths.read("7.index")) == meshes[7][1]
+            assert len(web.asked()) == 1
 
 
 def test_values_behind_a_web_server_are_read_by_name(mount: Mounter, tmp_path: Path) -> None:

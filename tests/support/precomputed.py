@@ -116,7 +116,7 @@ def minishard_index(chunks: list[tuple[int, int, int]]) -> bytes:
     """The index of a minishard that lists id, offset behind the shard's index, and size of each chunk."""
     rows = np.array(chunks, dtype=np.uint64).reshape(-1, 3)
     ids, offsets, sizes = rows.T
-    ends = np.concatenate([[0], (offsets + sizes)[:-1]]).astype(np.uint64)
+    ends = np.concatenate([np.zeros(1, np.uint64), (offsets + sizes)[:-1]])
     deltas = np.diff(ids, prepend=np.uint64(0)) if len(ids) else ids
     return np.stack([deltas, offsets - ends[: len(offsets)], sizes]).astype("<u8").tobytes()
 

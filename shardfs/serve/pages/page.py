@@ -258,7 +258,7 @@ def _kind_of(node: Node) -> str:
 def _row(listed: Listed, kind: str | None) -> str:
     slash = "/" if listed.kind is Kind.DIRECTORY else ""
     href = quote(os.fsencode(listed.name), safe="") + slash
-    nbytes = size(listed.size) if listed.kind is Kind.FILE else ""
+    nbytes = size(listed.size) if listed.kind is Kind.FILE and listed.size is not None else ""
     exact = f' title="{listed.size:,} bytes"' if nbytes else ""
     return (
         f'<tr><td><a href="./{href}">{text_of(listed.name)}{slash}</a></td>'

@@ -97,7 +97,8 @@ class ValueFiles:
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=self.ttl(run.state))
         for is_unknown, group in groupby(zip(are_unknown.tolist(), rows, strict=True), key=itemgetter(0)):
-            yield Batch(broken if is_unknown else sound, [row for _, row in group], is_counted=True)
+            part_rows = [row for _, row in group]
+            yield Batch(broken if is_unknown else sound, part_rows, is_counted=True, has_sizes=not is_unknown)
 
     def ttl(self, state: ShardState) -> float:
         """Return how many seconds the kernel may cache attributes of the values in a shard: 0 on a writing mount."""

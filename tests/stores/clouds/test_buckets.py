@@ -11,8 +11,13 @@ import shardfs
 from shardfs.stores.clouds.client import make_store
 from shardfs.stores.clouds.location import CloudLocation
 from shardfs.stores.url import open_store
+from tests.mounts.test_values import write_meshes
+from tests.stores.clouds.test_web_formats import VALUES as V2_VALUES
+from tests.stores.clouds.test_web_formats import write_precomputed, write_v2
 from tests.support.commands import one_line_of, run, run_json
+from tests.support.mounting import Mounter
 from tests.support.opened import in_trio
+from tests.support.precomputed import read_volume
 from tests.support.s3_server import Bucket
 
 VALUES = np.arange(1, 1025, dtype="u2").reshape(32, 32)
@@ -47,6 +52,25 @@ def test_a_bucket_of_google_is_listed_and_read(google: str, tmp_path: Path) -> N
     assert f"{google} can only be read" in one_line_of(run("compact", google), 3)
     assert "nothing is stored at" in one_line_of(run("info", f"{google}/nothing"), 3)
     assert "the bucket nowhere does not exist" in one_line_of(run("info", "gs://nowhere/x"), 3)
+
+
+def test_volumes_meshes_and_zarr_v2_in_a_bucket_of_google_are_found(
+    google: str, s3_bucket: Bucket, tmp_path: Path, mount: Mounter
+) -> None:
+    write_precomputed(tmp_path / "mixed/volume")
+    write_v2(tmp_path / "mixed/v2", consolidated=False)
+    meshes = write_meshes(tmp_path / "mixed/volume/mesh")
+    for path in (tmp_path / "mixed").rglob("*"):
+        if path.is_file():
+            s3_bucket.put(str(path.relative_to(tmp_path)), path.read_bytes())
+    url = f"gs://{s3_bucket.name}/mixed"
+    report = run_json("verify", "--json", "--data", "--jobs=1", url)
+    assert (report["sound"], report["arrays"]) == (True, 3)
+    root = mount(url).path
+    assert np.array_equal(read_volume(root / "volume"), read_volume(tmp_path / "mixed/volume"))
+    assert len(list((root / "volume/mesh").iterdir())) == 1 + 2 * len(meshes)
+    assert (root / "volume/mesh/7").read_bytes() == meshes[7][0]
+    assert np.array_equal(zarr.open_group(root / "v2", mode="r", zarr_format=2)["more/beside"][...], V2_VALUES[0])
 
 
 @in_trio
