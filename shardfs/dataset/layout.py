@@ -155,9 +155,8 @@ class ArrayLayout:
         return join_key(self.path, self.key_encoding.encode(coords))
 
 
-def forget_runs(layouts: Iterable[ArrayLayout]) -> None:
-    """Forget the runs that were located in some layouts."""
-    serials = {layout.serial for layout in layouts}
+def _forget_runs(serials: Collection[int]) -> None:
+    """Forget the runs that were located in the layouts with these *serials*."""
     with _REMEMBERING:
         for key in [key for key in _RUNS if key[0] in serials]:
             del _RUNS[key]
@@ -275,7 +274,7 @@ class InodeGenerations:
         self._forget(layout, coords)
 
     def retire(self, layouts: Iterable[ArrayLayout]) -> None:
-        """Forget in time the shards of layouts that no array has any more, but for those with pending changes.
+        """Forget in time the runs and shards of layouts that no array has any more, but for those with pending changes.
 
         Programs may still ask by numbers that depend on them: no later version gets one of these.
         """
@@ -288,6 +287,7 @@ class InodeGenerations:
                 version = self._versions.pop(key)
                 self._nown -= len(version.own)
                 layout.first = max(layout.first, version.generation + 1)
+        _forget_runs(self._retired)
         self._retired.clear()
 
     def _unknown(self, layout: ArrayLayout) -> ShardVersion:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from shardfs.dataset.cache import Cache, while_it_changes
-from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion, forget_runs
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -220,7 +220,6 @@ class ShardCache:
         for key in self._states.known():
             if key[0] in closed:
                 self._states.forget(key)
-        forget_runs(layouts)
         self.generations.retire(layouts)
 
     def _count_load(self, shard: OpenShard | None) -> None:
