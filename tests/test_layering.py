@@ -88,6 +88,8 @@ def attributes_of(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not is_frozen(node):
             found |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and is_name(item.target)}
+            plain = [item for item in node.body if isinstance(item, ast.Assign)]
+            found |= {target.id for item in plain for target in item.targets if is_name(target)}
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
             found.add(node.attr)
     return found

@@ -61,7 +61,7 @@ _SHOWN: Final = {
 
 def views_of(source: Source) -> dict[ViewOptions, View]:
     """Return all views of *source*."""
-    source.hierarchy.looks_above = True
+    source.hierarchy.look_above()
     return {option: make_view(option.view, source.store, decoded=option.decode) for option in VIEW_OPTIONS}
 
 

@@ -177,7 +177,7 @@ async def write_references(
     encoded as a whole.
     """
     view = make_view(view_name, source.store)
-    source.hierarchy.looks_above = view.lens.looks_above
+    source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []
     groups, left_out, failed = [], 0, 0
     async for node in walk_nodes(source):

@@ -112,6 +112,10 @@ class Hierarchy:
         self.copies.show(lens, worker)
         self.takes_unsharded, self.looks_above = lens.translates, lens.looks_above
 
+    def look_above(self, *, looks: bool = True) -> None:
+        """Find out of each node what groups above it say of how it is shown, or do not."""
+        self.looks_above = looks
+
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
 

@@ -93,6 +93,10 @@ class FileHandle:
         """Be a handle of *ino*, which was replaced when it was opened."""
         self.ino, self.is_late = ino, True
 
+    def get_pages(self) -> None:
+        """Note that the kernel caches pages of it."""
+        self.has_pages = True
+
     @property
     def attributes(self) -> Attributes:
         """The attributes of the version that the handle reads, as they were when it was opened."""

@@ -38,7 +38,7 @@ class Pages:
 
     def opened(self, handle: FileHandle) -> None:
         """Note that a file was opened to be read in pages."""
-        handle.has_pages = True
+        handle.get_pages()
         self._nreaders[handle.ino] += 1
 
     def closed(self, handle: FileHandle) -> None:

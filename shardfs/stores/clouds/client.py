@@ -111,6 +111,10 @@ class CloudClient:
         self._store: AzureStore | GCSStore | HTTPStore | None = None
         self._has_warned = False
 
+    def ask_for(self, document: str) -> None:
+        """Take *document* for that of the source from now on."""
+        self.document = document
+
     async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:
         """Return a range of at least one byte of an object, of the version *etag* if given; less at its end."""
         return await self._in_thread(partial(self.get_blocking, key, part, etag=etag))

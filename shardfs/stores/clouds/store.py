@@ -356,7 +356,8 @@ class WebStore(CloudStore):
                 continue
             if outline is not None:
                 if not path:
-                    self._below, self._client.document = BELOW[names[0]], names[0]
+                    self._below = BELOW[names[0]]
+                    self._client.ask_for(names[0])
                 return outline
         if denied is not None:
             raise denied
