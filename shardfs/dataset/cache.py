@@ -39,7 +39,9 @@ class Cache(Generic[K, V]):
         self._loading: dict[K, trio.Event] = {}
         self._outdated: set[K] = set()  # of values that are being loaded
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many values are cached."""
         return len(self._values)
 
     def peek(self, key: K) -> V | None:

@@ -474,7 +474,7 @@ class _SeenArrays:
     def add(self, path: str, document: Stat) -> None:
         """Note that the array at *path* is shown."""
         is_new = self._identities.peek(path) is None
-        self._has_forgotten |= is_new and len(self._identities) >= _MAX_SEEN
+        self._has_forgotten |= is_new and self._identities.count >= _MAX_SEEN
         self._identities.put(path, hash(document.identity))
 
     def forget(self, path: str) -> None:

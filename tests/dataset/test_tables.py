@@ -123,7 +123,7 @@ async def test_of_what_was_logged_only_the_latest_is_known(
                 await opened.hierarchy.node(f"group/a{number}", fresh=True)
             opened.hierarchy.forget("")
         await opened.hierarchy.node("group/a19", fresh=True)
-    assert len(opened.hierarchy._logged) == 5
+    assert opened.hierarchy._logged.count == 5
     assert sum("a19 " in record.message for record in caplog.records if "view" in record.message) == 2
 
 
@@ -137,7 +137,7 @@ async def test_half_a_document_is_no_verdict_on_any_array_however_many_were_show
     opened = open_source(tmp_path, ttl=0.0)
     for number in range(20):
         await opened.hierarchy.node(f"group/a{number}")
-    assert len(opened.hierarchy._seen_arrays._identities) == 5
+    assert opened.hierarchy._seen_arrays._identities.count == 5
     opened.hierarchy.forget("")
     for number in (0, 19):
         path = tmp_path / f"group/a{number}/zarr.json"

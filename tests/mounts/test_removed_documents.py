@@ -154,7 +154,7 @@ async def test_how_many_arrays_grew_is_known_of_a_limited_number(
     for number in range(100):
         commits.grew(f"a{number}", (1,))
         commits.grew("end", (SHAPE,))
-    assert len(commits._grown) == 10
+    assert commits._grown.count == 10
     await process.edit("end", lambda document: document.update(shape=[4 * SHAPE]))
     await process.write("end", SHAPE // INNER, b"data")
     [queue] = commits.pending
