@@ -45,7 +45,7 @@ from shardfs.vfs.handles import (
     OpenedFile,
     absent,
 )
-from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
+from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Place, Row, in_table
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.views import View
 
@@ -127,17 +127,29 @@ class Filesystem:
 
     async def entry(self, ino: int) -> Entry:
         """Return the entry with the number *ino*; raises `StaleError` if it is not known any more."""
-        if not in_table(ino):
-            numbers = self.ranges.find(ino)
-            tree = self._trees.get(numbers)
-            if tree is not None:
-                self._use(tree)
-            else:
-                tree = self.chunk_tree(await self.array_node(numbers.path))
-                if tree is None or tree.numbers is not numbers:
-                    raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
-            return tree.at(numbers.position(ino), ino)
+        place = self._place(ino)
+        if place is not None:
+            return (await self._tree(place.numbers)).at(place.position, ino)
         return self._entry_of(self.inodes.row(ino))
+
+    def _place(self, ino: int) -> Place | None:
+        """Return where *ino* is in a chunk tree, None if it is in none; raises `StaleError`."""
+        if in_table(ino):
+            entry = self.inodes.row(ino).entry
+            return entry if isinstance(entry, Place) else None
+        numbers = self.ranges.find(ino)
+        return Place(numbers, numbers.position(ino))
+
+    async def _tree(self, numbers: ArrayNumbers) -> ChunkTree:
+        """Return the chunk tree with these *numbers*, an earlier one only if somebody has it; raises `StaleError`."""
+        tree, is_present = self._trees.get(numbers), self.ranges.at(numbers.path) is numbers
+        if tree is None and is_present:
+            tree = self.chunk_tree(await self.array_node(numbers.path))
+        elif tree is not None and is_present:
+            self._use(tree)
+        if tree is None or tree.numbers is not numbers:
+            raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
+        return tree
 
     def _entry_of(self, row: Row) -> Entry:
         if row.entry is not None:
@@ -146,7 +158,8 @@ class Filesystem:
 
     def node_path(self, ino: int) -> str:
         """Return the path of the node that *ino* is, or belongs to; raises `StaleError`."""
-        return self._entry_of(self.inodes.row(ino)).node_path if in_table(ino) else self.ranges.find(ino).path
+        place = self._place(ino)
+        return place.numbers.path if place is not None else self._entry_of(self.inodes.row(ino)).node_path
 
     def passthrough(self, path: str, ino: int = 0, identity: object = None) -> Passthrough:
         """Return the entry that shows what is stored under *path*, as it is stored."""
@@ -155,11 +168,11 @@ class Filesystem:
     def path_of(self, ino: int) -> str:
         """Return the path of *ino* on the mount, for messages."""
         try:
-            if in_table(ino):
+            place = self._place(ino)
+            if place is None:
                 return self._entry_of(self.inodes.row(ino)).path
-            numbers = self.ranges.find(ino)
-            tree = self._trees.get(numbers)
-            return tree.at(numbers.position(ino), ino).path if tree is not None else numbers.path
+            tree = self._trees.get(place.numbers)
+            return tree.at(place.position, ino).path if tree is not None else place.numbers.path
         except ShardfsError:
             return f"inode {ino}"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.path_table import is_below
 from shardfs.errors import StaleError, StoreError
@@ -40,11 +40,12 @@ def in_table(ino: int) -> bool:
 class Row:
     """An inode of the table.
 
-    Either it has an *entry* of its own, or *kind* makes the entry from a path; then *identity* tells whether the path
-    still stands for it. *path* is the path under which it was last found, which it may have lost since. *nlink* is the
-    number of its names, of which only this one is known: the kernel looks a name up before it uses it. *became* is the
-    path of the chunk or document that a passthrough file is renamed to: who writes to it is told. *nwriters* is how
-    often that file is open for writing; *is_direct*: it was created beside chunks, and is still open since.
+    Either it has an *entry* of its own, which for a chunk is its `Place`, or *kind* makes the entry from a path; then
+    *identity* tells whether the path still stands for it. *path* is the path under which it was last found, which it
+    may have lost since. *nlink* is the number of its names, of which only this one is known: the kernel looks a name up
+    before it uses it. *became* is the path of the chunk or document that a passthrough file is renamed to: who writes
+    to it is told. *nwriters* is how often that file is open for writing; *is_direct*: it was created beside chunks, and
+    is still open since.
     """
 
     ino: int
@@ -306,6 +307,16 @@ class ArrayNumbers:
     def position(self, ino: int) -> int:
         """Return the position of which *ino* is a number."""
         return (ino - self.start) % self.npositions
+
+
+class Place(NamedTuple):
+    """The array and the position of a chunk, or of a directory of chunks, that has a row.
+
+    There may be thousands of rows of arrays that have another shape by now: they keep no trees.
+    """
+
+    numbers: ArrayNumbers
+    position: int
 
 
 class ArrayRanges:
