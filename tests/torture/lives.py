@@ -158,6 +158,9 @@ class Life:
                 arguments=arguments,
                 expect=EXPECTED,
             )
+            for geometry in GEOMETRIES:
+                if geometry.is_plain(view):  # a bucket has no empty directories
+                    (path / geometry.name / "c").mkdir(exist_ok=True)
             places.append(Place(mounted, view, Part(number, len(self.disk.hosts))))
         return places
 
