@@ -213,6 +213,20 @@ def test_what_is_written_decoded_is_refused_and_nothing_is_lost(
         assert dataset["cast"].read_chunk((0, 0)) == before
 
 
+def test_pack_exchanges_the_compressor_behind_them(
+    expected: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    source, values = expected
+    done = run("pack", "--shards", "2,2", "--codecs", '["zstd"]', source, tmp_path / "packed")
+    assert done.returncode == 0, str(done)
+    with shardfs.open(tmp_path / "packed", view="npy") as dataset:
+        for name, read in values.items():
+            document = json.loads((tmp_path / "packed" / name / "zarr.json").read_text())
+            assert "zstd" in [codec["name"] for codec in document["codecs"][0]["configuration"]["codecs"]]
+            with dataset.filesystem().open(f"{name}.npy") as file:
+                assert_same(np.load(file), read)
+
+
 def test_a_codec_that_cannot_be_decoded_is_named_with_the_way_out(mount: Mounter, tmp_path: Path) -> None:
     for name, codecs in {
         "zfp": [extension("zfp", mode="reversible")],

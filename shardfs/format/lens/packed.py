@@ -29,7 +29,7 @@ from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, sh
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.members import Buffer
-from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, parse_array
+from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, normal_codecs, parse_array
 from shardfs.format.numcodec import PREFIX
 from shardfs.format.precomputed import CutOffCodec
 from shardfs.format.sharding import Coords
@@ -199,7 +199,7 @@ class Transcoder:
                     given = partial(decode, was.after, limit=MAX_CHUNK_NBYTES)
                 decode_bytes = given or decoder_of(source)
                 are_elements = isinstance(decode_bytes, V2Decoder) and decode_bytes.dtype is not None
-                if are_elements or not are_known or _array_codecs(was) != _array_codecs(becomes):
+                if are_elements or not are_known or _array_codecs(was, data_type) != _array_codecs(becomes, data_type):
                     raise
                 return cls(decode_bytes, partial(encode, becomes.after))
         except (MetadataError, NotShownError, RefusedError) as error:
@@ -276,5 +276,6 @@ def _chain(array: UnshardedArray) -> CodecChain:
         raise NotUnshardable(str(error)) from None
 
 
-def _array_codecs(chain: CodecChain) -> str:
-    return canonical([codec.to_json() for codec in (*chain.before, chain.serializer)])
+def _array_codecs(chain: CodecChain, data_type: Json) -> str:
+    """Return what says how elements become bytes, the same for all spellings."""
+    return canonical(normal_codecs((*chain.before, chain.serializer), data_type))
