@@ -233,6 +233,20 @@ setup_node() {
     printf '%s' "$wanted" >"$directory/.shardfs"
 }
 
+# The same for one that is built into its package, and needs no other.
+setup_built() {
+    local directory=$SHARDFS_VENV/clients/$1 wanted=$2
+    if [[ -e $directory/.shardfs && $(<"$directory/.shardfs") == "$wanted" ]]; then
+        return
+    fi
+    _say "installing $wanted in $directory"
+    rm -rf "$directory"
+    mkdir -p "$directory"
+    npm pack --silent --pack-destination "$directory" "$wanted" </dev/null >/dev/null || return
+    tar --extract --gzip --directory "$directory" --file "$directory"/*.tgz || return
+    printf '%s' "$wanted" >"$directory/.shardfs"
+}
+
 # Print a Python that is at least as recent as VERSION ("3.12"), of whatever is installed; fails if there is none.
 find_python() {
     local candidate check="import ensurepip, sys, venv; sys.exit(sys.version_info < (${1/./, }))"

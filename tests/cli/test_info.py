@@ -146,7 +146,7 @@ def test_a_viewer_in_a_browser_is_told_to_serve(tmp_path: Path) -> None:
     }
     serve = f"shardfs serve {tmp_path}"
     assert (advice["neuroglancer"]["mount"], advice["neuroglancer"]["without_mount"]) == (None, serve)
-    napari = advice["napari with napari-ome-zarr 0.10"]
+    napari = advice["napari 0.9 with napari-ome-zarr 0.10"]
     assert (napari["mount"], napari["without_mount"]) == (f"shardfs mount {tmp_path} MNT --view v3", serve)
     assert re.search(rf"^neuroglancer +{re.escape(serve)}$", info("--tools", tmp_path), re.MULTILINE)
 

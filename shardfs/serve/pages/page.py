@@ -71,6 +71,11 @@ class Address(NamedTuple):
     origin: str
     query: str
 
+    @property
+    def source(self) -> str:
+        """The name of the source, without where it is."""
+        return self.paths.source.store.url.rstrip("/").rpartition("/")[2]
+
 
 class Pages:
     """Makes pages for one source; pictures are of its *decoded* view, if there is one."""
@@ -267,7 +272,7 @@ def _row(listed: Listed, kind: str | None) -> str:
 
 
 def _head(address: Address, nonce: str) -> str:
-    title = text_of(address.path or "/")
+    title = text_of(address.path or address.source or "/")
     names = address.path.split("/") if address.path else []
     trail = [f'<a href="{"../" * len(names) or "./"}">{text_of("/" + address.prefix)}</a>']
     trail += [

@@ -74,11 +74,15 @@ def snippets(address: str, path: str) -> list[tuple[str, str]]:
     """Return programs, and the line that opens what is served in each."""
     url = f"{address}v3/{_quoted(path)}"
     kvstore = json.dumps({"driver": "http", "base_url": f"{url}/"})
+    # Its plugin opens no other URLs.
+    napari = [("napari", f"napari --plugin napari-ome-zarr {url}")] if ".zarr" in url else []
     return [
         ("zarr-python", f'zarr.open("{url}", mode="r")'),
         ("xarray", f'xarray.open_zarr("{url}", consolidated=False)'),
         ("tensorstore", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}).result()'),
-        ("napari", f"napari --plugin napari-ome-zarr {url}"),
+        ("ITK", f'itk.imread("{address}v2/{_quoted(path)}", imageio=itk.OMEZarrNGFFImageIO.New())'),
+        ("ngff-zarr", f'ngff_zarr.from_ngff_zarr("{url}")'),
+        *napari,
     ]
 
 
