@@ -433,6 +433,14 @@ def test_a_picture_that_nobody_waits_for_any_more_is_not_drawn(
         assert site.ask("/-/plane/image").status == 200
 
 
+def test_pictures_and_pages_that_are_asked_for_at_once_all_come(site: Served) -> None:
+    client = site.connect()
+    targets = ["/-/plane/image", "/image/", "/-/plane/image?low=3", "/-/plane/nothing", "/"] * 2
+    for target in targets:
+        client.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n")
+    assert [client.read().status for _ in targets] == [200, 200, 200, 404, 200] * 2
+
+
 def test_what_is_written_is_seen_in_the_next_picture(tmp_path: Path) -> None:
     put(tmp_path / "image", np.zeros((4, 4), "uint8"), (4, 4), (2, 2))
     with served(tmp_path, write=True, decode=True, metadata_ttl=60.0) as site:

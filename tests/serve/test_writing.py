@@ -173,6 +173,16 @@ def test_of_many_writers_who_saw_the_same_version_or_nothing_one_wins(site: Serv
         assert sorted(replies)[1:] == [412] * 11
 
 
+def test_a_body_that_does_not_come_is_waited_for_no_longer_and_changes_nothing(source: Path) -> None:
+    with served(source, write=True, limits=replace(Limits(), body_seconds=0.2)) as site:
+        before = site.ask("/image/c/0/0").body
+        client = site.connect()
+        client.send("PUT /image/c/0/0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 48\r\n\r\nhalf")
+        assert client.read().status == 408
+        assert client.is_closed()
+        assert site.ask("/image/c/0/0").body == before
+
+
 def test_a_body_that_breaks_off_or_is_too_large_changes_nothing(source: Path) -> None:
     with served(source, write=True, limits=replace(Limits(), body_nbytes=2**20)) as site:
         for target in ("/image/c/0/0", "/notes.txt", "/image/zarr.json", "/new.bin"):
