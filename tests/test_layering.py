@@ -32,8 +32,8 @@ IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "thr
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs"}
 DOORS = {"zarr": "zarr_store.py", "fsspec": "fsspec_filesystem.py"}
 """Libraries that need not be installed, each with the one module that may import it."""
-KNOW_S3_CLIENTS = {f"stores/{name}.py" for name in ("clouds/client", "clouds/errors", "s3/errors", "s3/session")}
-NEED_S3_CLIENTS = ("shardfs.stores.s3.", *(f"shardfs.stores.clouds.{name}" for name in ("client", "errors", "store")))
+KNOW_S3_CLIENTS = {f"stores/{name}.py" for name in ("clouds/buckets", "s3/errors", "s3/session")}
+NEED_S3_CLIENTS = ("shardfs.stores.s3.", "shardfs.stores.clouds.buckets")
 
 
 TELL_NOTHING = {"said", "made", "told", "found", "each"}

@@ -14,6 +14,7 @@ import trio
 
 from shardfs.errors import SourceError, UsageError, without_secrets
 from shardfs.stores.base import DOCUMENTS, Reader
+from shardfs.stores.clouds.attempts import Attempts
 from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
@@ -359,12 +360,23 @@ def _open_cloud_files(
 
 def _cloud(location: CloudLocation, options: StoreOptions) -> "tuple[CloudClient, DiskCache | None]":
     """Return what makes requests, and the cache on disk if there is one."""
+    from shardfs.stores.clouds.client import CloudClient
+    from shardfs.stores.disk_cache import DiskCache
+
+    client = CloudClient(location, _attempts(location), max_connections=options.max_connections)
+    return client, DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
+
+
+def _attempts(location: CloudLocation) -> Attempts:
+    """Return what makes single requests; for web servers, that needs no library."""
+    if location.is_web:
+        from shardfs.stores.clouds.web import WebAttempts
+
+        return WebAttempts(location)
     try:
-        from shardfs.stores.clouds.client import CloudClient
-        from shardfs.stores.disk_cache import DiskCache
+        from shardfs.stores.clouds.buckets import BucketAttempts
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in S3_LIBRARIES:
             raise
         raise SourceError(f"{location.url} needs obstore; install it with: {how_to_install('s3')}") from None
-    client = CloudClient(location, max_connections=options.max_connections)
-    return client, DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
+    return BucketAttempts(location)

@@ -3,14 +3,26 @@
 import email.utils
 import hashlib
 import re
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
+
+MOST_NBYTES = 2**28
+"""When a body that never ends does end, if somebody reads it."""
+
+
+def _relay(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(2**16):
+            other.sendall(data)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_WR)
 
 
 @dataclass
@@ -20,6 +32,10 @@ class Web:
     *faults* holds for all replies with bytes; *refused* are the paths that get 403; *absent* is the status of what is
     not there; *moved* are paths that lead to others. Without *etags*, a version is known by `Last-Modified`; without
     *conditions*, nobody heeds what a request expects.
+
+    *endless* has a body for GET that never ends, by status, and *nsent* is how much of such bodies was sent. If it
+    *hangs_up*, it closes each connection after a reply, without saying so before. *nconnections* and *proxy_words*
+    count connections, and collect what names and passwords were sent to it as a proxy.
     """
 
     root: Path
@@ -32,6 +48,11 @@ class Web:
     failures: int = 0
     etags: bool = True
     conditions: bool = True
+    endless: set[int] = field(default_factory=set)
+    nsent: int = 0
+    hangs_up: bool = False
+    nconnections: int = 0
+    proxy_words: set[str] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -47,7 +68,27 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     web: ClassVar[Web]
 
+    def setup(self) -> None:
+        super().setup()
+        self.web.nconnections += 1
+
+    def do_CONNECT(self) -> None:
+        """Be a proxy for TLS."""
+        host, _, port = self.path.rpartition(":")
+        self.web.log.append((self.command, self.path, ""))
+        self.web.proxy_words.add(self.headers.get("Proxy-Authorization", ""))
+        with socket.create_connection((host, int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            there.settimeout(30)
+            other = threading.Thread(target=_relay, args=(there, self.connection), daemon=True)
+            other.start()
+            _relay(self.connection, there)
+        other.join()
+        self.close_connection = True
+
     def do_GET(self) -> None:
+        self.web.proxy_words.add(self.headers.get("Proxy-Authorization", ""))
         web, path = self.web, unquote(urlsplit(self.path).path)
         wanted = self.headers.get("Range", "")
         web.log.append((self.command, path, wanted))
@@ -106,8 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        is_endless = status in self.web.endless and self.command == "GET"
+        self.send_header("Content-Length", str(2**40 if is_endless else len(body)))
         self.end_headers()
+        self.close_connection = self.web.hangs_up or self.close_connection
+        with suppress(ConnectionError):
+            while is_endless and self.web.nsent < MOST_NBYTES:
+                self.wfile.write(bytes(2**16))
+                self.web.nsent += 2**16
         if self.command != "HEAD":
             self.wfile.write(body)
 

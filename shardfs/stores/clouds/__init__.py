@@ -4,7 +4,8 @@ They differ from S3 in requests, and not in what readers of objects share: `s3.h
 bytes of versions, in memory and in the cache on disk. What is here:
 
 - where a source is: `location`
-- requests, by obstore: `client`; what their failures mean: `errors`
+- requests, which are repeated: `client`; what their failures mean: `errors`
+- single ones: `attempts`, to web servers by `http.client` (`web`), to buckets by obstore (`buckets`)
 - the store: `store`. A web server lists nothing, so its names are those that documents tell of
   (`outline`): the first document of the source tells its format, and that of all nodes below.
 """

@@ -1,24 +1,11 @@
-"""The meaning of failed requests: from exceptions of obstore to a `Failure`.
+"""The meaning of failed requests: `Failure`.
 
 Messages contain only our own words: those of a library or a server may contain what is secret.
 """
 
 import enum
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
-
-from obstore.exceptions import (
-    BaseError,
-    InvalidPathError,
-    NotFoundError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
 
 
 class Cause(enum.Enum):
@@ -82,7 +69,7 @@ CUT_SHORT: Final = Failure(Cause.NO_REPLY, "the reply was cut short")
 ABSENT: Final = Failure(Cause.REFUSED, "it does not exist", 404)
 REPLACED: Final = Failure(Cause.REFUSED, "the server gave another version than it was asked for", 412)
 TOO_MUCH: Final = Failure(Cause.NONSENSE, "the server sends more than the range that it states", 206)
-OTHER_RANGE: Final = Failure(Cause.NONSENSE, "the server answered another range than it was asked for", 206)
+OTHER_RANGE: Final = Failure(Cause.NO_RANGE, "the server answered another range than it was asked for", 206)
 NO_SUCH_SIZE: Final = Failure(Cause.NONSENSE, "the reply states a size that no file has", 200)
 NO_VERSION: Final = Failure(
     Cause.NONSENSE,
@@ -95,73 +82,20 @@ COMPRESSED: Final = Failure(
     "it off there",
     200,
 )
-
-_NO_RANGES: Final = "asked for a range, the server gives the whole file"
-_WHICH_RANGE: Final = "the server does not say which range it gives"
-_REASONS: Final = (
-    (
-        "RangeNotSupported",
-        Cause.NO_RANGE,
-        f"{_NO_RANGES}; programs cannot read parts of files there (`python -m http.server` is such)",
-    ),
-    ("UnexpectedRange", Cause.NO_RANGE, OTHER_RANGE.reason),
-    ("NoContentRange", Cause.NO_RANGE, _WHICH_RANGE),
-    ("ContentRange", Cause.NO_RANGE, _WHICH_RANGE),
-    ("ContentLength", Cause.NONSENSE, "the reply has no valid Content-Length"),
-    ("LastModified", Cause.NONSENSE, "the reply has no valid Last-Modified"),
+NO_RANGES: Final = Failure(
+    Cause.NO_RANGE,
+    "asked for a range, the server gives the whole file; programs cannot read parts of files there (`python -m "
+    "http.server` is such)",
+    200,
 )
-_STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
-_WITHOUT_REPLY: Final = (
-    (
-        re.compile(r"InvalidCertificate|UnknownIssuer|certificate"),
-        Failure(
-            Cause.NOT_TRUSTED,
-            "its certificate is not trusted; SSL_CERT_FILE can name a file with certificates to trust",
-        ),
-    ),
-    (
-        re.compile(r"^ +kind: Timeout,$|^ +TimedOut,?$", re.MULTILINE),
-        Failure(Cause.SILENT, "no answer in time"),
-    ),
-    (
-        re.compile(r"ConnectError\(|kind: Connect,|ConnectionRefused|dns error"),
-        Failure(Cause.SILENT, "the server cannot be reached"),
-    ),
+NO_CONTENT_RANGE: Final = Failure(Cause.NO_RANGE, "the server does not say which range it gives", 206)
+NO_CONTENT_LENGTH: Final = Failure(Cause.NONSENSE, "the reply has no valid Content-Length", 200)
+NO_LAST_MODIFIED: Final = Failure(Cause.NONSENSE, "the reply has no valid Last-Modified", 200)
+TOO_MANY_REDIRECTS: Final = Failure(Cause.NONSENSE, "one redirect follows another without end", 302)
+LESS_SAFE: Final = Failure(Cause.NONSENSE, "the server redirects from https:// to http://, which is not followed", 302)
+NOT_TRUSTED: Final = Failure(
+    Cause.NOT_TRUSTED, "its certificate is not trusted; SSL_CERT_FILE can name a file with certificates to trust"
 )
-
-
-@contextmanager
-def failures() -> Iterator[None]:
-    """Turn whatever obstore raises into `FailedAttempt`."""
-    try:
-        yield
-    except (BaseError, FileNotFoundError, InvalidPathError) as error:
-        raise FailedAttempt(_of_obstore(error)) from None
-
-
-def _of_obstore(error: Exception) -> Failure:
-    """Return what an exception of obstore means.
-
-    Its message ends with a dump of the cause, one member per line, in which strings are quoted and escaped: so a line
-    with a member is no part of a key or of a reply.
-    """
-    dump = str(error).rpartition("\n\nDebug source:\n")[2]
-    stated = _STATUS.search(dump)
-    status = int(stated[1]) if stated is not None else 0
-    if isinstance(error, PreconditionError):
-        return REPLACED
-    if isinstance(error, NotFoundError | FileNotFoundError):
-        return Failure(Cause.REFUSED, ABSENT.reason, status or ABSENT.status)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return Failure(Cause.REFUSED, "access is refused", status or 403)
-    for name, cause, reason in _REASONS:
-        if re.search(rf"^ +source: \w*{name}|^ +source: Header \{{\n +source: \w*{name}", dump, re.MULTILINE):
-            return Failure(cause, reason, 206)
-    if status:
-        return Failure.of_status(status)
-    if isinstance(error, NotSupportedError):  # as ranges that count from the end, by Azure
-        return Failure(Cause.NO_RANGE, _NO_RANGES, 200)
-    for pattern, failure in _WITHOUT_REPLY:
-        if pattern.search(dump):
-            return failure
-    return Failure(Cause.NO_REPLY, "no usable reply")
+SILENT: Final = Failure(Cause.SILENT, "no answer in time")
+NOT_CONNECTED: Final = Failure(Cause.SILENT, "the server cannot be reached")
+NO_REPLY: Final = Failure(Cause.NO_REPLY, "no usable reply")

@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 import shardfs
-from shardfs.stores.clouds.client import make_store
+from shardfs.stores.clouds.buckets import make_store
 from shardfs.stores.clouds.location import CloudLocation
 from shardfs.stores.url import open_store
 from tests.mounts.test_values import write_meshes

@@ -20,14 +20,17 @@ from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.errors import (
     AccessDeniedError,
     NotFoundError,
+    ShardfsError,
     SourceError,
     StaleError,
     StoreError,
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.clouds.client import CloudClient, Timeouts
+from shardfs.stores.clouds.attempts import Timeouts
+from shardfs.stores.clouds.client import CloudClient
 from shardfs.stores.clouds.location import CloudLocation
+from shardfs.stores.clouds.web import WebAttempts
 from shardfs.stores.s3.requests import Range
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
@@ -36,7 +39,7 @@ from tests.support.commands import one_line_of, run, run_json
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.opened import in_trio
 from tests.support.serving import served
-from tests.support.web_server import Web, web_server
+from tests.support.web_server import MOST_NBYTES, Web, web_server
 
 VALUES = np.arange(1, 4097, dtype="u2").reshape(64, 64)
 OME = {"ome": {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}, {"path": "s/1"}], "axes": []}]}}
@@ -172,10 +175,68 @@ async def test_a_reply_that_is_not_what_was_asked_for_is_an_error(web: Web, faul
 
 @in_trio
 async def test_a_reply_that_comes_too_slowly_is_given_up(web: Web) -> None:
-    client = CloudClient(CloudLocation.parse(f"{web.url}/image.zarr"), timeouts=Timeouts(grace=0.0, rate=1e15))
+    place = CloudLocation.parse(f"{web.url}/image.zarr")
+    client = CloudClient(place, WebAttempts(place, Timeouts(grace=0.0, rate=1e15)))
     with pytest.raises(UnreachableError, match="too slowly"):
         await client.get("zarr.json", Range(0, 10))
     assert [method for method, _, _ in web.asked()] == ["GET", "GET"]
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 404, 500])
+@in_trio
+async def test_of_the_body_of_an_error_no_more_is_read_than_a_connection_holds(web: Web, status: int) -> None:
+    web.endless.add(status)
+    web.absent = status
+    place = CloudLocation.parse(f"{web.url}/image.zarr")
+    client = CloudClient(place, WebAttempts(place))
+    if status == 200:
+        web.faults.add("whole")
+    with pytest.raises(ShardfsError):
+        await client.get("zarr.json" if status == 200 else "nothing", Range(0, 10))
+    assert web.nsent < MOST_NBYTES // 4
+
+
+@in_trio
+async def test_requests_one_after_another_use_one_connection_even_after_errors(web: Web) -> None:
+    place = CloudLocation.parse(f"{web.url}/image.zarr")
+    client = CloudClient(place, WebAttempts(place))
+    for _ in range(3):
+        assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
+        assert (await client.head("zarr.json")).stat.size > 10
+        with pytest.raises(NotFoundError):
+            await client.get("nothing", Range(0, 10))
+    assert web.nconnections == 1
+
+
+@in_trio
+async def test_a_connection_that_the_server_has_closed_meanwhile_costs_no_failed_attempt(web: Web) -> None:
+    web.hangs_up = True
+    place = CloudLocation.parse(f"{web.url}/image.zarr")
+    client = CloudClient(place, WebAttempts(place))
+    for _ in range(3):
+        assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
+    assert web.nconnections == 3
+    assert client.counts.retries == 0
+
+
+@in_trio
+async def test_a_server_that_does_not_answer_is_given_up(web: Web) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = CloudLocation.parse(f"http://127.0.0.1:{silent.getsockname()[1]}/image.zarr")
+        client = CloudClient(place, WebAttempts(place, Timeouts(silence=0.2)))
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            await client.head("zarr.json")
+
+
+@in_trio
+async def test_requests_go_by_the_proxy_in_the_environment(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", web.url.replace("//", "//me:hunter%402@"))
+    monkeypatch.setenv("no_proxy", "localhost")
+    place = CloudLocation.parse("http://files.invalid:8080/image.zarr")
+    client = CloudClient(place, WebAttempts(place))
+    assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
+    assert web.proxy_words == {"Basic bWU6aHVudGVyQDI="}
+    assert [path for _, path, _ in web.asked()] == ["/image.zarr/zarr.json"]
 
 
 @in_trio
@@ -409,6 +470,10 @@ def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(tmp_path: Path
         url = f"https://localhost:{port}/image.zarr"
         assert "SSL_CERT_FILE" in one_line_of(run("info", url), 3)
         assert run("info", url, SSL_CERT_FILE=str(certificate)).returncode == 0
+        with web_server(files) as proxy:
+            by_proxy = {"https_proxy": proxy.url, "no_proxy": "", "SSL_CERT_FILE": str(certificate)}
+            assert run("info", url, **by_proxy).returncode == 0
+            assert {request[:2] for request in proxy.asked()} == {("CONNECT", f"localhost:{port}")}
 
 
 def test_what_shardfs_serves_is_a_source_again(tmp_path: Path) -> None:
