@@ -27,6 +27,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
@@ -251,7 +252,7 @@ _MAX_BELOW: Final = 10  # directories that are examined
 
 
 def foreign_format(entries: Sequence[Entry], *, of_references: bool = False) -> str | None:
-    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it.
+    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it, or an `info`.
 
     If it is *of_references*, programs do not read it as it is stored.
     """
@@ -267,7 +268,7 @@ def foreign_format(entries: Sequence[Entry], *, of_references: bool = False) -> 
         return _ICECHUNK
     if "attributes.json" in names:
         return _N5
-    return NO_ZARR if all(entry.kind is Kind.FILE for entry in entries) else None
+    return NO_ZARR if INFO not in names and all(entry.kind is Kind.FILE for entry in entries) else None
 
 
 def foreign_source(source: Source) -> str | None:

@@ -4,28 +4,20 @@ There are too many ids to compute inode numbers from them, so each file that is 
 """
 
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from shardfs.dataset.array import Array, ScatteredRun
 from shardfs.dataset.shard_cache import ShardState
-from shardfs.errors import ReadOnlyError, StaleError
+from shardfs.errors import NotFoundError, ReadOnlyError, StaleError
 from shardfs.format.keyed import Part, ValueNames
 from shardfs.stores.base import join_key
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.entries.fixed import ReadOnlyFile
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, ChunkHandle, Row, absent, unreadable
-
-
-class _Name(NamedTuple):
-    """A file name: the id of a value, and what is shown of it."""
-
-    text: str
-    value_id: int
-    part: Part
 
 
 class ValueFiles:
@@ -51,7 +43,7 @@ class ValueFiles:
 
     async def lookup(self, position: int | None, name: str) -> Attributes:
         """Return the attributes of *name*; nothing if there is no such value."""
-        handle = await self.file(name).current(fresh=False)
+        handle = await self.find(name, fresh=False)
         return handle.attributes if handle is not None else absent(0.0 if self.fs.is_writable else self.fs.ttl)
 
     async def open(self, position: int | None, name: str) -> None:
@@ -62,11 +54,19 @@ class ValueFiles:
         """Refuse every change."""
         raise ReadOnlyError(f"{join_key(self.path, name)} is of a format that is only read")
 
-    def file(self, name: str) -> "ValueFile":
-        """Return the file *name*, which has the form of one."""
-        numbers = self.names.decode(name)
-        assert numbers is not None
-        return ValueFile(self, _Name(name, *numbers))
+    async def find(self, name: str, *, fresh: bool = True) -> ChunkHandle | None:
+        """Open the current version of the file *name*; None if there is no such value."""
+        decoded = self.names.decode(name)
+        if decoded is None:
+            return None
+        value_id, part = decoded
+        look = self.shards.find_before if part is Part.BEFORE else self.shards.find_stored
+        state, extent = await look((value_id,), fresh=fresh)
+        if extent is None:
+            return None
+        assert state.stat is not None
+        attributes = Attributes(self._ino(name, state), extent.nbytes, self._ttl(state), state.stat)
+        return ChunkHandle(attributes, extent, partial(self.find, name) if self.fs.store.rewrites else None)
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the files after *cookie*, which counts them in the order of shards, minishards and ids."""
@@ -85,52 +85,40 @@ class ValueFiles:
         Attributes are not cached of those that are damaged, or whose size is unknown.
         """
         sizes = self.shards.grid.sizes(run.coords, run.entries) if part is Part.VALUE else None
-        ids, are_unknown = run.coords[start:, 0], run.damaged[start:]
+        are_unknown = run.damaged[start:]
         if sizes is None:
-            sizes, are_unknown = np.zeros(len(run.entries), np.uint64), np.ones(len(ids), np.bool_)
-        stems = zip(self.names.stems(ids), ids.tolist(), strict=True)
-        names = [_Name(stem + suffix, value_id, part) for stem, value_id in stems]
-        inos = [ValueFile(self, name).number(run.state) for name in names]
+            sizes, are_unknown = np.zeros(len(run.entries), np.uint64), np.ones(len(are_unknown), np.bool_)
+        names = [stem + suffix for stem in self.names.stems(run.coords[start:, 0])]
+        inos = [self._ino(name, run.state) for name in names]
         shown = np.where(are_unknown, 0, sizes[start:]).tolist()
         cookies = range(first + start + 1, first + start + 1 + len(names))
-        rows: list[Row] = list(zip([name.text.encode() for name in names], inos, shown, cookies, strict=True))
+        rows: list[Row] = list(zip([name.encode() for name in names], inos, shown, cookies, strict=True))
         broken = unreadable(run.state.stat)
-        sound = broken._replace(ttl=self.ttl(run.state))
+        sound = broken._replace(ttl=self._ttl(run.state))
         for is_unknown, group in groupby(zip(are_unknown.tolist(), rows, strict=True), key=itemgetter(0)):
             part_rows = [row for _, row in group]
             yield Batch(broken if is_unknown else sound, part_rows, is_counted=True, has_sizes=not is_unknown)
 
-    def ttl(self, state: ShardState) -> float:
+    def _ino(self, name: str, state: ShardState) -> int:
+        """Return the inode number of the file *name* in the present *state* of its shard."""
+        version = state.snapshot.stat.version if state.snapshot is not None else None
+        return self.fs.inodes.number(ValueFile, join_key(self.path, name), version)
+
+    def _ttl(self, state: ShardState) -> float:
         """Return how many seconds the kernel may cache attributes of the values in a shard: 0 on a writing mount."""
         return 0.0 if self.fs.is_writable else self.shards.remaining(state)
 
 
 class ValueFile(ReadOnlyFile):
-    """A file that shows a value, or what belongs to it."""
+    """A file that shows a value, or what belongs to it; *identity* is the version of its shard."""
 
-    __slots__ = ("_name", "files")
+    __slots__ = ("identity", "path")
+    path: str
 
-    def __init__(self, files: ValueFiles, name: _Name) -> None:
-        super().__init__(files.fs)
-        self.files = files
-        self._name = name
-
-    @property
-    def path(self) -> str:
-        """The path on the mount."""
-        return join_key(self.files.path, self._name.text)
-
-    def number(self, state: ShardState) -> int:
-        """Return the inode number of the file in the present *state* of its shard."""
-        version = state.snapshot.stat.version if state.snapshot is not None else None
-        file = ValueFile(self.files, self._name)
-        ino = self.fs.inodes.keyed((self.path, self.files.shards.layout.serial, version), ValueFile, file)
-        file.keep_inode(ino)
-        return ino
-
-    def keep_inode(self, ino: int) -> None:
-        """Let the number *ino* stand for the file."""
-        self.ino = ino
+    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
+        super().__init__(fs, ino)
+        self.path = path
+        self.identity = identity
 
     async def attributes(self) -> Attributes:
         """Return the attributes of this version."""
@@ -141,18 +129,11 @@ class ValueFile(ReadOnlyFile):
         return await self._version(fresh=True)
 
     async def _version(self, *, fresh: bool) -> ChunkHandle:
-        handle = await self.current(fresh=fresh)
+        try:
+            files = self.fs.sharded_files(await self.fs.hierarchy.node(self.node_path))
+        except NotFoundError:
+            raise StaleError(f"{self.path} is gone") from None
+        handle = await files.find(self.name, fresh=fresh) if isinstance(files, ValueFiles) else None
         if handle is None or handle.attributes.ino != self.ino:
             raise StaleError(f"{self.path} was {'removed' if handle is None else 'replaced'}")
         return handle
-
-    async def current(self, *, fresh: bool = True) -> ChunkHandle | None:
-        """Open the current version; None if there is no such value."""
-        shards = self.files.shards
-        find = shards.find_before if self._name.part is Part.BEFORE else shards.find_stored
-        state, extent = await find((self._name.value_id,), fresh=fresh)
-        if extent is None:
-            return None
-        assert state.stat is not None
-        attributes = Attributes(self.number(state), extent.nbytes, self.files.ttl(state), state.stat)
-        return ChunkHandle(attributes, extent, self.current if self.fs.store.rewrites else None)
