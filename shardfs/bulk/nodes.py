@@ -11,7 +11,7 @@ from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.node import DOCUMENT, Node, StoredCollection, StoredScale, StoredValues, StoredVolume
+from shardfs.dataset.node import DOCUMENT, ForeignNode, Node, StoredCollection, StoredValues, StoredVolume
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -26,14 +26,15 @@ from shardfs.errors import (
     UnreachableError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
+from shardfs.format.foreign import ForeignArray
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
 from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usual_nbytes
-from shardfs.format.lens.unsharded import codec_of, describe, describe_scale
+from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array, parse_group
-from shardfs.format.precomputed import INFO, CutOffCodec, Scale
+from shardfs.format.precomputed import INFO, CutOffCodec
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
@@ -87,8 +88,8 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     if isinstance(node.kind, StoredVolume):
         group = parse_group({"zarr_format": 3, "node_type": "group", "attributes": {}})
         return BulkNode(path, group, {INFO: node.kind.volume.shown}, {INFO: state_of(node.kind.info_stat)})
-    if isinstance(node.kind, StoredScale):
-        return _scale(node, node.kind.scale)
+    if isinstance(node.kind, ForeignNode):
+        return _foreign(node, node.kind.described)
     if isinstance(node.kind, StoredCollection | StoredValues):
         raise NotUnshardable("meshes, skeletons and annotations have no form in Zarr")
     if node.metadata is None or node.document is None:
@@ -101,16 +102,18 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     return BulkNode(path, metadata, {DOCUMENT: node.document}, states, node.any_array)
 
 
-def _scale(node: Node, scale: Scale) -> BulkNode:
-    """Return a scale of a volume as an array; raises `NotUnshardable` with the reason why it is none."""
-    chunks = scale.chunks
+def _foreign(node: Node, described: ForeignArray) -> BulkNode:
+    """Return an array of another format as one of Zarr; raises `NotUnshardable` with the reason why it is none."""
+    chunks = described.chunks
     if chunks is None:
-        raise NotUnshardable(scale.reason or "")
+        raise NotUnshardable(described.reason or "")
     try:
-        decoder = CutOffCodec.of(codec_of(describe_scale(chunks)), chunks.grid.size)
+        codec = chunks.codec()
     except NotShownError as error:
         raise NotUnshardable(str(error)) from None
-    return BulkNode(node.path, parse_array(chunks.document), {}, {}, node.array, decoder)
+    decoder = codec if isinstance(codec, CutOffCodec) else None
+    states = {name: state_of(stat) for name, stat in node.describing.items()}
+    return BulkNode(node.path, parse_array(chunks.document), dict.fromkeys(states, b""), states, node.array, decoder)
 
 
 async def _find_v2(source: Source, path: str) -> BulkNode | None:

@@ -114,7 +114,7 @@ def require_shown(view: View, node: Node) -> None:
     """Raise `NotShownError` if *view* does not show an array."""
     reason = view.left_out(node)
     if reason is None and node.is_read_only:
-        reason = "it is a scale of a precomputed volume, and references are of Zarr arrays"
+        reason = "it is of another format than Zarr, of whose arrays references are"
     if reason is not None:
         raise NotShownError(reason)
 

@@ -25,7 +25,6 @@ from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError
-from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
@@ -138,8 +137,7 @@ class UnpackPlan(Plan):
             self.report.total += 1
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
-            if node.info_below is not None:
-                self.sources[join_key(node.path, INFO)] = state_of(node.info_below)
+            self.sources |= {join_key(node.path, name): state_of(stat) for name, stat in node.describing.items()}
             if node.sharded_copy is not None:
                 self.report.problems.append(left_out(node.path, node.reason or ""))
             elif reason is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from shardfs.bulk.info import ViewOptions
-from shardfs.dataset.node import Node, StoredScale
+from shardfs.dataset.node import ForeignNode, Node
 from shardfs.errors import MetadataError, counted
 from shardfs.format.codecs import compose, composed_order
 from shardfs.format.document import Extension
@@ -76,9 +76,10 @@ class Tool:
         metadata, reason = node.metadata, left_out or node.reason
         if reason is not None or self.copies or not isinstance(metadata, ArrayMetadata):
             return reason
-        if isinstance(node.kind, StoredScale) and shown == _V3:
+        is_scale = isinstance(node.kind, ForeignNode) and node.kind.within is not None
+        if is_scale and shown == _V3:
             return "it is shown in the format precomputed, not as Zarr"
-        if isinstance(node.kind, StoredScale) and self.reads_precomputed:
+        if is_scale and self.reads_precomputed:
             return "it opens the volume by precomputed://, with or without a mount"
         data_type = _name_of(metadata.document["data_type"])
         if self.data_types is not None and data_type not in self.data_types:

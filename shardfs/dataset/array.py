@@ -17,6 +17,7 @@ import numpy.typing as npt
 import trio
 
 from shardfs.dataset.cache import Cache
+from shardfs.dataset.foreign import keys_below
 from shardfs.dataset.journal.records import Change, Put, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import OpenShard, read_checked
@@ -33,7 +34,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coordinates, Coords, Place, Segment
-from shardfs.stores.base import Buffer, Entry, Kind, Reader, Stat, in_pieces, join_key
+from shardfs.stores.base import Buffer, Kind, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -111,28 +112,28 @@ class ShardListing:
         ndim = len(dimensions)
         is_nested, root = encoding.is_nested(ndim), encoding.root(ndim)
         directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
-        entries: Sequence[Entry] = ()
+        names: Sequence[str] = ()
         try:
-            entries = await self._store.list(directory)
+            names = await keys_below(self._store, directory, encoding)
         except NotFoundError:
             pass
         except NotADirectoryHereError as error:
             raise CorruptionError(f"{error}, where shards should be") from None
         indices_below: dict[Coords, set[int]] = {}
         others: list[str] = []
-        for entry in entries:
+        for name in names:
             if is_nested:
-                index = parse_coordinate(entry.name)
+                index = parse_coordinate(name)
                 coords = () if index is None else (*prefix, index)
             else:
-                coords = encoding.decode(entry.name, ndim) or ()
+                coords = encoding.decode(name, ndim) or ()
             are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]
             for depth in range(len(prefix), len(coords)):
                 if not are_outside[depth]:
                     indices_below.setdefault(coords[:depth], set()).add(coords[depth])
-            is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(entry.name)
+            is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(name)
             if is_foreign or any(are_outside):
-                others.append(join_key(directory, entry.name))
+                others.append(join_key(directory, name))
         children = {at: sorted(indices) for at, indices in indices_below.items()}
         return _Listed(children, begun, listing, (min(others), len(others)) if others else None)
 
@@ -148,27 +149,38 @@ MAX_RUN: Final = 1024
 
 
 class Extent(NamedTuple):
-    """The encoded bytes of one version of an inner chunk: *nbytes* bytes from *offset* of *shard*.
+    """The encoded bytes of one version of an inner chunk: *header*, then *stored_nbytes* from *offset* of *shard*.
 
     Of a pending chunk, *shard* is the record in the journal, which has its bytes.
     """
 
     shard: OpenShard | Put
     offset: int
-    nbytes: int
+    stored_nbytes: int
+    header: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the chunk."""
+        return len(self.header) + self.stored_nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset* of the chunk; fewer only at its end."""
-        nbytes = min(nbytes, self.nbytes - offset)
+        if self.header:
+            begin = self.header[offset : offset + nbytes]
+            behind = max(offset - len(self.header), 0)
+            return begin + await self._replace(header=b"").read(behind, nbytes - len(begin))
+        nbytes = min(nbytes, self.stored_nbytes - offset)
         if nbytes <= 0:
             return b""
         if isinstance(self.shard, Put):
             return await self.shard.payload.read_soon(offset, nbytes)
-        return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
+        return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.stored_nbytes))
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Forget bytes that failed a check; return whether they may come otherwise next time."""
-        return not isinstance(self.shard, Put) and await self.shard.distrust(self.offset + offset, nbytes)
+        begin = max(offset - len(self.header), 0)
+        return not isinstance(self.shard, Put) and await self.shard.distrust(self.offset + begin, nbytes)
 
 
 class ListedRun(NamedTuple):
@@ -254,7 +266,11 @@ class Array:
         place = self.layout.locate(coords)
         state, shard = await self._shards.open(self.layout, place, fresh=fresh)
         extent_range = shard.index.range(place.entries[-1]) if shard is not None else None
-        return state, Extent(shard, *extent_range) if shard is not None and extent_range is not None else None
+        return state, self.stored(shard, extent_range) if shard is not None and extent_range is not None else None
+
+    def stored(self, shard: OpenShard, extent_range: tuple[int, int]) -> Extent:
+        """Return the extent of a stored chunk, of which an index of *shard* has this offset and length."""
+        return Extent(shard, *extent_range, self.grid.chunk_header)
 
     async def find_before(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` does, of the data that lie directly before the chunk and belong to it.
@@ -323,7 +339,7 @@ class Array:
             with suppress(CorruptionError, StaleError):
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and extent_range[1] <= _MAX_SUMMED_NBYTES:
-                    return await _checksum(Extent(shard, *extent_range)), extent_range[1]
+                    return await _checksum(self.stored(shard, extent_range)), extent_range[1]
         return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
@@ -467,12 +483,13 @@ class Array:
             entries = shard.index.select(place.entries[-1], length, stride)
             sound = are_sound(entries, shard.index.shard_nbytes)
             run = run._replace(shard=shard, entries=entries)
+            nbytes = entries[:, 1] + np.uint64(len(self.grid.chunk_header))
             if sound.all():  # the usual case, and three times as fast
-                run = run._replace(numbers=range(first, first + length), sizes=entries[:, 1].tolist())
+                run = run._replace(numbers=range(first, first + length), sizes=nbytes.tolist())
             else:
                 places = np.flatnonzero(sound | ~are_empty(entries))
                 damaged = None if sound[places].all() else (~sound[places]).tolist()
-                sizes = np.where(sound, entries[:, 1], 0)[places].tolist()
+                sizes = np.where(sound, nbytes, 0)[places].tolist()
                 run = run._replace(numbers=(places + first).tolist(), sizes=sizes, damaged=damaged)
         return _with_pending(run, changes)
 

@@ -14,16 +14,17 @@ from typing import Final
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
+from shardfs.dataset.foreign import find_wkw
 from shardfs.dataset.node import (
     DOCUMENT,
     Broken,
+    ForeignNode,
     Group,
     Node,
     Plain,
     RemovedArray,
     StoredArray,
     StoredCollection,
-    StoredScale,
     StoredValues,
     StoredVolume,
     groups_above,
@@ -52,7 +53,7 @@ from shardfs.format.lens.show import (
     read_document,
     read_large_document,
 )
-from shardfs.format.lens.unsharded import UnshardedArray, describe_scale, describe_values
+from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, describe_values
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
@@ -300,7 +301,7 @@ class Hierarchy:
                 stored = document, document_stat = await while_it_changes(partial(self.read_document, key))
                 contents = await self._parse(document, context)
         except (NotFoundError, NotADirectoryHereError):
-            return await self._load_precomputed(node, known)
+            return await self._load_without(node, known)
         except _VERDICTS as error:
             # For a remote source this says nothing about the document: credentials expire and are renewed.
             if isinstance(error, AccessDeniedError) and (self._seen_arrays.may_have(path) or self._store.root is None):
@@ -325,8 +326,8 @@ class Hierarchy:
         self._log(node, known)
         return node
 
-    async def _load_precomputed(self, node: Node, known: Node | None) -> Node:
-        """Return *node*, which has no `zarr.json`, as what an `info` in it, or in a directory above it, says it is."""
+    async def _load_without(self, node: Node, known: Node | None) -> Node:
+        """Return *node*, which has no `zarr.json`, as what it is in another format, if it is something in one."""
         for above, relative in groups_above(node.path):
             with suppress(NotFoundError, NotADirectoryHereError):
                 kind = (await self.node(above)).kind
@@ -334,6 +335,21 @@ class Hierarchy:
                     return self._load_scale(node, kind.volume.scales[relative], kind, known)
                 if isinstance(kind, StoredCollection) and relative in kind.collection.values:
                     return self._load_values(node, kind.collection.values[relative], kind, known)
+        was = known.kind if known is not None else None
+        before = was.described_by if isinstance(was, ForeignNode) else None
+        if before is None:
+            node = await self._load_info(node, known)
+            if not isinstance(node.kind, Plain):
+                return node
+        described = await find_wkw(self._store, node.stat, node.path, before)
+        if described is None:
+            return node if before is None else await self._load_info(node, None)
+        if known is not None and described is before:
+            return known
+        return self._foreign(node, ForeignNode(described.array, described.origin, described_by=described), known)
+
+    async def _load_info(self, node: Node, known: Node | None) -> Node:
+        """Return *node* as what an `info` in it says it is; as it is if there is none of a known kind."""
         key = join_key(node.path, INFO)
         info_stat = known.info_below if known is not None else None
         version = info_stat.version if info_stat is not None else None
@@ -361,13 +377,17 @@ class Hierarchy:
         return replace(node, kind=Plain(stat.version))
 
     def _load_scale(self, node: Node, scale: Scale, within: StoredVolume, known: Node | None) -> Node:
-        if known is not None and isinstance(known.kind, StoredScale) and known.kind.within is within:
+        if known is not None and isinstance(known.kind, ForeignNode) and known.kind.within is within:
             return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
-        array, chunks = None, scale.chunks
+        return self._foreign(node, ForeignNode(scale, within.info_stat, within=within), known)
+
+    def _foreign(self, node: Node, kind: ForeignNode, known: Node | None) -> Node:
+        """Return *node* as an array of another format."""
+        chunks = kind.described.chunks
         if chunks is not None:
-            array = self._array(node.path, describe_scale(chunks), chunks.fingerprint)
-        shown = self._generated(lambda lens: lens.show_scale(scale))
-        node = replace(node, kind=StoredScale(scale, within, array), shown=shown)
+            kind = replace(kind, array=self._array(node.path, describe_foreign(chunks), chunks.fingerprint))
+        shown = self._generated(lambda lens: lens.show_foreign(kind.described))
+        node = replace(node, kind=kind, shown=shown)
         self._log(node, known)
         return node
 

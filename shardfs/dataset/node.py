@@ -1,20 +1,22 @@
 """What a directory of a source is: the kinds of nodes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.foreign import Described
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.foreign import ForeignArray
 from shardfs.format.keyed import Collection, ShardedValues
 from shardfs.format.lens import NO_CONTEXT, Context, Shown
 from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.format.precomputed import INFO, Scale, Volume
+from shardfs.format.precomputed import INFO, Volume
 from shardfs.stores.base import Reader, Stat, Tree, join_key
 
 DOCUMENT: Final = ZARR_JSON
@@ -84,15 +86,22 @@ class StoredVolume:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredScale:
-    """A sharded *scale* of the volume *within*, in a directory of its own. It is only read.
+class ForeignNode:
+    """An array of a format that is only read, *described* by a file with the status *origin*.
 
-    *array* is set if its shards can be read.
+    *array* is set if its shards can be read. *within* is the volume that it is a scale of; else it is *described_by*
+    what was found in its directory.
     """
 
-    scale: Scale
-    within: StoredVolume
+    described: ForeignArray
+    origin: Stat
     array: Array | None = None
+    within: StoredVolume | None = None
+    described_by: Described | None = None
+
+    def hides(self, name: str) -> bool:
+        """Whether *name*, in its directory, describes it, so that documents are shown in its place."""
+        return self.described.reason is None and name == self.described.describing
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +213,7 @@ class Node:
         | Group
         | StoredArray
         | StoredVolume
-        | StoredScale
+        | ForeignNode
         | StoredCollection
         | StoredValues
         | RemovedArray
@@ -226,18 +235,28 @@ class Node:
         return kind.document_stat if isinstance(kind, Broken | Group | StoredArray) else None
 
     @property
-    def info_stat(self) -> Stat | None:
-        """The status of the `info` of a volume, also for its scales, or of a collection, also for its values."""
-        kind = self.kind.within if isinstance(self.kind, StoredScale | StoredValues) else self.kind
+    def origin(self) -> Stat | None:
+        """The status of the file that describes it in a format that is only read: of the `info` of a volume, say."""
+        if isinstance(self.kind, ForeignNode):
+            return self.kind.origin
+        kind = self.kind.within if isinstance(self.kind, StoredValues) else self.kind
         return kind.info_stat if isinstance(kind, StoredVolume | StoredCollection) else None
 
     @property
     def info_below(self) -> Stat | None:
         """The status of the `info` that is in this directory, if it is that of a volume or of a collection."""
-        is_above = isinstance(self.kind, StoredScale) or (
+        is_above = isinstance(self.kind, ForeignNode) or (
             isinstance(self.kind, StoredValues) and not self.kind.has_info
         )
-        return None if is_above else self.info_stat
+        return None if is_above else self.origin
+
+    @property
+    def describing(self) -> Mapping[str, Stat]:
+        """The files in its directory that describe it in a format that is only read, by name."""
+        if isinstance(self.kind, ForeignNode):
+            name = self.kind.described.describing
+            return {name: self.kind.origin} if name else {}
+        return {INFO: self.info_below} if self.info_below is not None else {}
 
     @property
     def stamp(self) -> object:
@@ -248,18 +267,18 @@ class Node:
     def metadata(self) -> ArrayMetadata | GroupMetadata | None:
         """What the document of a group or of an array says, also of one that was removed through the mount.
 
-        Of a scale, what a document would say.
+        Of an array of another format, what a document would say.
         """
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        if isinstance(kind, StoredScale):
-            return kind.scale.metadata
+        if isinstance(kind, ForeignNode):
+            return kind.described.metadata
         return kind.metadata if isinstance(kind, Group | StoredArray) else None
 
     @property
     def any_array(self) -> Array | None:
         """The array whose chunks can be read, sharded or not."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return kind.array if isinstance(kind, StoredArray | StoredScale) else None
+        return kind.array if isinstance(kind, StoredArray | ForeignNode) else None
 
     @property
     def array(self) -> Array | None:
@@ -276,8 +295,8 @@ class Node:
     def reason(self) -> str | None:
         """Why only the stored files are shown."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        if isinstance(kind, StoredScale):
-            return kind.scale.reason
+        if isinstance(kind, ForeignNode):
+            return kind.described.reason
         if isinstance(kind, StoredValues):
             return kind.values.reason
         return kind.reason if isinstance(kind, Broken | StoredArray) else None
@@ -285,7 +304,7 @@ class Node:
     @property
     def is_read_only(self) -> bool:
         """Whether it is of a format that is only read."""
-        return isinstance(self.kind, StoredVolume | StoredScale | StoredCollection | StoredValues)
+        return isinstance(self.kind, StoredVolume | ForeignNode | StoredCollection | StoredValues)
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in its directory, is needed by a format that is only read, so that nobody may change it."""
@@ -294,7 +313,16 @@ class Node:
             keys = self.kind.volume.scales
         elif isinstance(self.kind, StoredCollection):
             keys = self.kind.collection.values
+        elif isinstance(self.kind, ForeignNode):
+            return self.kind.hides(name) or self.has_shards_at(name)
         return (name == INFO and self.info_below is not None) or any(key.split("/")[0] == name for key in keys)
+
+    def has_shards_at(self, name: str) -> bool:
+        """Whether *name*, in the directory of an array of another format, is a shard or leads to shards."""
+        if not isinstance(self.kind, ForeignNode) or self.kind.array is None:
+            return False
+        layout = self.kind.array.layout
+        return layout.key_encoding.begins(name, layout.grid.ndim)
 
     @property
     def copies(self) -> Copies:

@@ -319,7 +319,7 @@ async def build(
     an index. Raises `CorruptionError` if something to be copied cannot be read, and `ReadOnlyError` for a format that
     is only read.
     """
-    if grid.is_scattered:
+    if grid.is_read_only:
         raise ReadOnlyError("shards of this format are only read")
     level, shape = grid.levels[0], grid.index_shape(shard)
     located: list[_Change] = []

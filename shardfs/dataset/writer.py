@@ -97,7 +97,7 @@ class Writer:
         return record
 
     async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
-        if array.grid.is_scattered:
+        if array.grid.is_read_only:
             raise ReadOnlyError(f"{array.layout.path or 'the array'} is in a format that is only read")
         layout, nbytes = array.layout, content.nbytes
         queue = self.commits.queue(layout, layout.locate(change.coords).shard)

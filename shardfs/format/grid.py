@@ -176,6 +176,13 @@ class ChunkKeyEncoding:
             return name == root
         return parse_coordinate(name) is not None if self.is_nested(ndim) else self.decode(name, ndim) is not None
 
+    def leads(self, path: str) -> bool:
+        """Whether the directory at *path*, relative to the array, leads to keys that are listed with those in it.
+
+        Directories of nested keys, which have a component for each axis, in order, are listed one by one.
+        """
+        return False
+
     def encode(self, coords: tuple[int, ...]) -> str:
         """Return the key of the chunk at *coords*, relative to the array."""
         if self.name == "default":

@@ -22,9 +22,9 @@ from shardfs.errors import CorruptionError, MetadataError, RefusedError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
 from shardfs.format.dtype import item_nbytes
+from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.members import Buffer
-from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coordinates, Coords
 from shardfs.format.uint64_sharded import UINT64_SHARDED, IdGrid, Ids, ShardNames, Uint64Sharding
 
@@ -223,42 +223,39 @@ class CutOffCodec(ChunkCodec):
         raise RefusedError("chunks of this format are only read")
 
 
-class ScaleMetadata(ArrayMetadata):
-    """A scale, described as an array of Zarr would be."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """True."""
-        return True
-
-
 @dataclass(frozen=True)
-class ScaleChunks:
-    """The chunks of a scale: where they are, in shards with these names.
-
-    *document* is what one of Zarr would say of them, with these *codecs*. The *fingerprint* differs if they do.
-    """
+class ScaleChunks(ForeignChunks):
+    """The chunks of a scale, which are cut off at its edge."""
 
     grid: VolumeGrid
     shard_names: ShardNames
-    document: dict[str, Any]
-    codecs: tuple[Extension, ...]
-    fingerprint: bytes
+
+    @property
+    def own_names(self) -> ChunkKeyEncoding:
+        """The names of chunks in a scale that is not sharded."""
+        return self.grid.names
+
+    @property
+    def keys(self) -> ChunkKeyEncoding:
+        """Keys without directories: chunks are not listed row by row."""
+        return ChunkKeyEncoding("default", ".")
 
     @property
     def are_whole(self) -> bool:
         """Whether no chunk is cut off."""
         return not any(size % edge for size, edge in zip(self.grid.size, self.grid.chunk_shape, strict=True))
 
+    def codec(self) -> "CutOffCodec":
+        """Return the codec of the chunks."""
+        return CutOffCodec.of(super().codec(), self.grid.size)
+
 
 @dataclass(frozen=True)
-class Scale:
-    """A sharded scale: an array that is only read. Without *chunks*, a *reason* says why its shards are as stored."""
+class Scale(ForeignArray):
+    """A sharded scale."""
 
-    key: str
-    metadata: ScaleMetadata
     chunks: ScaleChunks | None = None
-    reason: str | None = None
+    kind = "a scale of a precomputed volume"
 
 
 @dataclass(frozen=True)
@@ -303,7 +300,7 @@ def _parse_scale(document: Document, scale: Document, key: str, *, is_one: bool)
         return _described(document, scale, key, is_one=is_one)
     except MetadataError as error:
         stored = _array(document, scale, (), ())
-        return Scale(key, ScaleMetadata(stored, (), _grid(scale), _NO_KEYS, _CODECS), reason=str(error))
+        return Scale(ForeignMetadata(stored, (), _grid(scale), _NO_KEYS, _CODECS), reason=str(error))
 
 
 _NO_KEYS: Final = Extension("default", {})
@@ -344,7 +341,7 @@ def _described(document: Document, scale: Document, key: str, *, is_one: bool) -
     identity = canonical([shown, sharding.__dict__, offset])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
     chunks = ScaleChunks(grid, ShardNames.of(sharding), shown, codecs, fingerprint)
-    return Scale(key, ScaleMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS), chunks)
+    return Scale(ForeignMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS), chunks)
 
 
 def _array(document: Document, scale: Document, shape: Coords, inner: Coords) -> dict[str, Any]:

@@ -120,6 +120,16 @@ class ShardGrid:
         return False
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether shards are of a format that is only read."""
+        return False
+
+    @property
+    def chunk_header(self) -> bytes:
+        """Bytes that are in front of each chunk that is shown, and not stored."""
+        return b""
+
+    @property
     def nindexes(self) -> int:
         """Number of levels with an index: all of them, but for chunks that are encoded around their own codecs."""
         return len(self.levels)
@@ -360,6 +370,11 @@ def _in_chunks(shards: Dimension, length: int) -> Dimension:
     start, _ = shards.span(shards.nchunks - 1)
     first, _ = chunks.span(shards.nchunks - 1)
     return replace(chunks, extent=first - (start - shards.extent) // length)
+
+
+def count_positions(grid_shape: tuple[int, ...]) -> int:
+    """Return the number of inner chunks and of directories above them, if each axis is a directory level."""
+    return sum(math.prod(grid_shape[:depth]) for depth in range(len(grid_shape) + 1))
 
 
 def parse_sharding(

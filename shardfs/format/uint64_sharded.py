@@ -138,6 +138,11 @@ class IdGrid(ShardGrid):
         return True
 
     @property
+    def is_read_only(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def nindexes(self) -> int:
         """Two: that of a shard, and that of a minishard."""
         return 2

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Node, StoredCollection, StoredScale, StoredValues, StoredVolume
+from shardfs.dataset.node import DOCUMENT, ForeignNode, Node, StoredCollection, StoredValues, StoredVolume
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -78,8 +78,8 @@ class View:
             return node.shown
         if isinstance(node.kind, StoredVolume):
             return self.lens.show_volume(node.kind.volume)
-        if isinstance(node.kind, StoredScale):
-            return self.lens.show_scale(node.kind.scale)
+        if isinstance(node.kind, ForeignNode):
+            return self.lens.show_foreign(node.kind.described)
         if isinstance(node.kind, StoredCollection):
             return self.lens.show_collection(node.kind.collection)
         if isinstance(node.kind, StoredValues):
@@ -118,7 +118,9 @@ class View:
         return self.shown(node).caveat
 
     def hides(self, node: Node, name: str) -> bool:
-        """Whether *name*, in the directory of *node*, is hidden because it belongs to another view."""
+        """Whether *name*, in the directory of *node*, belongs to another view, or to a format that is not shown."""
+        if isinstance(node.kind, ForeignNode):
+            return node.kind.hides(name)
         return self.translates and name == INFO and isinstance(node.kind, StoredVolume)
 
 

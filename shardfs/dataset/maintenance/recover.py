@@ -64,7 +64,7 @@ class TornShard:
 async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
     """Yield every shard of *source* whose index cannot be read, or cannot be one."""
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
-        if array.grid.is_scattered:  # nobody appends to it
+        if array.grid.is_read_only:  # nobody appends to it
             continue
         key, state = array.layout.shard_key(shard), await array.shard(shard)
         level, snapshot = array.grid.levels[0], state.snapshot

@@ -127,15 +127,16 @@ class ChunkDecoder:
         nbytes = item_nbytes(array.document["data_type"]) if chain.serializer.name == "bytes" else None
         return cls(chain.after, None if nbytes is None else nbytes * prod(array.grid.chunk_shape))
 
-    async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
+    async def check(self, extent: Extent) -> None:
         """Read and decode one chunk; raises `CorruptionError` if it is damaged.
 
         Raises `OversizedDataError` if it is larger than `MAX_CHUNK_NBYTES`, encoded or decoded.
         """
+        nbytes = extent.nbytes
         if not self.codecs and not self.filters:
             self._check_size(nbytes)
             for start in range(0, nbytes, _PIECE_NBYTES):
-                await shard.read(offset + start, min(_PIECE_NBYTES, nbytes - start), (offset, nbytes))
+                await extent.read(start, min(_PIECE_NBYTES, nbytes - start))
             return
         limit = MAX_CHUNK_NBYTES if self.nbytes is None else self.nbytes
         if self.filters:
@@ -154,7 +155,7 @@ class ChunkDecoder:
             self._check_size(len(elements))
 
         try:
-            await read_checked(Extent(shard, offset, nbytes), 0, nbytes, decoded)
+            await read_checked(extent, 0, nbytes, decoded)
         except OversizedDataError as error:
             raise error if self.nbytes is None else CorruptionError(str(error)) from None
         except MemoryError:
@@ -203,7 +204,7 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
             try:
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and decoder is not None:
-                    await decoder.check(shard, *extent_range)
+                    await decoder.check(array.stored(shard, extent_range))
             except ShardfsError as error:
                 problems.append(_problem(array, _entered(place, entry), error))
     return problems or None

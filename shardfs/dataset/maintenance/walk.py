@@ -105,7 +105,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
         directories = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
-        names = sorted(name for name in directories if not is_reserved(name))
+        names = sorted(name for name in directories if not is_reserved(name) and not node.has_shards_at(name))
         pending += [
             (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and holds_chunks(name))
         ]

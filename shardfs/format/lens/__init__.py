@@ -15,12 +15,13 @@ from typing import Final, NamedTuple
 from shardfs.errors import NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec, FillCodec
 from shardfs.format.document import Document, Json
+from shardfs.format.foreign import ForeignArray
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.keyed import Collection
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, Metadata
 from shardfs.format.npy import NpyFile
-from shardfs.format.precomputed import INFO, Scale, Volume
+from shardfs.format.precomputed import INFO, Volume
 
 
 class Context(NamedTuple):
@@ -132,9 +133,9 @@ class Lens(ABC):
         """Return what is generated for a volume in the format precomputed: by default nothing, as it is no node."""
         return Shown()
 
-    def show_scale(self, scale: Scale) -> Shown:
-        """Return what is generated for a scale of a volume."""
-        return Shown(reason=scale.reason or f"it is a scale of a precomputed volume, which {self.name} does not show")
+    def show_foreign(self, array: ForeignArray) -> Shown:
+        """Return what is generated for an array of another format."""
+        return Shown(reason=array.reason or f"it is {array.kind}, which {self.name} does not show")
 
     def show_collection(self, collection: Collection) -> Shown:
         """Return what is generated where the `info` of values by id is: the same in all views."""

@@ -16,6 +16,7 @@ from shardfs.errors import MetadataError, NotShownError, NotUnshardable, Refused
 from shardfs.format.codecs import SHARDING, ChunkCodec, composed_order, parse_chain, split_chain
 from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical, parse_codecs
 from shardfs.format.dtype import DataType, item_nbytes
+from shardfs.format.foreign import ForeignChunks
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
 from shardfs.format.keyed import ShardedValues
@@ -27,8 +28,14 @@ from shardfs.format.metadata import (
     normal_key_encoding,
     parse_array,
 )
-from shardfs.format.precomputed import ScaleChunks
-from shardfs.format.sharding import MAX_INDEX_NBYTES, POSITION_BITS, CutOffGrid, ShardGrid, parse_sharding
+from shardfs.format.sharding import (
+    MAX_INDEX_NBYTES,
+    POSITION_BITS,
+    CutOffGrid,
+    ShardGrid,
+    count_positions,
+    parse_sharding,
+)
 
 ZARR_JSON: Final = "zarr.json"
 _MAX_ENTRIES: Final = MAX_INDEX_NBYTES // ENTRY_NBYTES
@@ -78,8 +85,8 @@ def fault_of(array: ArrayMetadata) -> str | None:
     return None
 
 
-def describe_scale(chunks: ScaleChunks) -> UnshardedArray:
-    """Describe a scale of a precomputed volume; its key encoding is that of shards."""
+def describe_foreign(chunks: ForeignChunks) -> UnshardedArray:
+    """Describe an array of another format; its key encoding is that of shards."""
     return UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
 
 
@@ -138,11 +145,6 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
 def _check_supported(array: ArrayMetadata) -> None:
     if array.document.get("storage_transformers") and array.storage_transformer is None:
         raise MetadataError("storage transformers, which may change keys and bytes, are not supported")
-
-
-def count_positions(grid_shape: tuple[int, ...]) -> int:
-    """Return the number of inner chunks and of directories above them, if each axis is a directory level."""
-    return sum(math.prod(grid_shape[:depth]) for depth in range(len(grid_shape) + 1))
 
 
 def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:

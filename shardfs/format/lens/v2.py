@@ -36,10 +36,10 @@ from shardfs.format.dtype import (
     v3_data_type,
     v3_fill_value,
 )
+from shardfs.format.foreign import ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Context, FillValues, Shown
 from shardfs.format.lens.unsharded import (
-    ZARR_JSON,
     UnshardedArray,
     codec_of,
     decoded_document,
@@ -63,7 +63,7 @@ from shardfs.format.lens.v2_attributes import (
 from shardfs.format.lens.v2_codecs import codecs_of, normal_codec, object_data_type, v2_codecs, v3_codecs
 from shardfs.format.lens.v3 import MAX_PATH_LENGTH, V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group, parse_node
-from shardfs.format.precomputed import ScaleChunks, Volume
+from shardfs.format.precomputed import Volume
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"
@@ -144,15 +144,9 @@ class V2(V3):
         """Show a group."""
         return Shown({ZGROUP: encode_json({"zarr_format": 2})})
 
-    def _show_as_array(self, chunks: ScaleChunks) -> Shown:
-        """Show a scale as an array, its chunks as they are stored if none of them is cut off."""
-        shown = super()._show_as_array(chunks)
-        document = parse_json(shown.documents[ZARR_JSON])
-        codec = shown.chunks.codec if shown.chunks is not None else None
-        if not self.decodes:
-            if not chunks.are_whole:
-                raise NotShownError("its chunks are cut off at its edge: --decode shows them")
-            document, codec = chunks.document, None
+    def _show_as_array(self, chunks: ForeignChunks) -> Shown:
+        """Show an array as one of Zarr v2."""
+        document, codec = self._as_array(chunks)
         documents = array_documents(parse_array(document), self.separator)
         form = ChunkForm(ChunkKeyEncoding("v2", self.separator), codec)
         return Shown({name: encode_json(each) for name, each in documents.items()}, form)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
+from shardfs.format.foreign import ForeignArray, ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Context, Lens, Shown
 from shardfs.format.lens.unsharded import (
@@ -24,7 +26,7 @@ from shardfs.format.lens.unsharded import (
     codec_of,
     decoded_document,
     describe,
-    describe_scale,
+    describe_foreign,
     reshard,
 )
 from shardfs.format.metadata import (
@@ -36,7 +38,7 @@ from shardfs.format.metadata import (
     parse_document,
     parse_node,
 )
-from shardfs.format.precomputed import INFO, CutOffCodec, Scale, ScaleChunks, Volume
+from shardfs.format.precomputed import INFO, Volume
 
 CONSOLIDATED: Final = "consolidated_metadata"
 MAX_PATH_LENGTH: Final = 4096
@@ -99,25 +101,31 @@ class V3(Lens):
             return Shown({INFO: volume.shown})
         return Shown({ZARR_JSON: encode_json(_GROUP)})
 
-    def show_scale(self, scale: Scale) -> Shown:
-        """Show chunks as files of a scale that is not sharded, or decoded as those of an array of Zarr."""
-        chunks = scale.chunks
-        if not self.translates:
-            return Shown() if chunks is None else Shown(chunks=ChunkForm(chunks.grid.names))
+    def show_foreign(self, array: ForeignArray) -> Shown:
+        """Show chunks as the format itself has them without shards, if it has such a form, else as those of Zarr."""
+        chunks = array.chunks
         if chunks is None:
-            return Shown(reason=scale.reason)
+            return Shown(reason=array.reason if self.translates else None)
+        if chunks.own_names is not None and not self.translates:
+            return Shown(chunks=ChunkForm(chunks.own_names))
         try:
             return self._show_as_array(chunks)
         except (MetadataError, NotShownError) as error:
             return Shown(reason=str(error))
 
-    def _show_as_array(self, chunks: ScaleChunks) -> Shown:
-        """Show a scale as an array; raises `NotShownError` with the reason why it is none."""
-        array = describe_scale(chunks)
-        codec = CutOffCodec.of(codec_of(array), chunks.grid.size)
-        keys = ChunkKeyEncoding("default", ".")
-        document = {**decoded_document(array), "chunk_key_encoding": keys.to_json()}
-        return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(keys, codec))
+    def _show_as_array(self, chunks: ForeignChunks) -> Shown:
+        """Show an array as one of Zarr; raises `NotShownError` with the reason why it is none."""
+        document, codec = self._as_array(chunks)
+        document = {**document, "chunk_key_encoding": chunks.keys.to_json()}
+        return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(chunks.keys, codec))
+
+    def _as_array(self, chunks: ForeignChunks) -> tuple[Document, ChunkCodec | None]:
+        """Return the document of Zarr v3 for chunks, decoded if the lens does that, and the codec that decodes them."""
+        if self.decodes:
+            return decoded_document(describe_foreign(chunks)), chunks.codec()
+        if not chunks.are_whole:
+            raise NotShownError("its chunks are cut off at its edge: --decode shows them")
+        return chunks.document, None
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Show a document as it is stored, but without consolidated metadata, which nothing can be held against."""

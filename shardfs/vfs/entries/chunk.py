@@ -195,8 +195,8 @@ class ChunkTree:
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` in a format that is only read."""
-        if self.array.grid.is_scattered:
-            raise ReadOnlyError(f"{self.path} is a scale of a precomputed volume, which is only read")
+        if self.array.grid.is_read_only:
+            raise ReadOnlyError(f"{self.path or 'the array'} is of a format that is only read")
 
     def directory_at(self, path: str) -> "ChunkDirectory | None":
         """Return the directory of chunks at *path*, relative to the array; None if it is none."""
@@ -461,7 +461,7 @@ class Chunk(PublishedEntry):
         chunk = (await self._version(fresh=False)).extent
         extent = chunk.extent if isinstance(chunk, DecodedChunk) else chunk
         if name == _NBYTES:
-            return b"%d" % extent.nbytes
+            return b"%d" % (extent.nbytes if isinstance(extent, FillChunk) else extent.stored_nbytes)
         if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or isinstance(extent.shard, Put):
             raise NoAttributeError(f"no attribute {name!r}")
         return b"%d" % (extent.shard.offset + extent.offset)

@@ -43,7 +43,7 @@ class FixedDocument(ReadOnlyFile):
         self.identity = identity
 
     async def attributes(self) -> Attributes:
-        """Return the attributes of the stored `info`, with the size of the generated text."""
+        """Return the attributes of the file that describes the node, with the size of the generated text."""
         return (await self._open(fresh=False)).attributes
 
     async def open(self) -> DocumentHandle:
@@ -62,8 +62,8 @@ class FixedDocument(ReadOnlyFile):
         """Return a handle for the *text* that is generated for *node*."""
         ino = self.fs.inodes.number(FixedDocument, self.path, hash(text))
         ttl = self.fs.hierarchy.remaining(node.path)
-        assert node.info_stat is not None
-        return DocumentHandle(Attributes(ino, len(text), ttl, node.info_stat), text)
+        assert node.origin is not None
+        return DocumentHandle(Attributes(ino, len(text), ttl, node.origin), text)
 
     def stored_key(self) -> str | None:
         """Return the key of the stored `info`; None for other documents."""

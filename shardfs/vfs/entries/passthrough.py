@@ -359,7 +359,7 @@ class Directory(Special):
     async def child(self, name: str) -> Entry:
         """Return the entry of *name*; raises `NotPermittedError` for a name that the view hides.
 
-        Raises `ReadOnlyError` for what belongs to a precomputed volume, or would make something else of it.
+        Raises `ReadOnlyError` for what is of a format that is only read, or would make something else of it.
         """
         fs, path = self.fs, join_key(self.path, name)
         node = None if fs.is_scratch(self.path) else await self.node()

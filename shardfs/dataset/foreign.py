@@ -1,0 +1,107 @@
+"""Looking for arrays of other formats: the files that describe them, and how far their shards reach."""
+
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from shardfs.dataset.cache import while_it_changes
+from shardfs.errors import CorruptionError, IsADirectoryHereError, MetadataError, NotADirectoryHereError, NotFoundError
+from shardfs.format import wkw
+from shardfs.format.document import Json, parse_json
+from shardfs.format.foreign import ForeignArray
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Kind, Reader, Stat, join_key
+from shardfs.stores.parallel import for_each
+
+_AT_ONCE: Final = 16
+_MAX_PROPERTIES_NBYTES: Final = 4 * 2**20
+_ABSENT: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
+
+
+class Described(NamedTuple):
+    """An array, and the status of the file that describes it; *stamp* differs if anything has changed that matters."""
+
+    array: ForeignArray
+    origin: Stat
+    stamp: object
+
+
+async def keys_below(store: Reader, directory: str, names: ChunkKeyEncoding, below: str = "") -> list[str]:
+    """Return what is in *directory*, and in the directories below that lead to shards with these *names*."""
+    keys: list[str] = []
+    directories: list[str] = []
+    for entry in await store.list(join_key(directory, below) if below else directory):
+        key = join_key(below, entry.name)
+        is_one = entry.kind is Kind.DIRECTORY and names.leads(key)
+        (directories if is_one else keys).append(key)
+
+    async def look(key: str) -> None:
+        with suppress(NotFoundError, NotADirectoryHereError):  # it was removed meanwhile
+            keys.extend(await keys_below(store, directory, names, key))
+
+    await for_each(directories, look, _AT_ONCE)
+    return keys
+
+
+async def find_wkw(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
+    """Return the array of WKW in the *directory* at *path*, which may be as it was *known*; None if there is none.
+
+    Nothing is looked for in a store that lists no files: it would be asked in vain about every directory.
+    """
+    if not store.lists:
+        return None
+    with suppress(*_ABSENT):
+        return await while_it_changes(partial(_find_wkw, store, directory, path, known))
+    return None
+
+
+async def _find_wkw(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
+    key, (root, layer, magnification) = join_key(path, wkw.HEADER), _places(path)
+    described = join_key(root, wkw.PROPERTIES) if layer else None
+    if known is not None:
+        stamp = directory.version, (await store.stat(key)).version, await _version(store, described)
+        if stamp == known.stamp:
+            return known
+    snapshot = await store.open(key, head_nbytes=wkw.HEADER_NBYTES)
+    data = bytes(await snapshot.read(0, min(snapshot.size, wkw.HEADER_NBYTES)))
+    if not data.startswith(wkw.MAGIC):
+        return None
+    properties, version = await _properties(store, described)
+    layer_of = wkw.find_layer(properties, layer, magnification)
+    files: list[Coords] = []
+    if layer_of is None:
+        keys = await keys_below(store, path, wkw.NAMES)
+        files = [coords for name in keys if (coords := wkw.NAMES.decode(name, 4)) is not None]
+    array = wkw.parse_array(data, layer_of, files)
+    assert array is not None
+    return Described(array, snapshot.stat, (directory.version, snapshot.stat.version, version))
+
+
+def _places(path: str) -> tuple[str, str, str]:
+    """Return the directory of the dataset of an array at *path*, and the names of its layer and magnification."""
+    above, _, magnification = path.rpartition("/")
+    root, _, layer = above.rpartition("/")
+    return root, layer, magnification
+
+
+async def _version(store: Reader, key: str | None) -> object:
+    if key is not None:
+        with suppress(*_ABSENT):
+            return (await store.stat(key)).version
+    return None
+
+
+async def _properties(store: Reader, key: str | None) -> tuple[Json, object]:
+    """Return what is in `datasource-properties.json`, and its version; None if it cannot be used, or is not there."""
+    if key is None:
+        return None, None
+    with suppress(*_ABSENT):
+        snapshot = await store.open(key)
+        version = snapshot.stat.version
+        if snapshot.size > _MAX_PROPERTIES_NBYTES:
+            return None, version
+        with suppress(MetadataError, CorruptionError):
+            return parse_json(bytes(await snapshot.read(0, snapshot.size))), version
+        return None, version
+    return None, None
