@@ -218,6 +218,7 @@ class InodeGenerations:
         self._versions: OrderedDict[tuple[int, Coords], ShardVersion] = OrderedDict()  # by the serial of the layout
         self._changing: set[tuple[int, Coords]] = set()
         self._retired: dict[int, ArrayLayout] = {}  # those whose shards are to be forgotten
+        self._nkept = 0  # how many of them were being changed when that was last tried
 
     def of(self, layout: ArrayLayout, coords: Coords, stat: Stat, *, is_listed: bool = False) -> ShardVersion:
         """Return the version of the shard at *coords*, whose status is now *stat*.
@@ -274,21 +275,24 @@ class InodeGenerations:
         self._forget(layout, coords)
 
     def retire(self, layouts: Iterable[ArrayLayout]) -> None:
-        """Forget in time the runs and shards of layouts that no array has any more, but for those with pending changes.
+        """Forget in time the runs and shards of layouts that no array has any more. What is pending is in the next one.
 
         Programs may still ask by numbers that depend on them: no later version gets one of these.
         """
         self._retired.update((layout.serial, layout) for layout in layouts)
-        if len(self._retired) < _MAX_RETIRED:
+        if len(self._retired) < self._nkept + _MAX_RETIRED:
             return
+        kept: dict[int, ArrayLayout] = {}
         for key in [key for key in self._versions if key[0] in self._retired]:
             layout = self._retired[key[0]]
-            if key not in self._changing and not layout.pending.changes(key[1]):
+            if key in self._changing:
+                kept[layout.serial] = layout  # until the next time
+            else:
                 version = self._versions.pop(key)
                 self._nown -= len(version.own)
                 layout.first = max(layout.first, version.generation + 1)
         _forget_runs(self._retired)
-        self._retired.clear()
+        self._retired, self._nkept = kept, len(kept)
 
     def _unknown(self, layout: ArrayLayout) -> ShardVersion:
         return ShardVersion(max(self._first, layout.first))
