@@ -17,13 +17,21 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_files, walk_nodes, what_else
 from shardfs.dataset.node import DOCUMENT, Node
-from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable, ShardfsError
+from shardfs.errors import (
+    CorruptionError,
+    MetadataError,
+    NotShownError,
+    NotUnshardable,
+    ShardfsError,
+    UsageError,
+)
 from shardfs.format.document import decode_text, encode_json, parse_json
 from shardfs.format.index import are_sound
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
+from shardfs.stores.references.store import ReferenceStore
 from shardfs.vfs.chunk_cache import ChunkView
 from shardfs.vfs.views import View, make_view
 
@@ -174,8 +182,13 @@ async def write_references(
 
     Returns how many arrays are left out because they could not be read or referenced; *tell* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
-    encoded as a whole.
+    encoded as a whole. Raises `UsageError` if the source is a set of references itself.
     """
+    if isinstance(source.store, ReferenceStore):
+        raise UsageError(
+            f"{source.store.url} is a set of references already: programs that read references read it; `shardfs pack` "
+            "and `unpack` copy the chunks"
+        )
     view = make_view(view_name, source.store)
     source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []

@@ -79,13 +79,17 @@ class ObjectReader:
 
 
 class SnapshotFile:
-    """One version of the object *key*, as an open file that is only read."""
+    """One version of the object *key*, as an open file that is only read.
 
-    __slots__ = ("_key", "_snapshot")
+    If it *is_unit*, it is wanted whole by whoever reads any of it, as a chunk is.
+    """
 
-    def __init__(self, key: str, snapshot: Snapshot) -> None:
+    __slots__ = ("_is_unit", "_key", "_snapshot")
+
+    def __init__(self, key: str, snapshot: Snapshot, *, is_unit: bool = False) -> None:
         self._key = key
         self._snapshot = snapshot
+        self._is_unit = is_unit
 
     def stat(self) -> Stat:
         """Return the status."""
@@ -94,7 +98,8 @@ class SnapshotFile:
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` if the object was replaced."""
         nbytes = max(0, min(nbytes, self._snapshot.size - offset))
-        return await self._snapshot.read(offset, nbytes, (offset, nbytes))
+        unit = (0, self._snapshot.size) if self._is_unit else (offset, nbytes)
+        return await self._snapshot.read(offset, nbytes, unit)
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Raise `ReadOnlyError`."""

@@ -166,6 +166,7 @@ def test_nothing_can_be_written(files: Path, tmp_path: Path) -> None:
     said = one_line_of(run("mount", "--write", source, tmp_path / "mnt"), SOURCE)
     assert "can only be read" in said
     assert "can only be read" in one_line_of(run("compact", source), SOURCE)
+    assert "is a set of references already" in one_line_of(run("refs", "-o", tmp_path / "refs", source), WRONG_USAGE)
     with pytest.raises(shardfs.errors.SourceError, match="can only be read"):
         shardfs.open(source, write=True)
 
@@ -318,6 +319,22 @@ def test_files_in_s3_and_on_web_servers_are_read_by_their_ranges(mount: Mounter,
             asked = [wanted for method, path, wanted in web.asked() if (method, path) == ("GET", "/file.h5")]
             assert asked
             assert all(wanted.startswith("bytes=") for wanted in asked)
+
+
+def test_a_chunk_on_a_web_server_takes_one_request_for_its_bytes_alone(mount: Mounter, files: Path) -> None:
+    """Though the kernel asks for it in pieces, and the file goes on behind it."""
+    data = np.random.default_rng(3).bytes(12 * 2**20)
+    (files / "large.bin").write_bytes(data)
+    refs = {str(i): ["large.bin", i * 10**6, 10**6] for i in range(11)}
+    write_document(files / "refs.json", refs)
+    with web_server(files) as web:
+        root = mount(f"{web.url}/refs.json").path
+        for name in ("7", "2", "5"):
+            web.asked()
+            start = int(name) * 10**6
+            assert (root / name).read_bytes() == data[start : start + 10**6]
+            ranges = [wanted for method, _, wanted in web.asked() if method == "GET"]
+            assert ranges == [f"bytes={start}-{start + 10**6 - 1}"]
 
 
 HOSTILE: dict[str, tuple[Any, str]] = {

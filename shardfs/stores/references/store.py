@@ -27,13 +27,14 @@ from shardfs.stores.base import (
     Content,
     Entry,
     Kind,
+    OpenFile,
     Snapshot,
     Stat,
     in_pieces,
     join_key,
 )
 from shardfs.stores.memory import MemoryContent
-from shardfs.stores.objects import ObjectReader, object_stat
+from shardfs.stores.objects import ObjectReader, SnapshotFile, object_stat
 from shardfs.stores.parallel import for_each
 from shardfs.stores.references import document, records
 from shardfs.stores.references.base import Broken, Inline, Reference, ReferenceSet, Target
@@ -197,6 +198,10 @@ class ReferenceStore(ObjectReader):
             case Target() as target:
                 whole = target.nbytes is None
                 return await self._open(key, target, head_nbytes * whole, tail_nbytes * whole)
+
+    async def open_passthrough(self, key: str) -> OpenFile:
+        """Open a file to read it: of a remote one, a single request fetches what it refers to, and no more."""
+        return SnapshotFile(key, await self.open(key), is_unit=True)
 
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
         """Yield the keys of all files, with their references."""
