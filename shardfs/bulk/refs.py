@@ -11,7 +11,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
-from typing import Protocol, TextIO
+from typing import ClassVar, Protocol, TextIO
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
@@ -42,7 +42,9 @@ Add = Callable[[str, Reference], None]
 
 
 class References(Protocol):
-    """Where references are written."""
+    """Where references are written; if it *has_sizes*, to a whole file too with its size, and to no file but chunks."""
+
+    has_sizes: ClassVar[bool] = False
 
     def array(self, node: Node, chunks: ChunkView | None) -> AbstractContextManager[Add]:
         """Begin the references of an array, in C order; they are kept if the block ends without an error.
@@ -92,8 +94,12 @@ class JsonReferences(References):
         self._file.write("\n}}\n")
 
 
-async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
+async def array_references(
+    source: Source, view: View, node: Node, *, has_sizes: bool = False
+) -> AsyncIterator[tuple[str, Reference]]:
     """Yield key and reference of every chunk and document of an array as *view* shows it, without decoding.
+
+    *has_sizes* is that of `References`.
 
     Raises `NotShownError` if the view does not show it, or shows chunks that are not stored; `NotUnshardable` if its
     shards are encoded as a whole, so that no range of a file is a chunk; and the error that prevents reading a chunk or
@@ -110,6 +116,9 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
             count += 1
         if chunk_view.listed_missing is not None and count < chunk_view.array.grid.nchunks:
             raise NotShownError("chunks that are not stored would be read as another value: mount it, or use --view v3")
+    elif has_sizes and node.any_array is not None:
+        async for coords, reference in _chunks(source, node.any_array, has_sizes=True):
+            yield join_key(node.path, node.any_array.layout.key_encoding.encode(coords)), reference
     else:
         async for key in walk_files(source.store, node.path, opens_links=True):
             if key != join_key(node.path, DOCUMENT):
@@ -144,7 +153,7 @@ def document_references(view: View, node: Node, *, has_copies: bool = True) -> I
         yield join_key(node.path, name), decode_text(text)
 
 
-async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:
+async def _chunks(source: Source, array: Array, *, has_sizes: bool = False) -> AsyncIterator[tuple[Coords, Reference]]:
     """Yield the stored chunks of an array in C order."""
     layout = array.layout
     if array.grid.ndim == 0:
@@ -161,8 +170,8 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
                 raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
             url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
             if array.grid.is_unsharded:  # each chunk is a file
-                for number in run.numbers:
-                    yield (*prefix, number), [url]
+                for number, size in zip(run.numbers, run.sizes, strict=True):
+                    yield (*prefix, number), [url, 0, size] if has_sizes else [url]
             elif run.shard is not None and run.entries is not None:
                 offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
                 for number, offset, size in zip(run.numbers, offsets, run.sizes, strict=True):
@@ -207,7 +216,7 @@ async def write_references(
                     raise MetadataError(str(node.reason))
                 require_shown(view, node)
                 with references.array(node, view.chunk_view(node)) as add:
-                    async for key, reference in array_references(source, view, node):
+                    async for key, reference in array_references(source, view, node, has_sizes=references.has_sizes):
                         add(key, reference)
                         count += 1
                         advance(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from shardfs.bulk.engine import in_session
+from shardfs.bulk.icechunk import icechunk_references
 from shardfs.bulk.parquet import parquet_references
 from shardfs.bulk.refs import JsonReferences, write_references
 from shardfs.cli.options import command
@@ -23,6 +24,7 @@ from shardfs.stores.url import StoreOptions
     shardfs refs --output references.json data.zarr
     shardfs refs --view v2 --output references.json s3://bucket/data.zarr
     shardfs refs --parquet references.parq data.zarr
+    shardfs refs --icechunk repository s3://bucket/data.zarr
     """
 )
 @source_options
@@ -32,6 +34,12 @@ from shardfs.stores.url import StoreOptions
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write Parquet to this new directory instead of JSON, for millions of chunks; for Zarr v2 only.",
+)
+@click.option(
+    "--icechunk",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a new Icechunk repository to this new directory instead; for Zarr v3 only.",
 )
 @click.option(
     "--view",
@@ -44,6 +52,7 @@ def refs(
     store_options: StoreOptions,
     output: Path | None,
     parquet: Path | None,
+    icechunk: Path | None,
     view: str | None,
     skip_encoded: bool,
 ) -> None:
@@ -57,9 +66,20 @@ def refs(
 
     References as Parquet have no array at the root of SOURCE, and no OME-Zarr images, whose chunk keys have slashes.
     fsspec reads missing chunks in them with its engine fastparquet, and with pyarrow before pandas 3.
+
+    A repository of Icechunk has a virtual chunk for each inner chunk; its reader has to be permitted to follow them,
+    and refuses those whose shard was changed since. It is written as a whole or not at all.
     """
-    if parquet is not None and (output is not None or view == "v3"):
-        raise UsageError("--parquet is for Zarr v2, in a directory: leave out --view v3 and --output")
+    if parquet is not None and (output is not None or icechunk is not None or view == "v3"):
+        raise UsageError("--parquet is for Zarr v2, in a directory: leave out --view v3, --icechunk and --output")
+    if icechunk is not None and (output is not None or view == "v2"):
+        raise UsageError("--icechunk is for Zarr v3, in a directory: leave out --view v2 and --output")
+    if icechunk is not None:
+        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
+        with icechunk_references(icechunk, source, store_options) as references_of_chunks:
+            if in_session(source, store_options, work, references_of_chunks, "v3"):
+                raise CorruptionError(f"{icechunk} is not written, because these arrays would be missing in it")
+        return
     if parquet is not None:
         work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
         with parquet_references(parquet) as references:
