@@ -5,6 +5,7 @@ Readers need icechunk 1 and the permission to follow them, and refuse a chunk wh
 
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -80,6 +81,8 @@ class IcechunkReferences(References):
 
     def __init__(self, store: Any) -> None:  # noqa: ANN401 - of a library without types
         self._store = store
+        # Icechunk keeps whole seconds: with the present one, what was written in it before would count as changed.
+        time.sleep(1 - time.time() % 1)
         self._since = datetime.now(UTC)
 
     @contextmanager
