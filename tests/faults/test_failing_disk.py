@@ -41,6 +41,7 @@ async def test_a_commit_that_fails_at_any_call_is_done_again_and_then_complete(s
             await process.write("end", BESIDE, OLD)
             await process.commit()
         await process.write("end", 0, payload)
+        await process.writing.writer.commits.sync_soon()  # of what the chunk replaces, a failure of which stops nothing
         call = len(disk.calls) + at
         disk.faults[call] = Fault(OSError(number, "a test's"))
         is_committed = await process.writing.commit()

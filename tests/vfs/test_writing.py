@@ -292,20 +292,25 @@ def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
         opened = [] if is_late else [(await fs.open_to_write(ino, os.O_RDWR))[0]]
         replace, told = Chunk.replace, []
 
+        async def write_again() -> None:
+            try:
+                await fs.open_files[opened[0]].write(0, b"FIRST")
+            except StaleError as error:
+                told.append(error)
+
         async def write_meanwhile(chunk: Chunk, *args: Any, **options: Any) -> None:
             if is_published:
                 await replace(chunk, *args, **options)
             if is_late:
                 opened.append((await fs.open_to_write(ino, os.O_RDWR))[0])
-            try:
-                await fs.open_files[opened[0]].write(0, b"FIRST")
-            except StaleError as error:
-                told.append(error)
+            nursery.start_soon(write_again)  # who writes to a chunk waits until it has its new name
+            await trio.testing.wait_all_tasks_blocked(0.05)
             if not is_published:
                 await replace(chunk, *args, **options)
 
         monkeypatch.setattr(Chunk, "replace", write_meanwhile)
-        await fs.rename(directory, last.encode(), chunks, b"1", exclusive=False)
+        async with trio.open_nursery() as nursery:
+            await fs.rename(directory, last.encode(), chunks, b"1", exclusive=False)
         try:
             await fs.open_files[opened[0]].flush()
         except StaleError as error:
