@@ -81,8 +81,9 @@ class _Commit:
     records: Sequence[Change]
     nchunks: int
     edit: ShardWriter
-    old: OpenShard | None
     new: NewShard
+    undo: UndoRecord
+    """It is not in the journal yet."""
 
 
 class GroupCommit:
@@ -99,8 +100,8 @@ class GroupCommit:
         self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
         self.nconflicts = 0  # in the conflict journal
         self.pending = Schedule()
-        self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
-        self._full: dict[ShardQueue, None] = {}  # those of which all chunks are pending; perhaps not by a later layout
+        self.failing: dict[ShardQueue, None] = {}  # those of `pending` that have an error
+        self._full: dict[ShardQueue, None] = {}  # those of `pending` that are full; perhaps not by a later layout
         self.npending = 0
         self._nwaiting = 0  # waiting for room in the journal
         self.room_at_failure = 0  # bytes free on the disk of the journal when a commit last failed
@@ -290,7 +291,7 @@ class GroupCommit:
                         commit = await self._plan(queue, layout, contents, (), edit, compact=compact)
                         await self._announce([commit])
                         await self._store(commit)
-                        await self.journal.release_soon(self._settled(queue))
+                        await self.journal.release_soon(self._pop_undo(queue))
             except (ConflictError, StaleError) as error:
                 queue.give_way(error)
                 self.pending.update(queue)
@@ -323,7 +324,11 @@ class GroupCommit:
                 log.error("the journal in %s stays though nothing is pending: %s", self.journal.where, error)  # noqa: TRY400
 
     async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
-        """Commit some shards, which share one sync of the journal; none if the store is found *unreachable*."""
+        """Commit some shards, which share one sync of the journal; none if the store is found *unreachable*.
+
+        First each is locked and planned, then all are announced in the journal, then each is stored. All stay locked
+        until the end, so nobody publishes in them meanwhile; who reads finds the changes pending.
+        """
         for path in {queue.layout.path for queue in queues}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
         async with AsyncExitStack() as stack:
@@ -335,7 +340,7 @@ class GroupCommit:
                     self._fail(queue, unreachable[0])
                 else:
                     await stack.enter_async_context(queue.lock)
-                    with self._failing(queue, unreachable):
+                    with self._noting_failure(queue, unreachable):
                         commit = await self._prepare(queue, stack)
                         if commit is not None:
                             commits.append(commit)
@@ -452,7 +457,8 @@ class GroupCommit:
         if old is not None and self._is_wasteful(layout, queue.shard, old, new):
             with suppress(CorruptionError):  # what is damaged cannot be moved
                 new = await plan(compact=True)
-        return _Commit(queue, layout, records, len(contents or {}), edit, old, new)
+        undo = await self._undo_record(queue, layout, edit, old, new)
+        return _Commit(queue, layout, records, len(contents or {}), edit, new, undo)
 
     def _is_wasteful(self, layout: ArrayLayout, shard: Coords, old: OpenShard, new: NewShard) -> bool:
         """Whether a shard is to be compacted instead of appended to.
@@ -472,30 +478,34 @@ class GroupCommit:
         """Make undo records and payloads durable before the shards are changed."""
         if not commits or self.journal.has_vanished:
             return  # changes that are in no log any more are safer in their shard, whatever happens to this process
-
-        undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
         announced: list[UndoRecord] = []
         try:
             async with self.journal.appending:
-                for undo in undos:
-                    announced.append(self.journal.append(undo))
+                for commit in commits:
+                    announced.append(self.journal.append(commit.undo))
                 self.undos |= {undo.key: undo for undo in announced}
         except ShardfsError:
             await self.journal.release_soon(announced)
             raise
         await self.sync_soon()
 
-    def _undo_record(self, commit: _Commit) -> UndoRecord:
-        queue, new = commit.queue, commit.new
+    async def _undo_record(
+        self, queue: ShardQueue, layout: ArrayLayout, edit: ShardWriter, old: OpenShard | None, new: NewShard
+    ) -> UndoRecord:
+        """Return the undo record of a planned commit. It has a checksum of the payloads, so that these are read here.
+
+        What cannot be read so prevents the commit of its own shard, and of no other in the batch.
+        """
         # An index at the start is replaced, so the store writes such a shard anew.
-        is_rewritten = self._source.store.rewrites or commit.layout.grid.levels[0].index_at_start
+        is_rewritten = self._source.store.rewrites or layout.grid.levels[0].index_at_start
         index = new.index if new.is_append and not is_rewritten else None
-        return undo_record(queue.layout.path, queue.shard, commit.edit, queue.key, commit.old, new.splice, index)
+        make = partial(undo_record, layout.path, queue.shard, edit, queue.key, old, new.splice, index)
+        return make() if index is None else await trio.to_thread.run_sync(make)
 
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
-        with self._failing(commit.queue, unreachable):
+        with self._noting_failure(commit.queue, unreachable):
             await self._store(commit)
-            await self._finish(commit.queue, commit.records, *self._settled(commit.queue))
+            await self._finish(commit.queue, commit.records, *self._pop_undo(commit.queue))
 
     async def _store(self, commit: _Commit) -> None:
         """Store the next version of a shard."""
@@ -510,15 +520,15 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ConflictError:
-                await self.journal.release_soon(self._settled(commit.queue))  # what has the key was not changed
+                await self.journal.release_soon(self._pop_undo(commit.queue))  # what has the key was not changed
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
 
-    def _settled(self, queue: ShardQueue) -> list[UndoRecord]:
-        """Return the undo record of a shard whose commit ended, to be released."""
+    def _pop_undo(self, queue: ShardQueue) -> list[UndoRecord]:
+        """Forget the undo record of a shard whose commit ended; returns it, if there is one, to be released."""
         undo = self.undos.pop(queue.key, None)
         return [undo] if undo is not None else []
 
@@ -541,7 +551,7 @@ class GroupCommit:
             self._full.pop(queue, None)
 
     @contextmanager
-    def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
+    def _noting_failure(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
         """Note an error in the block as the reason why a shard is not committed; conflicts are retried at once."""
         try:
             yield

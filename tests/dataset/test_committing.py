@@ -18,7 +18,7 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
-from shardfs.dataset.journal.records import UndoRecord
+from shardfs.dataset.journal.records import Payload, Put, UndoRecord
 from shardfs.dataset.journal.recovery import opened, read_left, replay
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.recover import Finding, find_torn, recover_source, repair
@@ -32,7 +32,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Splice, Stat, Store
+from shardfs.stores.base import Descriptor, Splice, Stat, Store
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
@@ -138,6 +138,27 @@ async def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(
         del process.writing.writer.commits._plan  # it can be committed again
         await process.commit()
         await process.write("unchecked", 0, bytes(INNER))
+
+
+@in_trio
+async def test_a_chunk_that_the_journal_cannot_give_back_keeps_no_other_shard_from_being_committed(
+    arrays: Path,
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    for number in (0, PER_SHARD):
+        await process.write("end", number, b"old")
+    await process.commit()
+    for number in (0, PER_SHARD):
+        await process.write("end", number, b"new")
+    commits = process.writing.writer.commits
+    lost = (await process.array("end")).change((0,))
+    assert isinstance(lost, Put)
+    with (arrays / "end/zarr.json").open("rb") as short:
+        lost.payload = Payload(Descriptor(os.dup(short.fileno())), 2**30, 3)
+    with pytest.raises(StoreError, match="cut short"):
+        await process.commit()
+    assert await stored(arrays, "end", range(0, NCHUNKS, PER_SHARD)) == [b"old", b"new"]
+    assert [queue.key for queue in commits.pending] == ["end/c/0"]
 
 
 @in_trio
