@@ -311,7 +311,7 @@ class WriteBuffer(FileHandle):
             self._was_written()
 
     async def flush(self) -> None:
-        """Publish what was written and is not published yet."""
+        """Publish what was written and is not published yet: not a file that is only created or cut, see `close`."""
         if self.state in (State.DIRTY, State.REFUSED, State.LOST):
             await self._buffers.publish(self)
 

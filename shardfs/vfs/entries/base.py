@@ -238,7 +238,7 @@ class WritableTree(Tree, Protocol):
 
     @property
     def publisher(self) -> Publisher:
-        """Who stores what programs write to documents."""
+        """Who stores what programs write to documents; chunks go to *writer*."""
 
 
 class Entry(ABC):

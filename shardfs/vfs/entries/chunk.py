@@ -562,7 +562,7 @@ class Chunk(PublishedEntry):
     async def put(
         self, content: Content, status: Stat, mtime_ns: int | None, ino: int | None, *, exclusive: bool = False
     ) -> OwnVersion:
-        """Publish *content* as the chunk."""
+        """Publish *content* as the chunk; *exclusive* changes nothing, as callers have looked whether there is one."""
         chunks = await self.chunks.present()
         array, coords = chunks.array, self.coords
         if not array.grid.contains(coords):
