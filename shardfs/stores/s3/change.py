@@ -12,18 +12,20 @@
    reply                     to the first request     to a later one
    ========================= ======================== ==================================================
    success                   made                     made
-   409, 412, 404 (conflict)  somebody else was first  look: one of ours without a reply may have been first
+   409, 412, 404 (conflict)  somebody else was first  look: it may have been ours, or ours may still be under way
    none (unknown outcome)    look                     look
    any other error           not made                 still unknown
    ========================= ======================== ==================================================
 
 4. *To look* is to HEAD the object. If it has the id of the change, that was made, even if other hosts have changed the
    object since. If it is another version than was expected, somebody else was first, and our requests will be refused
-   whenever they arrive. If it still is what was expected, the request is sent again, with the same id: should the first
-   one arrive late, one of the two is refused. If there is no answer, nobody can tell, and the error says so.
+   whenever they arrive. If it still is what was expected, the request is sent again, with the same id, a few times:
+   should the first one arrive late, one of the two is refused. If nothing answers, nobody can tell, and the error says
+   so.
 5. *What the caller gets.* The state of the new version, of which readers know already (`Objects.changed`);
-   `ConflictError` if somebody else was first; any other error if it was not made, or if that is unknown. Then
-   everything known of the object is forgotten, so that the next request asks the server.
+   `ConflictError` if somebody else was first, or each repeated request was refused though the object stayed what was
+   expected; any other error if it was not made, or if that is unknown. `Change.is_undecided` tells whether it is
+   unknown. After every error, all that is known of the object is forgotten, so that the next request asks the server.
 6. *What is done about a conflict.* A commit is planned anew, from the new index (`dataset/commit.py`); so it is too if
    the outcome is unknown, since its changes stay in the journal. Documents and other files are stored by
    `Changes.replace`, which decides whether the version that was first may be replaced: if anything may be, or if it
@@ -163,16 +165,21 @@ class Changes:
         for _ in range(_ATTEMPTS):
             change = self.of(key, S3Snapshot(self.objects, key, old) if old is not None else None, source)
             try:
-                new = object_of(await change.splice(splice))
+                new = await self._make(change, key, splice)
             except ConflictError:
                 old = await self._after_conflict(key, old, expected, source)
             else:
                 self.undecided.drop(key)
                 return new
-            finally:
-                if change.is_undecided:
-                    self.undecided.add(key, change.commit_id)
         raise StaleError(f"{key} was changed by other programs {_ATTEMPTS} times while it was being stored")
+
+    async def _make(self, change: "Change", key: str, splice: Splice) -> ObjectStat:
+        """Make a change of the object *key*, and note it if its outcome is unknown; raises the errors of `Change`."""
+        try:
+            return object_of(await change.splice(splice))
+        finally:
+            if change.is_undecided:
+                self.undecided.add(key, change.commit_id)
 
     async def _known(self, key: str) -> ObjectStat | None:
         """Return what an object is now, as far as is known; None if there is none."""
@@ -198,7 +205,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Success:
-    """A change was made, and the object is *stat*; None if it is gone, or another change has followed already."""
+    """A change was made, and the object is *stat*; None if it was deleted, or another change has followed already."""
 
     stat: ObjectStat | None
 
@@ -235,7 +242,8 @@ class Change:
     async def splice(self, splice: Splice) -> Stat:
         """Store the new version.
 
-        If another host has changed the object again meanwhile, the returned state is not the present one.
+        If another host has changed the object again meanwhile, the returned state is that of no version: its ETag, the
+        id of the change, matches none, so whoever expects it is in conflict.
         """
         source, heads = self._source, self._objects.heads
         with self._forgetting():
@@ -310,10 +318,10 @@ class Change:
             self.is_undecided = success is None and _etag_of(present) == self._etag
             if success is not None:
                 return success
-            if isinstance(reason, ConflictError):
-                raise reason
             if not self.is_undecided:
-                raise self._refusal()
+                raise reason if isinstance(reason, ConflictError) else self._refusal()
+        if isinstance(reason, ConflictError):
+            raise reason
         attempts = _BACKOFF.attempts
         raise StoreError(f"a change of {self._url} was not made, in {attempts} attempts without a reply: {reason}")
 

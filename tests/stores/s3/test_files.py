@@ -12,6 +12,7 @@ import trio
 
 from shardfs.errors import (
     AccessDeniedError,
+    ConflictError,
     ExistsError,
     NoSpaceError,
     NotFoundError,
@@ -284,6 +285,57 @@ async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_
     await file.close()
     assert objects(fake)["f"] == b"ours"
     assert kept(tmp_path) == {}
+
+
+class _Slow:
+    """Requests to *fake*, of which the first PUT gets no reply, and is carried out after *nlooks* HEAD requests.
+
+    Until then, the server answers others as S3 does beside a PUT of the same object that is under way.
+    """
+
+    def __init__(self, fake: FakeS3, monkeypatch: pytest.MonkeyPatch, nlooks: int) -> None:
+        self._nlooks = nlooks
+        self._first: Callable[[], Awaitable[Any]] | None = None
+        self._put, self._head = fake.put, fake.head
+        monkeypatch.setattr(fake, "put", self.put)
+        monkeypatch.setattr(fake, "head", self.head)
+
+    @property
+    def is_over(self) -> bool:
+        return self._nlooks < 0
+
+    async def put(self, *args: Any, **options: Any) -> Any:
+        if self._first is None:
+            self._first = partial(self._put, *args, **options)
+            raise UnknownOutcomeError("no reply")
+        if self._nlooks >= 0:
+            raise ConflictError("ConditionalRequestConflict")
+        return await self._put(*args, **options)
+
+    async def head(self, *args: Any, **options: Any) -> Any:
+        if self._first is not None:
+            self._nlooks -= 1
+            if self._nlooks == -1:
+                await self._first()
+        return await self._head(*args, **options)
+
+
+@pytest.mark.parametrize("nlooks", [2, 4])
+@on_mock_clock
+async def test_a_file_is_no_conflict_with_its_own_request_that_the_server_is_slow_with(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nlooks: int
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    await store.open("f", head_nbytes=5)  # with its properties, which take no request then
+    file = await store.open_to_write("f")
+    await file.write(0, b"ours!")
+    slow = _Slow(fake, monkeypatch, nlooks)
+    await file.flush()
+    await file.close()
+    assert objects(fake)["f"] == b"ours!"
+    assert kept(tmp_path) == {}
+    assert slow.is_over
 
 
 @on_mock_clock
