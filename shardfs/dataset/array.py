@@ -238,7 +238,7 @@ class Array:
         """
         place = self.layout.locate(coords)
         if self._change(coords, place) is not None:
-            state = await self.shard(place.shard)
+            state = await self.shard(place.shard)  # without `check`: what is pending does not depend on its shard
             change = self._change(coords, place)  # it may have been committed meanwhile
             if change is not None:
                 return state, _pending_extent(change)

@@ -34,11 +34,12 @@ _Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # the entries lead to an inn
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ShardState:
-    """What is known about one shard: the open *shard*, or the *error* why it cannot be opened, or that it is missing.
+    """What is known about one shard: the open *shard*, or the *error* why it cannot be opened.
 
-    *stored_key* is the key of the file, and *generation* counts the versions that were seen under it. *checked* is when
-    the store was last asked. *stat* is the status of the file, None if there is none or it could not be opened. The
-    state of an inner shard has just *shard*, None if there is none, and the *snapshot* that it is in.
+    With neither, there is no shard. *stored_key* is the key of the file, and *generation* counts the versions that were
+    seen under it. *checked* is when the store was last asked. *stat* is the status of the file, None if there is none
+    or it could not be opened. The state of an inner shard has just *shard*, None if there is none, and the *snapshot*
+    that it is in.
     """
 
     checked: float
