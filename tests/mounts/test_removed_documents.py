@@ -175,3 +175,24 @@ async def test_a_program_that_appends_chunk_by_chunk_does_not_cause_a_commit_for
         assert 1 <= process.writing.source.statistics.commits <= 2 * 100 // PER_SHARD
         nursery.cancel_scope.cancel()
     await process.finish()
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "below/zarr.json"])
+def test_a_directory_in_which_a_document_is_being_written_is_not_empty(
+    mount: Mounter, tmp_path: Path, name: str
+) -> None:
+    """Else the document would come to what takes the place of the directory, and a smaller shape removes chunks."""
+    store_arrays(tmp_path / "source", "old")
+    root = mount(tmp_path / "source", write=True).path
+    (root / "old/c/1/3").write_bytes(NEW)
+    (root / "new" / name).parent.mkdir(parents=True)
+    smaller = json.dumps(array((4, 6), (4, 6), sharding((2, 3), LITTLE))).encode()
+    with (root / "new" / name).open("wb", buffering=0) as file:
+        file.write(smaller)
+        with refuses(errno.ENOTEMPTY):
+            os.rename(root / "old", root / "new")
+        with refuses(errno.ENOTEMPTY):
+            (root / "new" / name).parent.rmdir()
+    assert (root / "new" / name).read_bytes() == smaller
+    assert json.loads((root / "old/zarr.json").read_bytes())["shape"] == [8, 12]
+    assert (root / "old/c/1/3").read_bytes() == NEW

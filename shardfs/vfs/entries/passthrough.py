@@ -192,9 +192,13 @@ class Passthrough(Entry):
     async def _clear(self) -> None:
         """Remove what is stored of an array in the directory whose document and chunks were removed.
 
-        Raises `NotEmptyError` if only a part of them was.
+        Raises `NotEmptyError` if only a part of them was, or if a file below is open that was begun and is not stored:
+        published later, it would come to what takes the place of the directory.
         """
         fs = self.fs
+        for buffer in fs.writable.buffers.below(self.path):
+            if buffer.is_unpublished:
+                raise NotEmptyError(f"{buffer.path} is being written")
         node = await fs.hierarchy.node(self.path)
         emptied = fs.chunk_tree(node)
         if emptied is not None:
