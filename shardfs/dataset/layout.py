@@ -366,8 +366,6 @@ class ShardQueue:
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
-        self.layout = layout
-        self.shard = shard
         self.key = key
         self.lock = QuickLock()
         self.changes: dict[Coords, Change] = {}
@@ -378,7 +376,16 @@ class ShardQueue:
         self.locked_since: float | None = None
         self.ahead_at: float | None = None
         self._nbeaten = 0
+        self.begin(layout, shard)
+
+    def begin(self, layout: ArrayLayout, shard: Coords) -> None:
+        """Be of *layout* from now on: a queue without changes may be of an array that was at the path before."""
+        self.layout, self.shard = layout, shard
         self.index_nbytes = layout.grid.index_nbytes(shard)
+
+    def is_of(self, layout: ArrayLayout) -> bool:
+        """Whether the readers of *layout* see its changes."""
+        return self.layout.pending is layout.pending
 
     @property
     def due_at(self) -> float:

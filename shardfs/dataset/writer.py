@@ -100,7 +100,8 @@ class Writer:
         if array.grid.is_read_only:
             raise ReadOnlyError(f"{array.layout.path or 'the array'} is in a format that is only read")
         layout, nbytes = array.layout, content.nbytes
-        queue = self.commits.queue(layout, layout.locate(change.coords).shard)
+        shard = layout.locate(change.coords).shard
+        queue = self.commits.queue(layout, shard)
         self.check()
         self._check_share(queue, nbytes)
         while not self.has_room(nbytes):
@@ -109,8 +110,10 @@ class Writer:
         while True:
             # A record names the index entry that it supersedes, and a commit would change that.
             async with queue.lock:
+                if not queue.changes:
+                    queue.begin(layout, shard)
                 pending = queue.changes.get(change.coords)
-                if pending is None or pending.fingerprint == change.fingerprint:
+                if queue.is_of(layout) and (pending is None or pending.fingerprint == change.fingerprint):
                     if not queue.changes:
                         await self.source.writable.check_writable(queue.key)
                     change.supersedes(await array.stored_entry(change.coords))
@@ -125,7 +128,7 @@ class Writer:
                             self.source.shards.generations.own(layout, change.coords, own)
                         self.source.statistics.published += 1
                         return
-            with suppress(ConflictError):  # one of the two is of codecs that another program has changed
+            with suppress(ConflictError):  # what is pending is of codecs, or of an array, that are not there any more
                 await self.commits.flush(below=layout.path)
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:

@@ -331,6 +331,29 @@ async def test_what_was_published_for_other_codecs_is_not_shown(arrays: Path) ->
     assert [(list(run.numbers), list(run.sizes)) async for run in array.list_row((), 0)] == [([0, 1], [6, 6])]
 
 
+@pytest.mark.parametrize("is_pending", [False, True])
+@in_trio
+async def test_what_is_published_is_shown_though_an_array_before_had_a_shard_of_the_same_name(
+    arrays: Path, is_pending: bool
+) -> None:
+    """The queue of the shard may be of that array, if something is pending in it, which is put aside, or holds it."""
+    process = await Process.start(arrays, QuickDisk())
+    document = arrays / "end/zarr.json"
+    edit_behind(document, chunk_key_encoding={"name": "v2", "configuration": {"separator": "."}})
+    await process.write_file((await find(process.fs, "end")).ino, b"0", b"before")
+    [before] = process.writing.writer.commits.pending
+    if not is_pending:
+        await process.commit()
+    edit_behind(document, chunk_key_encoding={"name": "v2", "configuration": {"separator": "/"}})
+    await process.write_file((await find(process.fs, "end")).ino, b"1", b"after ")
+    expected = [None if is_pending else b"before", b"after "]
+    assert [await process.read("end", number) for number in range(2)] == expected
+    await process.commit()
+    assert [await process.read("end", number) for number in range(2)] == expected
+    assert not before.changes
+    await process.finish()
+
+
 @in_leaps
 async def test_a_conflict_is_kept_whatever_is_published_in_another_array_of_its_path(arrays: Path) -> None:
     document = arrays / "unchecked/zarr.json"
