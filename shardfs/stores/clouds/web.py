@@ -1,7 +1,6 @@
 """Single requests to a web server, by `http.client`.
 
 It reads no more than it is asked to, so that no reply takes more memory than what was asked for, whatever its status.
-And it takes less time of the processor for a small range than other libraries.
 """
 
 import io
