@@ -129,6 +129,14 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
 
 
+async def answer_requests() -> None:
+    """Answer requests until the mount ends."""
+    try:
+        await pyfuse3.main(max_tasks=_MAX_REQUESTS)
+    except* ConnectionAbortedError:
+        pass  # so the kernel says that the mount has ended if it was just handing over a request, else by ENODEV
+
+
 class _Daemon:
     """A mount from its first request to its end."""
 
@@ -164,7 +172,7 @@ class _Daemon:
                 await watching.start(self._end_on_signal, nursery)
                 nursery.start_soon(session.run)
                 nursery.start_soon(self._announce, ready, note)
-                await pyfuse3.main(max_tasks=_MAX_REQUESTS)
+                await answer_requests()
                 self._figures.end()
                 nursery.cancel_scope.cancel()
             is_committed = await session.finish(commit=not self._is_given_up)
