@@ -10,9 +10,15 @@ from shardfs.vfs.write_buffer import WriteBuffer
 
 
 class ReadOnlyFile(Entry):
-    """A file of a format that is only read; every change is refused."""
+    """A file of a format that is only read; every change is refused. *identity* tells its versions apart."""
 
-    __slots__ = ()
+    __slots__ = ("identity", "path")
+    path: str
+
+    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
+        super().__init__(fs, ino)
+        self.path = path
+        self.identity = identity
 
     async def open_to_write(self, flags: int) -> WriteBuffer | PassthroughHandle:
         """Refuse."""
@@ -34,13 +40,7 @@ class ReadOnlyFile(Entry):
 class FixedDocument(ReadOnlyFile):
     """A document generated for the node of its directory, which nobody can edit; *identity* is a hash of its text."""
 
-    __slots__ = ("identity", "path")
-    path: str
-
-    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
-        super().__init__(fs, ino)
-        self.path = path
-        self.identity = identity
+    __slots__ = ()
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the file that describes the node, with the size of the generated text."""

@@ -112,13 +112,7 @@ class ValueFiles:
 class ValueFile(ReadOnlyFile):
     """A file that shows a value, or what belongs to it; *identity* is the version of its shard."""
 
-    __slots__ = ("identity", "path")
-    path: str
-
-    def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
-        super().__init__(fs, ino)
-        self.path = path
-        self.identity = identity
+    __slots__ = ()
 
     async def attributes(self) -> Attributes:
         """Return the attributes of this version."""
