@@ -50,6 +50,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what shardfs remembers of sources and destinations from the user's own, and from earlier runs of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mounter]:
     """`mount(source, **options)` mounts for the length of one test."""
