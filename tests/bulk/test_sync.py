@@ -65,6 +65,7 @@ def summary(*arguments: str | Path, status: int = 0) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack", "--view", "npy")], ids=" ".join)
 def test_only_what_is_missing_or_changed_is_done_again(places: Places, command: tuple[str, ...]) -> None:
     source, made, fresh = places.source, places.made(), places.made("fresh")
@@ -116,6 +117,7 @@ def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: 
     assert files_below(made) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--sync", "--checksum"])
 @pytest.mark.parametrize("damaged", [["c/1"], ["c/0", "c/1"]])
 def test_a_shard_that_was_stored_whole_is_kept_when_the_source_is_damaged(
@@ -192,6 +194,7 @@ def test_after_an_interruption_no_old_document_describes_new_shards(places: Plac
     assert begin() == {"zarr.json", "c/0", "c/1"}, "shards of both shapes are right in the old document"
 
 
+@pytest.mark.slow
 def test_a_destination_that_no_known_run_made_is_refused(places: Places) -> None:
     """It may be the only copy of something else, or have shards of what is gone from the source."""
     source, made, packed = places.source, places.made(), places.made("packed")
@@ -227,6 +230,7 @@ def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(places: Places)
     assert summary("pack", "--shards", "4", "--sync", source.url, made.url).startswith("0 objects stored")
 
 
+@pytest.mark.slow
 def test_from_a_source_without_arrays_nothing_is_made_or_removed(places: Places) -> None:
     """As where the disk of the source is not mounted."""
     source, made, new = places.source, places.made(), places.made("new")
@@ -244,6 +248,7 @@ def test_from_a_source_without_arrays_nothing_is_made_or_removed(places: Places)
     assert not new.path.exists() if new.bucket is None else not new.files()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--sync", "--checksum"])
 def test_a_name_that_is_a_folder_now_or_a_file_now_is_followed(places: Places, how: str) -> None:
     """In a bucket both exist until the old one is removed; a directory keeps what is there, and says so."""
@@ -506,6 +511,7 @@ def fill_while(
         return trio.run(fill_with, source.url, made.url, plan, how, StoreOptions())
 
 
+@pytest.mark.slow
 def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(places: Places) -> None:
     source, made, fresh = places.source, places.made(), places.made("fresh")
     with source.edited() as path:
@@ -527,6 +533,7 @@ def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(pla
     assert made.files() == fresh.files()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("make", [lambda: PackPlan(Packing(shard_nbytes=128)), lambda: UnpackPlan(Unpacking())])
 def test_of_an_array_that_is_removed_meanwhile_nothing_is_removed(
@@ -552,6 +559,7 @@ def test_of_an_array_that_is_removed_meanwhile_nothing_is_removed(
         assert made.files() == before
 
 
+@pytest.mark.slow
 def test_nothing_is_removed_or_called_complete_if_the_source_is_another_directory_now(places: Places) -> None:
     source, made = places.source, places.made()
     with source.edited() as path:

@@ -131,6 +131,7 @@ def chances(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Chance]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @in_trio
 async def test_what_is_published_is_read_and_listed_while_others_commit_and_resize(

@@ -52,6 +52,7 @@ def test_every_file_of_every_view_has_the_bytes_that_are_shown_without_http(sour
                 assert reply["Content-Encoding"] is None
 
 
+@pytest.mark.slow
 def test_every_inner_chunk_of_the_corpus_is_served(tmp_path: Path) -> None:
     encoded = {case.name: write_case(case, tmp_path / case.name) for case in CASES}
     with shardfs.open(tmp_path) as dataset, served(tmp_path) as site:

@@ -96,6 +96,7 @@ async def begin(root: Path, chance: Chance, kind: str) -> Name:
 KINDS = ["end", "nested", "document"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @in_trio
 async def test_a_name_is_found_from_its_creation_to_its_removal(tmp_path: Path, chance: Chance, kind: str) -> None:
@@ -138,6 +139,7 @@ async def test_a_name_is_found_from_its_creation_to_its_removal(tmp_path: Path, 
     await name.process.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ways", [("create", "create", "create"), ("create", "move_here", "link_here")])
 @in_trio

@@ -154,6 +154,7 @@ async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_ha
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @in_trio
 async def test_an_array_of_many_shapes_keeps_no_file_no_tree_and_few_layouts_of_earlier_ones(
     tmp_path: Path,

@@ -43,6 +43,7 @@ def shown(document: Any) -> UnshardedArray:
     return describe(parse_array(document))
 
 
+@pytest.mark.slow
 @every_case
 def test_readers_see_the_array_in_decoded_chunks(case: Case, tmp_path: Path) -> None:
     encoded = case.encode()

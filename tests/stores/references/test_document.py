@@ -203,6 +203,7 @@ def test_a_name_that_is_a_directory_too_is_that_and_the_last_of_two_counts() -> 
     }
 
 
+@pytest.mark.slow
 def test_a_million_references_take_little_more_memory_than_their_text() -> None:
     import tracemalloc
 

@@ -270,6 +270,7 @@ async def end_soon(others: AsyncExitStack) -> None:
     await others.aclose()
 
 
+@pytest.mark.slow
 @on_mock_clock
 async def test_what_comes_faster_than_the_disk_takes_it_is_not_kept_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
