@@ -37,7 +37,7 @@ from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.session import WritingSession
-from tests.crash.harness import Process, make_state, stored
+from tests.crash.harness import Process, apply, make_state, stored
 from tests.crash.histories import INNER, NCHUNKS, PER_SHARD, make_source, payload_of
 from tests.support.gated import GatedStore
 from tests.support.locking import kept_busy
@@ -647,8 +647,13 @@ class FailingStore(LocalStore):
     ("error", "is_local", "left", "message"),
     [
         (StoreError("no network"), False, (1, 0), ""),
-        (StoreError("no answer"), True, (0, 1), "chunk 0 of end: end/c/0: no answer; it is kept, and `shardfs recover"),
-        (CorruptionError("damaged"), False, (0, 1), "damaged; it is kept, and `shardfs recover --apply` applies it"),
+        (
+            StoreError("no answer"),
+            True,
+            (0, 1),
+            "chunk 0 of end: end/c/0: no answer; it is kept, and it cannot be",
+        ),
+        (CorruptionError("damaged"), False, (0, 1), "damaged; it is kept, and it cannot be applied while that is so"),
     ],
 )
 @in_trio
@@ -672,6 +677,49 @@ async def test_what_cannot_be_brought_into_its_shard_now_waits_or_is_put_aside(
     assert message in caplog.text
     await bring_home(LocalStore(str(arrays)), arrays)
     assert await stored(arrays, "end", range(1)) == [b"new" if left == (1, 0) else b"old"]
+
+
+def damage_in_journal(root: Path, payload: bytes) -> None:
+    """Flip a bit of a payload in the only segment of the journal."""
+    (segment,) = (root / ".shardfs/journal").iterdir()
+    data = segment.read_bytes()
+    assert data.count(payload) == 1
+    segment.write_bytes(data.replace(payload, bytes([payload[0] ^ 1]) + payload[1:]))
+
+
+@in_trio
+async def test_no_earlier_version_of_a_chunk_is_committed_where_the_latest_is_damaged(
+    arrays: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, b"stored")
+    await process.commit()
+    for number, data in ((0, b"first"), (1, b"other"), (0, b"second")):
+        await process.write("end", number, data)
+    damage_in_journal(arrays, b"second")
+    await bring_home(LocalStore(str(arrays)), arrays)
+    assert await stored(arrays, "end", range(2)) == [b"stored", b"other"]
+    assert "chunk 0 of end: a later version of the chunk is in a damaged part of the journal; it is kept" in caplog.text
+    assert "`shardfs recover --apply` applies it" in caplog.text
+    await apply(arrays, QuickDisk())
+    assert await stored(arrays, "end", range(2)) == [b"first", b"other"]
+
+
+@in_trio
+async def test_what_was_committed_is_not_undone_by_damage_of_its_record(arrays: Path) -> None:
+    """Though an earlier record of the chunk is still in the journal, and fits what is stored."""
+    process = await Process.start(arrays, QuickDisk())
+    await process.write("end", 0, b"twice")
+    await process.commit()
+    await process.write("start", 0, b"waits")  # and keeps the others in the journal
+    await process.write("end", 0, b"between")
+    await process.write("end", 0, b"twice")
+    await process.writing.writer.commits.flush(below="end")
+    damage_in_journal(arrays, b"twice")
+    await bring_home(LocalStore(str(arrays)), arrays)
+    assert await stored(arrays, "end", range(1)) == [b"twice"]
+    assert await stored(arrays, "start", range(1)) == [b"waits"]
+    assert not read_left(StateDirectory(str(arrays)).conflicts).records
 
 
 @in_trio

@@ -414,6 +414,22 @@ def test_a_payload_that_holds_records_is_not_taken_for_records(tmp_path: Path) -
     assert contents_of(outer).damage
 
 
+@pytest.mark.parametrize("is_released", [True, False])
+def test_where_the_latest_record_of_a_chunk_is_damaged_an_earlier_one_does_not_take_its_place(
+    tmp_path: Path, is_released: bool
+) -> None:
+    log = opened(tmp_path)
+    first, latest, other = put(log, b"1", coords=(1,)), put(log, b"latest", coords=(1,)), put(log, b"2", coords=(2,))
+    if is_released:
+        log.release([latest])
+    (name,) = segments_of(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(b"latest", b"l4test"))
+    contents = contents_of(tmp_path)
+    assert [found.reason for found in contents.damage] == ["the bytes of chunk (1,) of 'image/a' are damaged"]
+    assert [record.sequence for record in contents.records] == [first.sequence, other.sequence][is_released:]
+    assert contents.outdated == (set() if is_released else {first.subject})
+
+
 def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_nbytes=300)
     for _ in range(3):

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -94,11 +94,17 @@ class Segment:
 
 @dataclass(slots=True)
 class JournalContents:
-    """What a journal contained when it was read: the *live* records with their segments, in order, and the *damage*."""
+    """What a journal contained when it was read: the *live* records with their segments, in order, and the *damage*.
+
+    *latest* are the sequences of the latest record of each subject, though its payload may be damaged. The subjects of
+    *outdated* are those where it is, and was not released: what is live of them is an earlier record.
+    """
 
     live: list[tuple[Segment, Live]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    latest: dict[Hashable, int] = field(default_factory=dict)
+    outdated: frozenset[Hashable] = frozenset()
     last_sequence: int = 0
     last_number: int = 0
 
@@ -130,13 +136,21 @@ def read_journal(directory: Descriptor) -> JournalContents:
     if contents.last_sequence >= MAX_SEQUENCE or contents.last_number >= MAX_SEGMENTS:
         where = os.readlink(directory.path)
         raise StoreError(f"the journal in {where} has numbers that no version of shardfs gives; move it away")
-    latest = {record.subject: record.sequence for record in contents.records}
-    sequences = np.array([*latest.values()], np.uint64)
-    live = {*sequences[~are_within(sequences, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
-    contents.live = [entry for entry in contents.live if entry[1].sequence in live]
+    readable = {record.subject: record.sequence for record in contents.records}
+    unreleased = _unreleased({*contents.latest.values(), *readable.values()}, released)
+    live = {subject for subject, latest in contents.latest.items() if latest in unreleased}
+    current = {sequence for subject, sequence in readable.items() if subject in live and sequence in unreleased}
+    contents.outdated = frozenset(subject for subject in live if readable.get(subject) != contents.latest[subject])
+    contents.live = [entry for entry in contents.live if entry[1].sequence in current]
     for segment, _ in contents.live:
         segment.counts(1)
     return contents
+
+
+def _unreleased(sequences: Collection[int], released: Sequence[npt.NDArray[np.uint64]]) -> set[int]:
+    """Return which of *sequences* are in none of the ranges *released*."""
+    numbers = np.array([*sequences], np.uint64)
+    return {*numbers[~are_within(numbers, np.concatenate([np.empty((0, 2), np.uint64), *released]))].tolist()}
 
 
 def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -187,6 +201,9 @@ def _read_segment(
         last, contents.last_sequence = contents.last_sequence, max(contents.last_sequence, head.sequence)
         try:
             record = scan.record(head, behind=last)
+            if not isinstance(record, Checkpoint):
+                contents.latest[record.subject] = record.sequence
+            scan.check_payload(head, record)
             if isinstance(record, Checkpoint):
                 released.append(unpack_ranges(record))
             else:
@@ -237,9 +254,9 @@ class _Scan:
         return data.startswith(self._salt) and at + RECORD_NBYTES + meta_nbytes(data) > self._nbytes
 
     def record(self, head: Head, *, behind: int = 0) -> Record:
-        """Return a record.
+        """Return a record, of which the payload may be damaged.
 
-        Raises `CorruptionError` if it or its payload is damaged, or its sequence is not *behind* the previous one.
+        Raises `CorruptionError` if it is malformed, or its sequence is not *behind* the previous one.
         """
         if head.sequence <= behind:
             raise CorruptionError(f"record {head.sequence} is out of order")
@@ -248,10 +265,12 @@ class _Scan:
                 f"record {head.sequence} in {os.readlink(self._descriptor.path)} is of a kind ({head.kind}) that this "
                 "version of shardfs does not know; use the version that wrote it"
             )
-        offset = head.end - head.payload_nbytes
-        payload = Payload(self._descriptor, offset, head.payload_nbytes)
-        record = unpack(head.kind, head.sequence, head.meta, payload)
-        checksum = 0
+        payload = Payload(self._descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
+        return unpack(head.kind, head.sequence, head.meta, payload)
+
+    def check_payload(self, head: Head, record: Record) -> None:
+        """Raise `CorruptionError` if the payload of *record*, which begins with *head*, is damaged."""
+        offset, checksum = head.end - head.payload_nbytes, 0
         while offset < head.end:
             piece = self._read(offset, min(_BLOCK_NBYTES, head.end - offset))
             if not piece:
@@ -261,7 +280,6 @@ class _Scan:
         if offset < head.end or checksum != head.payload_checksum:
             what = f"chunk {record.coords} of {record.path!r}" if isinstance(record, Put) else f"record {head.sequence}"
             raise CorruptionError(f"the bytes of {what} are damaged")
-        return record
 
     def _head(self, at: int) -> Head | None:
         data = self._read(at, RECORD_NBYTES)

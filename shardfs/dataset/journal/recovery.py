@@ -3,8 +3,8 @@
 Commits that were torn are first undone (`shardfs.dataset.journal.undo`). A record becomes pending again if the chunk is
 still the one that it was published over: its array has the same metadata, and its index entry is the same. It is
 released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict and goes to
-the conflict journal: what somebody else may have written since is not replaced unasked. A record that cannot be handled
-blocks no other.
+the conflict journal: what somebody else may have written since is not replaced unasked. So does a record of which a
+later one is damaged: programs were told that it was replaced. A record that cannot be handled blocks no other.
 
 A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
 store says.
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import while_it_changes
@@ -39,22 +39,59 @@ from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 
-CHANGED: Final = "another program has changed the chunk since"
-DONE: Final = "the chunk already is like that"
-"""The reason of a conflict that can be applied all the same."""
+_CHANGED: Final = "another program has changed the chunk since"
+_NO_ARRAY: Final = "there is no such array any more"
+_OUTDATED: Final = "a later version of the chunk is in a damaged part of the journal"
+
+
+@dataclass(frozen=True)
+class Fits:
+    """A change that becomes pending again in its *array*: what is stored is what it was published over."""
+
+    array: Array
+    reason: ClassVar[str] = "it fits what is stored"
+    can_be_applied: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A change with which nothing is to be done: its very bytes are stored."""
+
+    reason: ClassVar[str] = "the chunk already is like that"
+    can_be_applied: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A change that nobody makes unasked, for the *reason*.
+
+    *array* is the one in which `shardfs recover --apply` makes it all the same; None if that is impossible as long as
+    there is this reason.
+    """
+
+    reason: str
+    array: Array | None = None
+
+    @property
+    def can_be_applied(self) -> bool:
+        """Whether `shardfs recover --apply` makes the change."""
+        return self.array is not None
+
+
+Verdict = Fits | Stored | Conflict
+"""What is to be done with a change in a journal."""
 
 
 @dataclass
 class Recovery:
-    """What was found in a journal: commits and their outcomes, changes that are pending again, and conflicts with
-    reasons.
+    """What was found in a journal: commits and their outcomes, changes that are pending again, and conflicts.
 
     The records *released* are not needed any more.
     """
 
     commits: Sequence[Undone]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
-    conflicts: list[tuple[Change | Shrink, str]] = field(default_factory=list)
+    conflicts: list[tuple[Change | Shrink, Conflict]] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
 
@@ -66,17 +103,20 @@ async def classify(source: Source, contents: JournalContents, commits: Sequence[
     unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
     for change in changes:
         try:
-            array, reason = await judge(source, change, unsettled)
+            verdict = await judge(source, change, unsettled)
         except ShardfsError as error:
             if source.store.root is None:
                 raise  # when the journal is replayed next, the server may answer
-            array, reason = None, str(error)
-        if reason is not None:
-            recovery.conflicts.append((change, reason))
-        elif array is not None:
-            recovery.pending.append((array, change))
-        else:
-            recovery.released.append(change)
+            verdict = Conflict(str(error))
+        match verdict:
+            case Fits(array) if change.subject in contents.outdated:
+                recovery.conflicts.append((change, Conflict(_OUTDATED, array)))
+            case Fits(array):
+                recovery.pending.append((array, change))
+            case Stored():
+                recovery.released.append(change)
+            case Conflict():
+                recovery.conflicts.append((change, verdict))
     recovery.shrinks = [record for record in contents.records if isinstance(record, Shrink)]
     return recovery
 
@@ -95,7 +135,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
             await finish_shrink(source, commits, shrink)
         except ShardfsError as error:
             if is_lasting(error):
-                recovery.conflicts.append((shrink, str(error)))
+                recovery.conflicts.append((shrink, Conflict(str(error))))
             else:
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
@@ -105,8 +145,9 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
         queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
         commits.supersede(queue)
         commits.add(queue, change)
-    for conflict in recovery.conflicts:
-        log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(*conflict))
+    for kept, conflict in recovery.conflicts:
+        way_out = "`shardfs recover --apply` applies it" if conflict.can_be_applied else NOT_YET
+        log.error("%s; it is kept, and %s", describe(kept, conflict), way_out)
     await commits.put_aside([change for change, _ in recovery.conflicts])
     await commits.journal.release_soon(recovery.released)
     contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
@@ -114,9 +155,13 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     return recovery
 
 
-def describe(change: Change | Shrink, reason: str) -> str:
-    """Return one line about a conflict."""
-    return f"{describe_change(change)}: {reason}"
+NOT_YET: Final = "it cannot be applied while that is so"
+"""What is said of a conflict that `shardfs recover --apply` cannot apply."""
+
+
+def describe(change: Change | Shrink, verdict: Verdict) -> str:
+    """Return one line about a change in a journal."""
+    return f"{describe_change(change)}: {verdict.reason}"
 
 
 def describe_change(change: Change | Shrink) -> str:
@@ -128,8 +173,8 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> tuple[Array | None, str | None]:
-    """Return the array of *change*, and why the change does not fit; neither if there is nothing to do.
+async def judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> Verdict:
+    """Return what is to be done with *change*.
 
     Shards under the keys *unsettled* may be damaged until a commit is undone, before the next one. Raises a passing
     error that prevents reading the shard.
@@ -139,9 +184,9 @@ async def judge(source: Source, change: Change, unsettled: Collection[str] = ())
         check_name(change.path)
         array = await source.hierarchy.array(change.path)
         if array is None:
-            return None, "there is no such array any more"
+            return Conflict(_NO_ARRAY)
         if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):
-            return array, "it lies outside the array now"
+            return Conflict("it lies outside the array now")
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
         if not is_lasting(error):
@@ -152,19 +197,19 @@ async def judge(source: Source, change: Change, unsettled: Collection[str] = ())
             and array.fingerprint == change.fingerprint
             and array.layout.shard_key(array.grid.locate(change.coords).shard) in unsettled
         ):
-            return array, None
-        return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
+            return Fits(array)
+        return Conflict(f"its {'array' if array is None else 'shard'} cannot be read: {error}")
 
 
-async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
-    """Return the same as `judge`, by looking at the stored chunk."""
+async def _compare(array: Array, change: Change) -> Verdict:
+    """Return what is to be done with *change* by looking at the stored chunk."""
     is_same = array.fingerprint == change.fingerprint
     if is_same and await array.stored_entry(change.coords) == change.superseded:
-        return array, None
+        return Fits(array)
     with suppress(CorruptionError):  # it may be damaged, or have been written for other codecs
         if await _is_stored(array, change):
-            return None, None
-    return array, CHANGED if is_same else "the metadata of the array has changed"
+            return Stored()
+    return Conflict(_CHANGED, array) if is_same else Conflict("the metadata of the array has changed")
 
 
 async def _is_stored(array: Array, change: Change) -> bool:
@@ -180,17 +225,16 @@ async def _is_stored(array: Array, change: Change) -> bool:
     return True
 
 
-async def why_not(source: Source, change: Change | Shrink) -> str | None:
-    """Return why a change in the conflict journal does not fit what is stored now; None if it does."""
+async def judge_aside(source: Source, change: Change | Shrink) -> Verdict:
+    """Return what can be done with a change in the conflict journal; an error that prevents looking is a conflict."""
     try:
-        if isinstance(change, Shrink):
-            check_name(change.path)
-            is_there = (await source.hierarchy.node(change.path)).any_array is not None
-            return None if is_there else "there is no such array any more"
-        array, reason = await judge(source, change)
+        if not isinstance(change, Shrink):
+            return await judge(source, change)
+        check_name(change.path)
+        array = (await source.hierarchy.node(change.path)).any_array
     except ShardfsError as error:
-        return str(error)
-    return reason if array is not None or reason is not None else DONE
+        return Conflict(str(error))
+    return Fits(array) if array is not None else Conflict(_NO_ARRAY)
 
 
 async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) -> None:
@@ -199,7 +243,7 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     node = await source.hierarchy.node(shrink.path)
     metadata, now = node.metadata, node.any_array
     if now is None or not isinstance(metadata, ArrayMetadata):
-        raise NotFoundError("there is no such array any more")
+        raise NotFoundError(_NO_ARRAY)
     if metadata.shape == shrink.shape:
         return
     former = parse_node({**metadata.document, "shape": list(shrink.shape)})

@@ -20,20 +20,21 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
 from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.journal.recovery import (
-    CHANGED,
-    DONE,
+    NOT_YET,
+    Conflict,
+    Fits,
     Recovery,
+    Stored,
     classify,
     describe,
     describe_change,
     describe_damage,
     finish_shrink,
-    judge,
+    judge_aside,
     opened,
     read_left,
     recover_command,
     replay,
-    why_not,
 )
 from shardfs.dataset.journal.undo import Outcome, undo_commits
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
@@ -243,12 +244,11 @@ async def _show_journal(source: Source, state: StateDirectory, findings: Finding
 async def _show_aside(source: Source, state: StateDirectory, findings: Findings) -> None:
     """Report the changes in the conflict journal."""
     for change in _changes(read_left(state.conflicts)):
-        reason = await why_not(source, change)
-        if reason in (None, CHANGED, DONE):
+        verdict = await judge_aside(source, change)
+        way_out = f"{state.conflicts} keeps it, and {NOT_YET}"
+        if verdict.can_be_applied:
             way_out = "`shardfs recover --apply` applies it"
-        else:
-            way_out = f"{state.conflicts} keeps it, and it cannot be applied while that is so"
-        line = f"put aside: {describe(change, reason or 'it fits what is stored')}; {way_out}"
+        line = f"put aside: {describe(change, verdict)}; {way_out}"
         findings.append(Finding("conflict", line, left=True))
 
 
@@ -262,23 +262,23 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
         if brought > 0:
             findings.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
-        settled: list[Change | Shrink] = []
+        applied: list[Change | Shrink] = []
         for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
-                settled.append(change)
+                applied.append(change)
                 findings.append(
                     Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
             else:
-                line = f"cannot be applied: {describe(change, reason)}"
+                line = f"cannot be applied: {describe_change(change)}: {reason}"
                 findings.append(Finding("conflict", line, left=True))
         try:
             await commits.flush()
         except ShardfsError as error:
             findings.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
         await commits.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
-        commits.conflicts.release(settled)
+        commits.conflicts.release(applied)
 
 
 async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
@@ -287,9 +287,13 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
         if isinstance(change, Shrink):
             await finish_shrink(source, commits, change)
             return None
-        array, reason = await judge(source, change)
-        if array is None or reason not in (None, CHANGED):
-            return reason
+        match await judge_aside(source, change):
+            case Stored():
+                return None
+            case Fits(array) | Conflict(array=Array() as array):
+                pass
+            case Conflict(reason):
+                return reason
         if array.change(change.coords) is not None:
             return "a later change of the chunk is not committed yet"
         entry = await array.stored_entry(change.coords)
