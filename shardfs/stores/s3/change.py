@@ -18,10 +18,11 @@
    ========================= ======================== ==================================================
 
 4. *To look* is to HEAD the object. If it has the id of the change, that was made, even if other hosts have changed the
-   object since. If it is another version than was expected, somebody else was first, and our requests will be refused
-   whenever they arrive. If it still is what was expected, the request is sent again, with the same id, a few times:
-   should the first one arrive late, one of the two is refused. If nothing answers, nobody can tell, and the error says
-   so.
+   object since. It still is what the change made of it if that id is the last one, and the size is right: a program
+   that knows of no ids may store other bytes with the metadata of the object. If it is another version than was
+   expected, somebody else was first, and our requests will be refused whenever they arrive. If it still is what was
+   expected, the request is sent again, with the same id, a few times: should the first one arrive late, one of the two
+   is refused. If nothing answers, nobody can tell, and the error says so.
 5. *What the caller gets.* The state of the new version, of which readers know already (`Objects.changed`);
    `ConflictError` if somebody else was first, or each repeated request was refused though the object stayed what was
    expected; any other error if it was not made, or if that is unknown. `Change.is_undecided` tells whether it is
@@ -40,6 +41,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -114,30 +116,31 @@ def with_commit_id(properties: Properties, commit_id: str) -> Properties:
 class Undecided:
     """Changes of ours that may have been made, or may still be: nobody knows what became of their requests.
 
-    A row is the id of one, and its key. `Changes.replace` adds it, and drops all rows of a key with the next change of
-    it that is made, because no earlier one can take effect any more. Without the row, a file that was stored without a
-    reply would be in conflict with itself when it is stored again.
+    A row is the id of one, its key, and the size of what it stores. `Changes.replace` adds it, and drops all rows of a
+    key with the next change of it that is made, because no earlier one can take effect any more. Without the row, a
+    file that was stored without a reply would be in conflict with itself when it is stored again.
 
     There are at most `_MAX_UNDECIDED`. The oldest goes first: what it stored counts as another host's then, so what is
     written later is refused and kept on this machine, and nothing is lost.
     """
 
-    _keys: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _changes: OrderedDict[str, tuple[str, int]] = field(default_factory=OrderedDict)
 
-    def add(self, key: str, commit_id: str) -> None:
+    def add(self, key: str, commit_id: str, nbytes: int) -> None:
         """Note a change whose outcome is unknown."""
-        self._keys[commit_id] = key
-        if len(self._keys) > _MAX_UNDECIDED:
-            self._keys.popitem(last=False)
+        self._changes[commit_id] = key, nbytes
+        if len(self._changes) > _MAX_UNDECIDED:
+            self._changes.popitem(last=False)
 
     def drop(self, key: str) -> None:
         """Note that a change of *key* was made: all earlier ones are decided."""
-        for commit_id in [commit_id for commit_id, other in self._keys.items() if other == key]:
-            del self._keys[commit_id]
+        for commit_id in [commit_id for commit_id, (other, _) in self._changes.items() if other == key]:
+            del self._changes[commit_id]
 
     def has_made(self, key: str, present: Fetched) -> bool:
         """Whether the object *key*, as it is at *present*, was stored by one of them, and not changed since."""
-        return any(self._keys.get(commit_id) == key for commit_id in commit_ids(present.properties)[-1:])
+        commit_id = _last_id(present)
+        return self._changes.get(commit_id) == (key, present.stat.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ class Changes:
             return object_of(await change.splice(splice))
         finally:
             if change.is_undecided:
-                self.undecided.add(key, change.commit_id)
+                self.undecided.add(key, change.commit_id, splice.nbytes)
 
     async def _known(self, key: str) -> ObjectStat | None:
         """Return what an object is now, as far as is known; None if there is none."""
@@ -254,7 +257,7 @@ class Change:
             properties = with_commit_id(old_properties, self.commit_id)
             async with self._changes.uploads.prepared(self._key, splice, properties, source) as last:
                 with self._objects.changing(self._key):
-                    success = await self._make(last, self._was_stored)
+                    success = await self._make(last, partial(self._was_stored, splice.nbytes))
                     if success.stat is None:
                         heads.forget(self._key)
                         return file_stat(self._key, ObjectStat(splice.nbytes, self.commit_id, time.time_ns()))
@@ -348,11 +351,12 @@ class Change:
         except NotFoundError:
             return None
 
-    def _was_stored(self, present: Fetched | None) -> _Success | None:
-        ids = commit_ids(present.properties) if present is not None else []
-        if present is None or self.commit_id not in ids:
+    def _was_stored(self, nbytes: int, present: Fetched | None) -> _Success | None:
+        """Decide whether a version of *nbytes* bytes was stored."""
+        if present is None or self.commit_id not in commit_ids(present.properties):
             return None
-        return _Success(present.stat if ids[-1] == self.commit_id else None)
+        is_it = _last_id(present) == self.commit_id and present.stat.size == nbytes
+        return _Success(present.stat if is_it else None)
 
     def _refusal(self) -> ConflictError:
         return ConflictError(f"{self._url} was changed by another program")
@@ -360,6 +364,11 @@ class Change:
 
 def _was_deleted(present: Fetched | None) -> _Success | None:
     return _Success(None) if present is None else None
+
+
+def _last_id(present: Fetched) -> str:
+    """Return the id of the last change of an object; "" if there is none."""
+    return next(reversed(commit_ids(present.properties)), "")
 
 
 def _etag_of(present: Fetched | None) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import ConflictError, StoreError, TooLargeError
+from shardfs.errors import ConflictError, StaleError, StoreError, TooLargeError
 from shardfs.stores.base import Kept, Splice
 from shardfs.stores.s3.change import COMMIT_IDS
 from shardfs.stores.s3.parts import MIB
@@ -203,6 +203,34 @@ def test_a_lost_reply_is_success_though_another_host_has_changed_the_object_sinc
 
     run(main)
     assert s3_bucket.get(OBJECT) == appended(old, b"ours", b"theirs")
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_what_a_program_stores_with_our_metadata_is_not_taken_for_our_version(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    """As programs do that show a bucket as a directory."""
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+
+    def theirs() -> None:
+        s3_bucket.put(OBJECT, b"theirs", Metadata=s3_bucket.head(OBJECT)["Metadata"])
+
+    s3_proxy.fail(operation, Then(theirs))
+
+    async def main() -> None:
+        reader = await here.found(KEY)
+        assert reader is not None
+        stat = await here.splice(KEY, append(old, b"ours"))
+        assert stat.size == len(old) + 4
+        found = await here.found(KEY)
+        assert found is not None
+        assert found.stat.version != stat.version
+        assert bytes(await found.read(0, 6)) == b"theirs"
+        with pytest.raises(StaleError):
+            await reader.read(0, 6)
+
+    run(main)
 
 
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
