@@ -115,7 +115,7 @@ class WritingSession(Session):
                 scratch=state.scratch_key,
                 writer=self.writer,
                 buffers=state.drafts,
-                copies=state.drafts_key,
+                drafts=state.drafts_key,
                 orphans=state.staged_key,
                 chunks_per_shard=options.shards,
             ),

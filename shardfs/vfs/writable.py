@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -41,7 +41,7 @@ from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.pages import Pages
 from shardfs.vfs.views import View
-from shardfs.vfs.write_buffer import BufferSpace, Event, WriteBuffer, WriteBuffers
+from shardfs.vfs.write_buffer import BufferSpace, WriteBuffer, WriteBuffers
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class WritableFilesystem(Filesystem):
     """A filesystem that may be changed; its *view* is an `EditableView`.
 
     *scratch* is the directory of the store for scratch files. *writer* publishes chunks, and new arrays are sharded as
-    *chunks_per_shard* says. *buffers* is the directory for write buffers that are too large for memory. *copies* is the
+    *chunks_per_shard* says. *buffers* is the directory for write buffers that are too large for memory. *drafts* is the
     directory of the store where files are made before they get their names, and *orphans* the one for chunk files that
     arrive before the document of their array.
     """
@@ -84,13 +84,13 @@ class WritableFilesystem(Filesystem):
         scratch: str,
         writer: Writer,
         buffers: str,
-        copies: str,
+        drafts: str,
         orphans: str,
         chunks_per_shard: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(store, hierarchy, view, chunk_cache, ttl=ttl, scratch=scratch)
         self.writer = writer
-        self.copies = copies
+        self.drafts = drafts
         self.pages = Pages()
         self._locks = Locks()
         self.buffers = WriteBuffers(
@@ -328,7 +328,9 @@ class WritableFilesystem(Filesystem):
         async with self._locks.hold(choose, commit):
             new = await self._child(new_parent, new_name)
             if old.path != new.path:
-                await self._rename(old, new, exclusive=exclusive)
+                if isinstance(new, ChunkDirectory):
+                    raise CrossDeviceError("directories of chunks cannot be replaced")
+                await old.move_to(new, exclusive=exclusive)
 
     async def _nodes_of(self, parent: int, name: bytes, *, makes: bool = True) -> Nodes | None:
         """Return which nodes to lock to create or replace *name*, or to remove it if not *makes*; None is all.
@@ -341,41 +343,6 @@ class WritableFilesystem(Filesystem):
         if makes and is_document and await Document(self, path).makes_node():
             return None
         return {directory.node_path: is_document}
-
-    async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
-        if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
-            raise CrossDeviceError("directories of chunks cannot be moved as a whole")
-        if isinstance(old, PublishedEntry):
-            await old.move_to(new, exclusive=exclusive)
-        elif isinstance(old, Passthrough) and isinstance(new, Passthrough):
-            await old.move_to(new, exclusive=exclusive)
-            self.buffers.lose_name(self.buffers.below(old.path), Event.MOVED)
-        elif isinstance(old, Passthrough) and isinstance(new, PublishedEntry):
-            await self._publish_file(old, new, exclusive=exclusive)
-
-    async def _publish_file(self, old: Passthrough, new: PublishedEntry, *, exclusive: bool) -> None:
-        """Publish the file *old* under the name *new*, and then remove it."""
-        row = self.inodes.row_at(old.path)
-        if row is not None and row.nlink == 1:
-            row.becomes(new.path)  # before it is read: who writes later is told
-        try:
-            attributes, content = await old.content()
-            has_one_name = row is not None and attributes.status.nlink == 1
-            if row is not None and not has_one_name:  # another program gave it a second one just now
-                row.becomes("")
-            before = replace(row) if row is not None and has_one_name else None
-            await new.replace(content, attributes, before.ino if before is not None else None, exclusive=exclusive)
-            try:
-                await old.remove()
-            except BaseException:  # nobody can say whether it is gone, so both names stay
-                if row is not None and before is not None:
-                    new.give_back(before.ino)
-                    self.inodes.restore(row, before)
-                raise
-        except BaseException:
-            if row is not None:
-                row.becomes("")
-            raise
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; for a chunk or a document, that is a copy."""

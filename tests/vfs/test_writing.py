@@ -250,14 +250,14 @@ async def test_a_file_that_gets_a_second_name_while_it_is_renamed_onto_a_chunk_c
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await Process.start(root, Syscalls())
-    fs, fs, content = process.fs, process.fs, Passthrough.content
+    fs, move_to = process.fs, Passthrough.move_to
     await write(fs, ROOT, b"temporary", b"data")
 
-    async def linked_content(self: Passthrough) -> Any:
+    async def link_and_move(self: Passthrough, *args: Any, **options: Any) -> None:
         os.link(root / "temporary", root / "second")
-        return await content(self)
+        await move_to(self, *args, **options)
 
-    monkeypatch.setattr(Passthrough, "content", linked_content)
+    monkeypatch.setattr(Passthrough, "move_to", link_and_move)
     await fs.rename(ROOT, b"temporary", (await find(fs, "unchecked/c")).ino, b"0", exclusive=False)
     number, _ = await fs.open_to_write((await find(fs, "second")).ino, os.O_WRONLY)
     await fs.open_files[number].write(0, b"more")
@@ -321,6 +321,21 @@ def test_who_writes_a_file_while_it_is_renamed_onto_a_chunk_is_told(
         assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
 
     run()
+
+
+@in_trio
+async def test_who_writes_a_file_that_lost_its_second_name_when_it_is_renamed_onto_a_chunk_is_told(root: Path) -> None:
+    process = await Process.start(root, Syscalls())
+    fs = process.fs
+    await write(fs, ROOT, b"temporary", b"first")
+    os.link(root / "temporary", root / "second")
+    number, _ = await fs.open_to_write((await find(fs, "temporary")).ino, os.O_RDWR)  # which finds two names
+    (root / "second").unlink()
+    await fs.rename(ROOT, b"temporary", (await find(fs, "unchecked/c")).ino, b"1", exclusive=False)
+    with pytest.raises(StaleError, match="renamed to unchecked/c/1"):
+        await fs.open_files[number].write(0, b"FIRST")
+    await fs.close(number)
+    assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"first"
 
 
 @in_trio

@@ -12,6 +12,7 @@ from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import Node
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
+    CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
     NoAttributeError,
@@ -225,12 +226,12 @@ class Tree(Protocol):
 
 
 class WritableTree(Tree, Protocol):
-    """The tree of a source that may be changed; *copies* is where files are made before they get their names."""
+    """The tree of a source that may be changed; *drafts* is where files are made before they get their names."""
 
     writer: Writer
     buffers: WriteBuffers
     pages: Pages
-    copies: str
+    drafts: str
 
     @property
     def store(self) -> Store:
@@ -340,6 +341,13 @@ class Entry(ABC):
     async def remove(self) -> None:
         """Remove the file; raises `NotFoundError`."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
+
+    async def move_to(self, new: "Entry", *, exclusive: bool) -> None:
+        """Give it the name *new* in place of this one, replacing what is there; if *exclusive*, only if nothing is.
+
+        The caller holds the nodes of both.
+        """
+        raise CrossDeviceError(f"{self.path} cannot be moved as a whole")
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Create a directory under this name."""
@@ -494,7 +502,7 @@ class PublishedEntry(Entry):
             buffers.lose_name(buffers.of(self.path), Event.DROPPED)
 
     async def move_to(self, new: Entry, *, exclusive: bool) -> None:
-        """Publish the file under the name *new*, and then remove it here; the caller holds the nodes of both.
+        """Publish the file under the name *new*, and then remove it here.
 
         What is written meanwhile waits, and is told. Open files lose the name when it is gone, not before.
         """

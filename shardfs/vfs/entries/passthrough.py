@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from copy import copy
 from stat import S_IMODE
 from typing import Final
 
@@ -24,11 +25,12 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, is_reserved, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.entries.base import Entry, ShardedFiles, Tree
+from shardfs.vfs.entries.base import Entry, PublishedEntry, ShardedFiles, Tree
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.fixed import FixedDocument
 from shardfs.vfs.handles import Attributes, Batch, ChunkHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
+from shardfs.vfs.write_buffer import Event
 
 log = logging.getLogger(__name__)
 
@@ -120,26 +122,34 @@ class Passthrough(Entry):
         except StaleError:
             if self.identity != GONE or not self.fs.is_scratch(self.path):
                 raise
-            copy = self._copy()
-            file = await self.fs.writable.store.create(copy, 0o600, exclusive=True)
-            await self.fs.writable.store.unlink(copy)
+            draft = self._draft()
+            file = await self.fs.writable.store.create(draft, 0o600, exclusive=True)
+            await self.fs.writable.store.unlink(draft)
             return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=True)
         return await _cut(handle, flags)
 
-    def _copy(self) -> str:
+    def _draft(self) -> str:
         """Return a key under which a file can be created before it gets its name."""
-        return join_key(self.fs.writable.copies, secrets.token_hex(8))
+        return join_key(self.fs.writable.drafts, secrets.token_hex(8))
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the stored file."""
+        return await self._attributes_now(), await self._content_now()
+
+    async def _attributes_now(self) -> Attributes:
+        """Return the attributes of the file that has the name."""
         await self._check()
         attributes = await self.fs.stored_attributes(self.path)
         if attributes.status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{self.path} is a directory")
+        return attributes
+
+    async def _content_now(self) -> Content:
+        """Return the content of the file that has the name."""
         snapshot = await self.fs.store.open(self.path)
         if self.is_scratch:
-            return attributes, snapshot.content(0, snapshot.size)
-        return attributes, await self.fs.writable.buffers.copied(snapshot.size, snapshot.read)
+            return snapshot.content(0, snapshot.size)
+        return await self.fs.writable.buffers.copied(snapshot.size, snapshot.read)
 
     async def replace(
         self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
@@ -148,18 +158,18 @@ class Passthrough(Entry):
         store, status = self.fs.writable.store, attributes.status
         await self._check()
         await self._make_parents()
-        copy = self._copy()
-        file = await store.create(copy, S_IMODE(status.mode), exclusive=True, uid=status.uid, gid=status.gid)
+        draft = self._draft()
+        file = await store.create(draft, S_IMODE(status.mode), exclusive=True, uid=status.uid, gid=status.gid)
         try:
             await write_all(file, content)
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
             await file.sync()
-            await store.rename(copy, self.path, exclusive=exclusive)
+            await store.rename(draft, self.path, exclusive=exclusive)
         except ShardfsError:
-            await store.unlink(copy)
+            await store.unlink(draft)
             raise
         self.fs.inodes.removed(self.path)
-        for directory in (self.path.rpartition("/")[0], self.fs.writable.copies):
+        for directory in (self.path.rpartition("/")[0], self.fs.writable.drafts):
             await store.sync_directory(directory)
 
     async def remove(self) -> None:
@@ -232,11 +242,46 @@ class Passthrough(Entry):
         """Whether it is a stored directory."""
         return (await self.fs.store.stat(self.path)).kind is Kind.DIRECTORY
 
-    async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
+    async def move_to(self, new: Entry, *, exclusive: bool) -> None:
         """Move the file to the name *new*, or the directory, after committing what is pending below both names.
 
-        Once it is moved, nothing that fails is an error of the move.
+        A chunk or a document gets its content. Once it is moved, nothing that fails is an error of the move.
         """
+        if isinstance(new, PublishedEntry):
+            await self._publish_as(new, exclusive=exclusive)
+        elif isinstance(new, Passthrough):
+            await self._move(new, exclusive=exclusive)
+            buffers = self.fs.writable.buffers
+            buffers.lose_name(buffers.below(self.path), Event.MOVED)
+        else:
+            await super().move_to(new, exclusive=exclusive)
+
+    async def _publish_as(self, new: PublishedEntry, *, exclusive: bool) -> None:
+        """Publish the file under the name *new*, and then remove it.
+
+        If it has no other name, *new* gets its number, and who writes to it from now on is told: that would be lost.
+        """
+        fs, attributes = self.fs, await self._attributes_now()
+        if attributes.status.nlink != 1:
+            await new.replace(await self._content_now(), attributes, None, exclusive=exclusive)
+            await self.remove()
+            return
+        row = fs.inodes.row(attributes.ino)
+        before = copy(row)
+        row.becomes(new.path)
+        try:
+            await new.replace(await self._content_now(), attributes, row.ino, exclusive=exclusive)
+            try:
+                await self.remove()
+            except BaseException:  # nobody can say whether it is gone, so both names stay
+                new.give_back(row.ino)
+                fs.inodes.restore(row, before)
+                raise
+        except BaseException:
+            row.becomes("")
+            raise
+
+    async def _move(self, new: "Passthrough", *, exclusive: bool) -> None:
         fs = self.fs
         await self._check()
         await new._check()
