@@ -177,7 +177,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
         await source.check()  # if it is gone or replaced, nothing was found, and everything would be removed
         report.problems += await _changed(source, plan.sources)
         if report.stored:  # a power cut leaves no documents without what they describe
-            await store.settle()
+            await store.sync_new_objects()
         for keys in _bottom_up(plan.documents):
             take(await plan.store_documents(job, manifest.items(keys)).run(context))
         if (unstored := unstored or find_unstored(source)) is not None:
@@ -186,7 +186,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
             )
         await _remove_left(store, manifest, report, is_known=source.lists)
         if report.stored or report.removed:
-            await store.settle()
+            await store.sync_new_objects()
         await store.clear_unfinished(())
 
 

@@ -132,8 +132,8 @@ class RemovedArray:
     *was* is the array at *path* with its document, which stays stored, and hidden, as long as anything is pending in
     the array: should the mount be killed, nothing else says how its chunks are sharded. Each is by itself:
 
-    - `settle` of the writing tree drops the document when everything in this array is committed, whatever becomes of
-      others;
+    - `try_flush_all` of the writing tree drops the document when everything in this array is committed, whatever
+      becomes of others;
     - `Documents.end` drops it and ends the array, when no chunk is left and a program removes the directory or writes
       another document;
     - `Hierarchy.removed` ends it when somebody else has stored another document;

@@ -492,7 +492,7 @@ class Writer(Protocol):
 
         An unfinished object leaves nothing behind, unless the process is killed: see `clear_unfinished`. Nobody else
         may write to the store: there is no lock and no condition. Missing directories are created. Small objects are
-        durable only after `settle`. Raises `NoSpaceError` and `StoreError`.
+        durable only after `sync_new_objects`. Raises `NoSpaceError` and `StoreError`.
         """
 
     async def discard(self, key: str) -> None:
@@ -501,7 +501,7 @@ class Writer(Protocol):
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
         """Remove what killed processes left of new objects; *keys* are those that they may have been writing."""
 
-    async def settle(self) -> None:
+    async def sync_new_objects(self) -> None:
         """Make durable what `new_object` made."""
 
     def edit(

@@ -130,19 +130,25 @@ class Locks:
         """
         return _Held(self, choose, prepare)
 
-    async def settled(self, look: Callable[[], Awaitable[T]], is_missing: Callable[[T], bool] = lambda _: False) -> T:
-        """Return the result of *look*; again if it found nothing while the structure was locked exclusively.
+    async def undisturbed(
+        self, look: Callable[[], Awaitable[T]], is_missing: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """Return the result of *look*; once more if it found nothing while the structure was locked exclusively.
 
         It finds nothing if it raises an error that says so, or if its result *is_missing*. While a directory becomes an
         array, its files are being moved.
         """
         structure, turns = self.structure, self.structure.turns
+
+        def was_disturbed() -> bool:
+            return structure.is_alone or turns != structure.turns
+
         try:
             answer = await look()
-            if not is_missing(answer) or (turns == structure.turns and not structure.is_alone):
+            if not is_missing(answer) or not was_disturbed():
                 return answer
         except (NotFoundError, StaleError):
-            if turns == structure.turns and not structure.is_alone:
+            if not was_disturbed():
                 raise
         await structure.acquire(alone=False)
         try:

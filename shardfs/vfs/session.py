@@ -69,7 +69,7 @@ class Session:
         return Pending()
 
     async def commit(self) -> bool:
-        """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
+        """Do what `WritableFilesystem.try_flush_all` does; return whether all of it succeeded. Failures are logged."""
         return True
 
     async def finish(self, *, commit: bool = True) -> bool:
@@ -173,21 +173,21 @@ class WritingSession(Session):
         return pending_in(self.writer.commits.pending)
 
     async def commit(self) -> bool:
-        """Do what `WritableFilesystem.settle` does; return whether all of it succeeded. Failures are logged."""
-        settled = await self.fs.settle()
-        if isinstance(settled.commit, ConflictError):  # what does not fit is in the conflict journal
-            log.error("%s: %s", self.source.store.url, settled.commit)
-        elif settled.commit is not None:
+        """Do what `WritableFilesystem.try_flush_all` does; return whether all of it succeeded. Failures are logged."""
+        failures = await self.fs.try_flush_all()
+        if isinstance(failures.commit, ConflictError):  # what does not fit is in the conflict journal
+            log.error("%s: %s", self.source.store.url, failures.commit)
+        elif failures.commit is not None:
             where = shown(self.state.journal)
             is_gone = self.journal.has_vanished
             rest = "is lost with the journal" if is_gone else "stays in the journal, for the next mount"
-            log.error("what is pending %s: %s (%s)", rest, settled.commit, where)
-        for error in settled.documents:
+            log.error("what is pending %s: %s (%s)", rest, failures.commit, where)
+        for error in failures.documents:
             log.error("what programs removed stays in %s: %s", self.source.store.url, error)
-        if settled.files is not None:
-            log.error("what was written stays on this machine, in %s: %s", self.state.root, settled.files)
-        self.is_stuck = any(not isinstance(error, ConflictError) for error in settled.errors)
-        return not settled.errors
+        if failures.files is not None:
+            log.error("what was written stays on this machine, in %s: %s", self.state.root, failures.files)
+        self.is_stuck = any(not isinstance(error, ConflictError) for error in failures.errors)
+        return not failures.errors
 
     async def finish(self, *, commit: bool = True) -> bool:
         """Commit everything and close the journal; return whether that succeeded. Failures are logged.

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Settled:
+class FlushFailures:
     """What failed when everything was to be committed and stored: *commit*, removed *documents*, and open *files*."""
 
     commit: ShardfsError | None = None
@@ -116,7 +116,7 @@ class WritableFilesystem(Filesystem):
         While a directory becomes an array, its files are being moved: a name that was not found is looked up again.
         """
         path = join_key(self.path_of(parent), os.fsdecode(name))
-        look = partial(self._locks.settled, partial(super().lookup, parent, name), _is_absent)
+        look = partial(self._locks.undisturbed, partial(super().lookup, parent, name), _is_absent)
         current = await self.buffers.resolve(path, look, lambda attributes: not _is_absent(attributes))
         if not isinstance(current, WriteBuffer):
             return current
@@ -135,7 +135,7 @@ class WritableFilesystem(Filesystem):
         if buffer is not None and buffer.is_ahead and not self.readers(ino):
             return buffer.attributes._replace(ino=ino)
         try:
-            return await self._locks.settled(partial(super().attributes, ino))
+            return await self._locks.undisturbed(partial(super().attributes, ino))
         except ShardfsError as error:
             buffer = self.buffers.of_ino(ino)
             if buffer is not None:  # which is what it published, or was opened as
@@ -147,11 +147,11 @@ class WritableFilesystem(Filesystem):
 
     async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
         """Return the answer of the entry *ino* to *question*."""
-        return await self._locks.settled(partial(super().ask, ino, question))
+        return await self._locks.undisturbed(partial(super().ask, ino, question))
 
     async def open_chunk(self, parent: int, name: bytes) -> ChunkHandle | Attributes | None:
         """Open the chunk *name* in the directory *parent*; one that was never published is not there."""
-        return await self._locks.settled(
+        return await self._locks.undisturbed(
             partial(super().open_chunk, parent, name), lambda answer: isinstance(answer, Attributes)
         )
 
@@ -163,7 +163,7 @@ class WritableFilesystem(Filesystem):
             return current, await current.open()
 
         try:
-            entry, handle = await self._locks.settled(look)
+            entry, handle = await self._locks.undisturbed(look)
         except StaleError:
             late, buffer = await self._successor(ino), self.buffers.of_ino(ino)
             if late is None and buffer is not None and buffer.is_unpublished:
@@ -406,38 +406,38 @@ class WritableFilesystem(Filesystem):
         await (await self.entry(ino)).sync()
 
     async def flush_all(self) -> None:
-        """Do what `settle` does; raises the first error, and logs the others."""
-        first, *others = [*(await self.settle()).errors, None]
+        """Do what `try_flush_all` does; raises the first error, and logs the others."""
+        first, *others = [*(await self.try_flush_all()).errors, None]
         for error in others:
             if error is not None:
                 log.error("%s: %s", self.store.url, error)
         if first is not None:
             raise first.with_traceback(None)
 
-    async def settle(self) -> Settled:
+    async def try_flush_all(self) -> FlushFailures:
         """Commit what is pending, remove removed documents from the store, and store files that are being written.
 
         Each is done whatever becomes of the others; returns what failed.
         """
-        settled = Settled()
+        failures = FlushFailures()
         try:
             await self.writer.commits.flush()
         except ShardfsError as error:
-            settled.commit = error
+            failures.commit = error
         try:
             await self._correct_copies()
         except ShardfsError as error:
-            settled.documents.append(error)
+            failures.documents.append(error)
         for removed in self.hierarchy.all_removed:
             try:
                 await self._drop(removed)
             except ShardfsError as error:
-                settled.documents.append(error)
+                failures.documents.append(error)
         try:
             await self.store.flush()
         except ShardfsError as error:
-            settled.files = error
-        return settled
+            failures.files = error
+        return failures
 
     async def _correct_copies(self) -> None:
         """Correct the copies of removed documents in groups: nobody must find an array by a copy alone."""
@@ -451,7 +451,7 @@ class WritableFilesystem(Filesystem):
         commits, path = self.writer.commits, removed.path
         async with self._locks.hold(partial(_alone, {path})):  # else a chunk or a document might be published meanwhile
             if any(queue.error is not None for queue in commits.pending_below(path)):
-                return  # `settle` tells it
+                return  # `try_flush_all` tells it
             await commits.flush(below=path)
             if await self.hierarchy.removed(path) is removed:
                 await removed.drop(self.store)

@@ -26,7 +26,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
 from shardfs.dataset.journal.records import Change, Erase, Live, Put, Shrink, damaged_name
-from shardfs.dataset.journal.undo import Undone, check_name, is_lasting, undo_commits
+from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, undo_commits
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
@@ -84,26 +84,26 @@ Verdict = Fits | Stored | Conflict
 
 @dataclass
 class Recovery:
-    """What was found in a journal: commits and their outcomes, changes that are pending again, and conflicts.
+    """What was found in a journal: *unfinished* commits, changes that are pending again, and conflicts.
 
     The records *released* are not needed any more.
     """
 
-    commits: Sequence[Undone]
+    unfinished: Sequence[UnfinishedCommit]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[tuple[Change | Shrink, Conflict]] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
 
 
-async def classify(source: Source, contents: JournalContents, commits: Sequence[Undone]) -> Recovery:
-    """Find out which changes are pending again and which are conflicts, given the outcomes of the commits."""
-    recovery = Recovery(commits, released=[undone.undo for undone in commits if undone.is_settled])
+async def classify(source: Source, contents: JournalContents, unfinished: Sequence[UnfinishedCommit]) -> Recovery:
+    """Find out which changes are pending again and which are conflicts, given the outcomes of *unfinished* commits."""
+    recovery = Recovery(unfinished, released=[commit.undo for commit in unfinished if commit.is_examined])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
-    unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
+    unexamined = {commit.undo.key for commit in unfinished if not commit.is_examined}
     for change in changes:
         try:
-            verdict = await judge(source, change, unsettled)
+            verdict = await judge(source, change, unexamined)
         except ShardfsError as error:
             if source.store.root is None:
                 raise  # when the journal is replayed next, the server may answer
@@ -127,9 +127,9 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     A record that cannot be handled blocks no other.
     """
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
-    for undone in recovery.commits:
-        if not undone.is_settled:
-            commits.undos[undone.undo.key] = undone.undo
+    for commit in recovery.unfinished:
+        if not commit.is_examined:
+            commits.undos[commit.undo.key] = commit.undo
     for shrink in recovery.shrinks:
         try:
             await finish_shrink(source, commits, shrink)
@@ -173,10 +173,10 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> Verdict:
+async def judge(source: Source, change: Change, unexamined: Collection[str] = ()) -> Verdict:
     """Return what is to be done with *change*.
 
-    Shards under the keys *unsettled* may be damaged until a commit is undone, before the next one. Raises a passing
+    Shards under the keys *unexamined* may be damaged until a commit is undone, before the next one. Raises a passing
     error that prevents reading the shard.
     """
     array: Array | None = None
@@ -195,7 +195,7 @@ async def judge(source: Source, change: Change, unsettled: Collection[str] = ())
             isinstance(error, CorruptionError)
             and array is not None
             and array.fingerprint == change.fingerprint
-            and array.layout.shard_key(array.grid.locate(change.coords).shard) in unsettled
+            and array.layout.shard_key(array.grid.locate(change.coords).shard) in unexamined
         ):
             return Fits(array)
         return Conflict(f"its {'array' if array is None else 'shard'} cannot be read: {error}")

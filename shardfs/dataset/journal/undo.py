@@ -53,16 +53,16 @@ class Outcome(Enum):
     """The shard is in no state that the commit leads to: it is left as it is."""
 
 
-class Undone(NamedTuple):
-    """The outcome of one commit; *reason* says why it is unclear.
+class UnfinishedCommit(NamedTuple):
+    """A commit that was under way when a process ended, and its outcome; *reason* says why it is unclear.
 
-    Unless *is_settled*, the shard could not be examined now, and has to be before it is changed.
+    Unless *is_examined*, the shard could not be examined now, and has to be before it is changed.
     """
 
     undo: UndoRecord
     outcome: Outcome
     reason: str = ""
-    is_settled: bool = True
+    is_examined: bool = True
 
 
 _LASTING: Final = (
@@ -124,13 +124,13 @@ def undo_record(
     )
 
 
-async def undo_commits(source: Source, contents: JournalContents, *, apply: bool) -> list[Undone]:
+async def undo_commits(source: Source, contents: JournalContents, *, apply: bool) -> list[UnfinishedCommit]:
     """Find the outcomes of the commits that were under way; with *apply*, undo torn ones.
 
     A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
     answer when the journal is read next.
     """
-    outcomes: list[Undone] = []
+    outcomes: list[UnfinishedCommit] = []
     for undo in [record for record in contents.records if isinstance(record, UndoRecord)]:
         key, outcome = undo.key, Outcome.UNCLEAR
         try:
@@ -147,12 +147,12 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
             is_torn = outcome is Outcome.TORN
             way_out = "; an append to it was torn; the next mount undoes it" if is_torn else ""
             log.error("%s: the commit that was under way is left as it is: %s%s", key, error, way_out)  # noqa: TRY400
-            outcomes.append(Undone(undo, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
+            outcomes.append(UnfinishedCommit(undo, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
             continue
         reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
-        outcomes.append(Undone(undo, outcome, reason))
+        outcomes.append(UnfinishedCommit(undo, outcome, reason))
         if apply:
             await _make_durable(source, key)
     return outcomes

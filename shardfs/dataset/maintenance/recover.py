@@ -345,7 +345,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
 
 def _report_commits(recovery: Recovery, findings: Findings, torn: str, *, left: bool) -> None:
     """Report commits that were under way; torn ones are *left* to be undone."""
-    for undo, outcome, reason, _ in recovery.commits:
+    for undo, outcome, reason, _ in recovery.unfinished:
         if outcome is Outcome.TORN:
             findings.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
         elif outcome is Outcome.UNCLEAR:

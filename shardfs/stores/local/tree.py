@@ -129,15 +129,15 @@ class LocalStore(LocalReader):
         with changing(""):
             await self.threads.on_content(clear_unfinished, self)
 
-    async def settle(self) -> None:
+    async def sync_new_objects(self) -> None:
         """Make everything durable that was written to the file system."""
 
-        def settle() -> None:
+        def sync() -> None:
             directory = open_beneath(self.directory, "", DIRECTORY)
             self.syscalls.sync_file_system(directory.fd)
 
         with changing(""):
-            await self.threads.on_content(settle)
+            await self.threads.on_content(sync)
 
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> "LocalFile":
         """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*."""

@@ -231,7 +231,7 @@ class Files:
     ) -> ObjectStat:
         """Store an object as `Changes.replace` does, and remove what was kept of it; *name* is that of its spool."""
         new = await self.changes.replace(key, splice, expected, source=source)
-        self.heads.directories.settle(split(key)[0])
+        self.heads.directories.discard_with_parents(split(key)[0])
         self.kept.stored(key, name)
         return new
 

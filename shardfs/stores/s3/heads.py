@@ -194,7 +194,7 @@ class Directories:
             if not self._names[parent]:
                 del self._names[parent]
 
-    def settle(self, key: str) -> None:
+    def discard_with_parents(self, key: str) -> None:
         """Forget a directory in which something is stored now, and those above it: they exist by that."""
         for directory in (key, *_ancestors(key)):
             self.discard(directory)

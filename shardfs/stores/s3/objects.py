@@ -515,7 +515,7 @@ class Objects(Generic[_Client]):
                 del self._changing[key]
             event.set()
 
-    async def settled(self, key: str) -> None:
+    async def wait_for_changes(self, key: str) -> None:
         """Wait until nobody is `changing` *key*."""
         while key in self._changing:
             await self._changing[key].wait()
@@ -566,7 +566,7 @@ class S3Snapshot:
             try:
                 return await self._objects.version(self.key, state).read(span, unit)
             except (ConflictError, NotFoundError):
-                await self._objects.settled(self.key)
+                await self._objects.wait_for_changes(self.key)
                 self._look_elsewhere(state, span.stop)
 
     def content(self, offset: int, nbytes: int) -> Slice:

@@ -230,9 +230,9 @@ class RoutedStore:
         """Remove what killed processes left of new objects."""
         await self.remote.clear_unfinished(keys)
 
-    async def settle(self) -> None:
+    async def sync_new_objects(self) -> None:
         """Make durable what `new_object` made."""
-        await self.remote.settle()
+        await self.remote.sync_new_objects()
 
     def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]

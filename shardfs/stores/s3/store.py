@@ -265,7 +265,7 @@ class S3Store(ObjectReader):
             for upload_id in await self._client.list_uploads(key):
                 await self._client.abort_upload(key, upload_id)
 
-    async def settle(self) -> None:
+    async def sync_new_objects(self) -> None:
         """Do nothing: what S3 accepted is durable."""
 
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
