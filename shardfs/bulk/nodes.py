@@ -36,7 +36,7 @@ from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array, parse_group
 from shardfs.format.precomputed import INFO, CutOffCodec
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Entry, Kind, is_reserved, join_key
+from shardfs.stores.base import Kind, ListedName, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 
 
@@ -141,7 +141,7 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
     return BulkNode(path, metadata, texts, states, array, decoder)
 
 
-async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | ShardfsError | None]]:
+async def walk(source: Source) -> AsyncIterator[tuple[str, list[ListedName], BulkNode | ShardfsError | None]]:
     """Yield each directory of *source*, parents first, with its names that are not chunks, and its node.
 
     If a directory below the source, or a document, cannot be read or has no v3 form, the error is yielded instead of
@@ -150,7 +150,7 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
     pending = [""]
     while pending:
         path = pending.pop()
-        entries: list[Entry] = []
+        entries: list[ListedName] = []
         found: BulkNode | ShardfsError | None = None
         try:
             entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]

@@ -57,7 +57,7 @@ from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, desc
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
-from shardfs.stores.base import Entry, Reader, Stat, Store, join_key, writable
+from shardfs.stores.base import ListedName, Reader, Stat, Store, join_key, writable
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
@@ -522,7 +522,7 @@ class Source:
     statistics: Statistics
     shards: ShardCache
     hierarchy: Hierarchy
-    names: Sequence[Entry] | None = None
+    names: Sequence[ListedName] | None = None
 
     @cached_property
     def writable(self) -> Store:
@@ -531,7 +531,7 @@ class Source:
 
     @classmethod
     def of(
-        cls, store: Reader, *, ttl: float | None = None, max_open: int = 512, names: Sequence[Entry] | None = None
+        cls, store: Reader, *, ttl: float | None = None, max_open: int = 512, names: Sequence[ListedName] | None = None
     ) -> "Source":
         """Read *store*, trusting what was seen for *ttl* seconds, by default the store's own TTL."""
         ttl = store.ttl if ttl is None else ttl

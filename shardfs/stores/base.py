@@ -89,7 +89,7 @@ class Stat(NamedTuple):
         return divmod(self.identity, 1 << INODE_BITS) if isinstance(self.identity, int) else None
 
 
-class Entry(NamedTuple):
+class ListedName(NamedTuple):
     """A name in a directory, without its path."""
 
     name: str
@@ -426,7 +426,7 @@ class Reader(Protocol):
     def url_of(self, key: str) -> str:
         """Return the URL under which other programs find *key*."""
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, None if there are too many; raises `SourceError` if it cannot be read."""
 
     async def stat(self, key: str) -> Stat:
@@ -451,7 +451,7 @@ class Reader(Protocol):
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory, in no particular order."""
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:

@@ -18,7 +18,7 @@ from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
 from shardfs.vfs.chunk_cache import ChunkView, Missing
-from shardfs.vfs.handles import OTHERS, Attributes, Batch, Row, unreadable
+from shardfs.vfs.handles import OTHERS, Attributes, Batch, ListingRow, unreadable
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering
 
 _BATCH: Final = 1024
@@ -170,7 +170,7 @@ def _batches(tree: ListedChunks, run: ListedRun, prefix: Coords, missing_nbytes:
         inos = _with_own(tree, prefix, numbers, inos, owned)
     encode = tree.encoding.encode
     names = _decimals(numbers) if tree.is_nested else [encode((*prefix, n)).encode() for n in numbers]
-    rows: list[Row] = list(zip(names, inos, sizes, _shifted(numbers, cookie), strict=True))
+    rows: list[ListingRow] = list(zip(names, inos, sizes, _shifted(numbers, cookie), strict=True))
     if damaged is not None:
         for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
             part = [listed for _, listed in group]
@@ -195,7 +195,7 @@ def _scattered(tree: ListedChunks, run: ScatteredRun) -> Iterable[Batch]:
     unknown = run.damaged if sizes is not None else np.ones(len(positions), bool)
     known = np.where(unknown, 0, 0 if sizes is None else sizes).tolist()
     names = [tree.encoding.encode(coords).encode() for coords in run.coords.tolist()]
-    rows: list[Row] = list(zip(names, (positions + ino).tolist(), known, (positions + 1).tolist(), strict=True))
+    rows: list[ListingRow] = list(zip(names, (positions + ino).tolist(), known, (positions + 1).tolist(), strict=True))
     for is_unknown, group in groupby(zip(unknown.tolist(), rows, strict=True), key=lambda pair: pair[0]):
         part = [listed for _, listed in group]
         yield Batch(broken if is_unknown else sound, part, has_sizes=not is_unknown)

@@ -25,8 +25,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
-from shardfs.stores.base import Entry as Listed
-from shardfs.stores.base import Kind, Reader, Stat, is_reserved, join_key
+from shardfs.stores.base import Kind, ListedName, Reader, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -45,7 +44,7 @@ from shardfs.vfs.handles import (
     OpenedFile,
     absent,
 )
-from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Place, Row, in_table
+from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, InodeRow, Inodes, TreePosition, in_table
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.views import View
 
@@ -132,13 +131,13 @@ class Filesystem:
             return (await self._tree(place.numbers)).at(place.position, ino)
         return self._entry_of(self.inodes.row(ino))
 
-    def _place(self, ino: int) -> Place | None:
+    def _place(self, ino: int) -> TreePosition | None:
         """Return where *ino* is in a chunk tree, None if it is in none; raises `StaleError`."""
         if in_table(ino):
             entry = self.inodes.row(ino).entry
-            return entry if isinstance(entry, Place) else None
+            return entry if isinstance(entry, TreePosition) else None
         numbers = self.ranges.find(ino)
-        return Place(numbers, numbers.position(ino))
+        return TreePosition(numbers, numbers.position(ino))
 
     async def _tree(self, numbers: ArrayNumbers) -> ChunkTree:
         """Return the chunk tree with these *numbers*, an earlier one only if somebody has it; raises `StaleError`."""
@@ -151,7 +150,7 @@ class Filesystem:
             raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
         return tree
 
-    def _entry_of(self, row: Row) -> Entry:
+    def _entry_of(self, row: InodeRow) -> Entry:
         if row.entry is not None:
             return cast(Entry, row.entry)
         return cast(type[Passthrough], row.kind)(self, row.path, row.ino, row.identity)
@@ -326,7 +325,7 @@ class Filesystem:
         """
         if 0 < cookie < OTHERS:
             return
-        entries: Sequence[Listed] = ()
+        entries: Sequence[ListedName] = ()
         with suppress(NotFoundError, NotADirectoryHereError):
             entries = await self.store.list(directory)
         shown = [entry for entry in entries if not is_reserved(entry.name) and not hides(entry.name)]

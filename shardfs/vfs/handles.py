@@ -10,7 +10,7 @@ from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Kind, NewAttributes, OpenFile, Stat
 from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
-from shardfs.vfs.inodes import Row as InodeRow
+from shardfs.vfs.inodes import InodeRow
 
 ABSENT: Final = 0
 """The inode number that stands for "no such name"."""
@@ -242,7 +242,7 @@ class PassthroughHandle(FileHandle):
 OTHERS: Final = 1 << 48
 """Cookies from here on are for names that are not in a chunk tree; smaller ones are for chunk trees."""
 
-Row = tuple[bytes, int, int, int]
+ListingRow = tuple[bytes, int, int, int]
 """One name of a listing: name, inode number, size, and the cookie after which the listing resumes."""
 
 
@@ -250,7 +250,7 @@ class Batch(NamedTuple):
     """Names of a listing, in the order of their cookies, that share all attributes except number and size."""
 
     attributes: Attributes
-    rows: Sequence[Row]
+    rows: Sequence[ListingRow]
     is_counted: bool = False
     """Whether references of the kernel to these inodes are counted; those to inodes of chunk trees are not."""
     has_sizes: bool = True

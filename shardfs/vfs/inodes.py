@@ -37,15 +37,15 @@ def in_table(ino: int) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class InodeRow:
     """An inode of the table.
 
-    Either it has an *entry* of its own, which for a chunk is its `Place`, or *kind* makes the entry from a path; then
-    *identity* tells whether the path still stands for it. *path* is the path under which it was last found, which it
-    may have lost since. *nlink* is the number of its names, of which only this one is known: the kernel looks a name up
-    before it uses it. *became* is the path of the chunk or document that a passthrough file is renamed to: who writes
-    to it is told. *nwriters* is how often that file is open for writing; *is_direct*: it was created beside chunks, and
-    is still open since.
+    Either it has an *entry* of its own, which for a chunk is its `TreePosition`, or *kind* makes the entry from a path;
+    then *identity* tells whether the path still stands for it. *path* is the path under which it was last found, which
+    it may have lost since. *nlink* is the number of its names, of which only this one is known: the kernel looks a name
+    up before it uses it. *became* is the path of the chunk or document that a passthrough file is renamed to: who
+    writes to it is told. *nwriters* is how often that file is open for writing; *is_direct*: it was created beside
+    chunks, and is still open since.
     """
 
     ino: int
@@ -85,10 +85,10 @@ class Inodes:
 
     def __init__(self, max_untold: int = _MAX_UNTOLD) -> None:
         self._max_untold = max_untold
-        self._rows: dict[int, Row] = {}
-        self._keys: dict[Hashable, Row] = {}
-        self._paths: dict[str, Row] = {}
-        self._untold: dict[int, Row] = {}  # without references since they were made, found last at the end
+        self._rows: dict[int, InodeRow] = {}
+        self._keys: dict[Hashable, InodeRow] = {}
+        self._paths: dict[str, InodeRow] = {}
+        self._untold: dict[int, InodeRow] = {}  # without references since they were made, found last at the end
         self._last = ROOT - 1
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Inodes:
         """Let the reserved number *ino* stand for an entry of this *kind* from now on."""
         row = self._rows.get(ino)
         if row is None:
-            row = self._add(Row(ino, kind))
+            row = self._add(InodeRow(ino, kind))
         elif entry is None or row.entry is None:
             self._forget_names(row)
             row.path = ""
@@ -122,7 +122,7 @@ class Inodes:
         if key is None and row is not None and (row.kind, row.identity) != (kind, identity):
             row = None
         if row is None:
-            row = self._add(Row(self.reserve(), kind, identity, key=key))
+            row = self._add(InodeRow(self.reserve(), kind, identity, key=key))
         elif self._untold.pop(row.ino, None) is not None:
             self._untold[row.ino] = row
         row.nlink = nlink
@@ -131,10 +131,10 @@ class Inodes:
 
     def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
         """Return the number of the *entry* identified by *key*."""
-        row = self._keys.get(key) or self._add(Row(self.reserve(), kind, entry=entry, key=key))
+        row = self._keys.get(key) or self._add(InodeRow(self.reserve(), kind, entry=entry, key=key))
         return row.ino
 
-    def _add(self, row: Row) -> Row:
+    def _add(self, row: InodeRow) -> InodeRow:
         self._rows[row.ino] = self._untold[row.ino] = row
         if row.key is not None:
             self._keys[row.key] = row
@@ -142,7 +142,7 @@ class Inodes:
             self._drop(next(iter(self._untold.values())))
         return row
 
-    def row(self, ino: int) -> Row:
+    def row(self, ino: int) -> InodeRow:
         """Return the row *ino*; raises `StaleError` if there is none."""
         try:
             return self._rows[ino]
@@ -166,7 +166,7 @@ class Inodes:
             if row.nlink <= 0:
                 self._retire(row)
 
-    def restore(self, row: Row, before: Row) -> None:
+    def restore(self, row: InodeRow, before: InodeRow) -> None:
         """Let *row* be the file with the name that it was *before*: it is no other file, after all."""
         row.kind, row.identity, row.entry, row.key = before.kind, before.identity, before.entry, before.key
         if row.key is not None:
@@ -202,18 +202,18 @@ class Inodes:
         if row.lookups <= 0:
             self._drop(row)
 
-    def row_at(self, path: str) -> Row | None:
+    def row_at(self, path: str) -> InodeRow | None:
         """Return the row that has *path*."""
         return self._paths.get(path)
 
-    def _bind(self, row: Row, path: str) -> None:
+    def _bind(self, row: InodeRow, path: str) -> None:
         """Let *row* have *path*, and no other row."""
         if self._paths.get(row.path) is row:
             del self._paths[row.path]
         row.path = path
         self._paths[path] = row
 
-    def _forget_names(self, row: Row) -> None:
+    def _forget_names(self, row: InodeRow) -> None:
         """Make *row* unreachable by path and key; its own `path` stays."""
         if self._keys.get(row.key) is row:
             del self._keys[row.key]
@@ -221,11 +221,11 @@ class Inodes:
             del self._paths[row.path]
         row.key = None
 
-    def _retire(self, row: Row) -> None:
+    def _retire(self, row: InodeRow) -> None:
         self._forget_names(row)
         row.identity = GONE
 
-    def _drop(self, row: Row) -> None:
+    def _drop(self, row: InodeRow) -> None:
         self._untold.pop(row.ino, None)
         del self._rows[row.ino]
         self._forget_names(row)
@@ -309,8 +309,8 @@ class ArrayNumbers:
         return (ino - self.start) % self.npositions
 
 
-class Place(NamedTuple):
-    """The array and the position of a chunk, or of a directory of chunks, that has a row.
+class TreePosition(NamedTuple):
+    """Where a chunk, or a directory of chunks, that has a row is in the tree: its array and its position there.
 
     There may be thousands of rows of arrays that have another shape by now: they keep no trees.
     """

@@ -16,7 +16,7 @@ from shardfs.bulk.verify import verify_source
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.recover import recover_source
 from shardfs.errors import IsADirectoryHereError, NotFoundError, ReadOnlyError, SourceError
-from shardfs.stores.base import Address, Buffer, Entry, Kind, Reader, Snapshot, Stat
+from shardfs.stores.base import Address, Buffer, Kind, ListedName, Reader, Snapshot, Stat
 from shardfs.stores.memory import Slice
 from shardfs.stores.objects import ObjectReader
 from shardfs.stores.url import StoreOptions
@@ -48,7 +48,7 @@ class Archive(ObjectReader):
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
 
-    async def check(self) -> Sequence[Entry]:
+    async def check(self) -> Sequence[ListedName]:
         return await self.list("")
 
     async def stat(self, key: str) -> Stat:
@@ -71,10 +71,10 @@ class Archive(ObjectReader):
             raise IsADirectoryHereError(f"{key} is a directory")
         return Bytes(self._files[key], stat)
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         start = f"{key}/" if key else ""
         names = {name[len(start) :].partition("/")[::2] for name in self._files if name.startswith(start)}
-        return list({Entry(name, Kind.DIRECTORY if below else Kind.FILE) for name, below in names})
+        return list({ListedName(name, Kind.DIRECTORY if below else Kind.FILE) for name, below in names})
 
 
 class Bytes:

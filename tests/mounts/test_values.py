@@ -15,7 +15,7 @@ import tensorstore
 from shardfs.dataset.hierarchy import open_source as open_web_source
 from shardfs.dataset.maintenance.walk import NO_ZARR, foreign_format
 from shardfs.errors import StaleError
-from shardfs.stores.base import Entry, Kind
+from shardfs.stores.base import Kind, ListedName
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import open_paths
@@ -95,7 +95,7 @@ def test_each_skeleton_is_a_file(mount: Mounter, tmp_path: Path, specification: 
 
 
 def test_a_directory_of_values_is_not_called_foreign() -> None:
-    names = [Entry("info", Kind.FILE), Entry("0.shard", Kind.FILE)]
+    names = [ListedName("info", Kind.FILE), ListedName("0.shard", Kind.FILE)]
     assert foreign_format(names) is None
     assert foreign_format(names[1:]) == NO_ZARR
 

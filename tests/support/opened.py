@@ -20,7 +20,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import open_session
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import Attributes, Row
+from shardfs.vfs.handles import Attributes, ListingRow
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import ZarrV3
 from tests.support.corpus import CASES, Case, write_case
@@ -162,12 +162,12 @@ async def read_file(fs: Filesystem, ino: int) -> bytes:
     return data
 
 
-async def list_directory(fs: Filesystem, ino: int, cookie: int = 0) -> list[Row]:
+async def list_directory(fs: Filesystem, ino: int, cookie: int = 0) -> list[ListingRow]:
     """List a directory behind *cookie* with one handle, as a reply without end would."""
     return [row async for row, _ in rows(fs, ino, cookie)]
 
 
-async def rows(fs: Filesystem, ino: int, cookie: int = 0) -> AsyncIterator[tuple[Row, Attributes]]:
+async def rows(fs: Filesystem, ino: int, cookie: int = 0) -> AsyncIterator[tuple[ListingRow, Attributes]]:
     """Yield the names of a directory, with the attributes that the listing gives each."""
     number = fs.open_directory(ino)
     handle = fs.open_directories[number]

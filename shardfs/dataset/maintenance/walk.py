@@ -29,7 +29,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Entry, Kind, Reader, Stat, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.references.store import ReferenceStore
 
@@ -251,7 +251,7 @@ _NOT_SHARDED: Final = "the array is not sharded; programs that read Zarr v3 read
 _MAX_BELOW: Final = 10  # directories that are examined
 
 
-def foreign_format(entries: Sequence[Entry], *, of_references: bool = False) -> str | None:
+def foreign_format(entries: Sequence[ListedName], *, of_references: bool = False) -> str | None:
     """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it, or an `info`.
 
     If it is *of_references*, programs do not read it as it is stored.

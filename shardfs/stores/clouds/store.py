@@ -16,7 +16,7 @@ from shardfs.errors import (
     SourceError,
     UnsupportedError,
 )
-from shardfs.stores.base import DOCUMENTS, MAX_TOP, Entry, Kind, Snapshot, Stat, file_format, join_key
+from shardfs.stores.base import DOCUMENTS, MAX_TOP, Kind, ListedName, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
 from shardfs.stores.clouds.outline import BELOW, NODES, Outline, OutlineOf
 from shardfs.stores.disk_cache import DiskCache
@@ -90,7 +90,7 @@ class CloudStore(ObjectReader):
             return isinstance(error, NotFoundError)
         return False
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many; raises `SourceError` if it cannot be read."""
         try:
             with trio.fail_after(_PATIENCE):
@@ -103,7 +103,7 @@ class CloudStore(ObjectReader):
         except ShardfsError as error:
             raise SourceError(f"{self.url} cannot be read: {error}") from None
 
-    async def _check(self) -> Sequence[Entry] | None:
+    async def _check(self) -> Sequence[ListedName] | None:
         raise NotImplementedError
 
     async def _head(self, key: str) -> Stat | None:
@@ -139,16 +139,16 @@ class BucketStore(CloudStore):
             raise not_found(key)
         return stat
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         listing = await self.heads.list(key)
         if listing.is_missing and key:
             if await self._head(key) is not None:
                 raise NotADirectoryHereError(f"{key} is not a directory")
             raise not_found(key)
-        return [Entry(name, Kind.DIRECTORY if stat is None else Kind.FILE) for name, stat in listing.names.items()]
+        return [ListedName(name, Kind.DIRECTORY if stat is None else Kind.FILE) for name, stat in listing.names.items()]
 
-    async def _check(self) -> Sequence[Entry] | None:
+    async def _check(self) -> Sequence[ListedName] | None:
         entries = await self.list("")
         if not entries:
             raise SourceError(f"nothing is stored at {self.url}")
@@ -194,7 +194,7 @@ class WebFiles(CloudStore):
 
     lists = False
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Raise `UnsupportedError`."""
         raise UnsupportedError(f"{self.url_of(key)} cannot be listed: web servers list nothing")
 
@@ -260,7 +260,7 @@ class WebStore(CloudStore):
         above = directory.rpartition("/")[0]
         return any([outline.is_closed(_relative(above, path) or "") async for path, outline in self._above(above)])
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key* that documents tell of.
 
         Raises `UnsupportedError` for a directory of shards, unless arrays are assumed to be complete.
@@ -285,7 +285,7 @@ class WebStore(CloudStore):
             if await self._head(key) is not None:
                 raise NotADirectoryHereError(f"{key} is not a directory")
             raise not_found(key)
-        return [Entry(name, kind) for name, kind in names.items()]
+        return [ListedName(name, kind) for name, kind in names.items()]
 
     async def _shard_names(self, key: str, relative: str, outline: Outline) -> dict[str, Kind]:
         count = outline.count(relative)
@@ -388,7 +388,7 @@ class WebStore(CloudStore):
                     self._outlines.put(path, versions, outline, sum(map(len, documents.values())))
         return outline
 
-    async def _check(self) -> Sequence[Entry] | None:
+    async def _check(self) -> Sequence[ListedName] | None:
         """Read the documents, whose server must give ranges, and nothing for what it does not have."""
         if await self._outline("") is None:
             raise SourceError(await self._what_is_there())

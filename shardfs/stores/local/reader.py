@@ -29,8 +29,8 @@ from shardfs.stores.base import (
     Address,
     Buffer,
     Descriptor,
-    Entry,
     Kind,
+    ListedName,
     Stat,
     file_format,
 )
@@ -318,7 +318,7 @@ class LocalReader:
     def forget(self, key: str) -> None:
         """Do nothing: names are looked at each time."""
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many.
 
         Raises `SourceError` if the path does not lead to the directory that was opened any more.
@@ -326,7 +326,7 @@ class LocalReader:
         with translated(""), os.scandir(self.root) as top:
             if not os.path.samestat(os.stat(self.root), os.fstat(self.directory.fd)):
                 raise SourceError(f"{self.root} is another directory now than the one that was opened")
-            entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(top, MAX_TOP + 1)]
+            entries = [ListedName(entry.name, _entry_kind(entry)) for entry in islice(top, MAX_TOP + 1)]
         return entries if len(entries) <= MAX_TOP else None
 
     async def stat(self, key: str) -> Stat:
@@ -350,12 +350,12 @@ class LocalReader:
         descriptor, status = await self.open_to_read(key)
         return self.snapshot(key, descriptor, status)
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
 
-        def scan() -> list[Entry]:
+        def scan() -> list[ListedName]:
             with translated(key), os.scandir(directory.fd) as entries:
-                return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
+                return [ListedName(entry.name, _entry_kind(entry)) for entry in entries]
 
         directory, status = await self._opened(key, DIRECTORY, _with_status)
         if not self.threads.is_remote and status.size <= _LARGE_DIRECTORY:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from shardfs.errors import SourceError
-from shardfs.stores.base import Entry, Kind
+from shardfs.stores.base import Kind, ListedName
 from shardfs.stores.objects import MAX_KEY_NBYTES
 
 _MAX_NAME_NBYTES: Final = 255
@@ -63,7 +63,7 @@ class ReferenceSet(Protocol):
     async def is_directory(self, key: str) -> bool:
         """Whether there are keys below *key*."""
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*; nothing if there is no such directory."""
 
     def walk(self) -> AsyncIterator[tuple[str, Reference]]:
@@ -146,7 +146,7 @@ class Keys:
         start = self._first(directory, 0, len(self))
         return start < len(self) and self[start].startswith(directory)
 
-    def list(self, key: str) -> Sequence[Entry]:
+    def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*; one that is a directory too is only that."""
         places = self.below(key)
         data, edges, start = self._bytes, self._edges, len(os.fsencode(key)) + 1 if key else 0
@@ -160,7 +160,7 @@ class Keys:
             else:
                 names[name] = Kind.FILE  # what is below a directory of this name comes later
                 place += 1
-        return [Entry(os.fsdecode(name), kind) for name, kind in names.items()]
+        return [ListedName(os.fsdecode(name), kind) for name, kind in names.items()]
 
     def _first(self, key: bytes, start: int, stop: int) -> int:
         """Return the place of the first key, from *start* to before *stop*, that is not before *key*."""

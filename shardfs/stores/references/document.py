@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from shardfs.errors import SourceError
-from shardfs.stores.base import Entry
+from shardfs.stores.base import ListedName
 from shardfs.stores.references.base import Broken, Inline, Keys, Reference, Target, encoded_key, target_of
 
 MAX_NBYTES: Final = 256 * 2**20
@@ -81,7 +81,7 @@ class DocumentReferences:
         """Whether there are keys below *key*."""
         return self._keys.has_below(key)
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*."""
         return self._keys.list(key)
 

@@ -24,7 +24,7 @@ from shardfs.errors import (
     StaleError,
     UnsupportedError,
 )
-from shardfs.stores.base import Entry, Kind, join_key
+from shardfs.stores.base import Kind, ListedName, join_key
 from shardfs.stores.references.base import Broken, Inline, Keys, Reference, encoded_key, target_of
 from shardfs.stores.references.targets import Files
 
@@ -129,13 +129,13 @@ class RecordReferences:
         """Whether there are keys below *key*: each directory has documents."""
         return self._documents.keys.has_below(key)
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*; of an array, all its records are read."""
         entries = [*self._documents.keys.list(key)]
         names = {entry.name for entry in entries}
         async for name, _ in self._chunks(key):
             if name not in names:
-                entries.append(Entry(name, Kind.FILE))
+                entries.append(ListedName(name, Kind.FILE))
         return entries
 
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:

@@ -25,8 +25,8 @@ from shardfs.stores.base import (
     Address,
     Buffer,
     Content,
-    Entry,
     Kind,
+    ListedName,
     OpenFile,
     Snapshot,
     Stat,
@@ -87,7 +87,7 @@ class ReferenceStore(ObjectReader):
         """Return the URL of a key as fsspec chains them; there is no file of this name."""
         return f"reference://{key}::{self.url}"
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Read the references; return the names at the top, unless there are too many. Raises `SourceError`."""
         references = await self.references()
         if references.nhidden:
@@ -175,7 +175,7 @@ class ReferenceStore(ObjectReader):
         await for_each(names, look, _AT_ONCE)
         return [stats[name] for name in names]
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         references = await self.references()
         entries = await references.list(key)

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from shardfs.errors import AccessDeniedError, CorruptionError, SourceError, without_secrets
-from shardfs.stores.base import Address, Entry, Snapshot, Stat
+from shardfs.stores.base import Address, ListedName, Snapshot, Stat
 from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.s3.requests import Location
 
@@ -26,7 +26,7 @@ class Files(Protocol):
     def lists(self) -> bool:
         """Whether directories can be listed."""
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:

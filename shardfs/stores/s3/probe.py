@@ -24,7 +24,7 @@ from shardfs.errors import (
     UnsupportedError,
     printable,
 )
-from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
+from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Kind, ListedName, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Properties, Range
@@ -41,7 +41,7 @@ _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this
 _PROPERTIES: Final = Properties({"ContentType": "text/plain"})
 
 
-async def check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
+async def check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
     """Return the names at the top, None if there are too many, and whether listing is allowed.
 
     Raises `SourceError` if the source can neither be listed nor its document read, if nothing is stored there (a bucket
@@ -60,7 +60,7 @@ async def check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
         raise SourceError(f"{client.location.url} cannot be read: {error}") from None
 
 
-async def _check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
+async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
     location = client.location
     try:
         page = await client.list_page("", limit=MAX_TOP)
@@ -82,8 +82,8 @@ async def _check(client: S3Client) -> tuple[Sequence[Entry] | None, bool]:
         await _require_ranges(client, page)
     if page.token is not None:
         return None, True
-    files = [Entry(key, Kind.FILE) for key, _ in page.objects if key]
-    return files + [Entry(key[:-1], Kind.DIRECTORY) for key in page.prefixes], True
+    files = [ListedName(key, Kind.FILE) for key, _ in page.objects if key]
+    return files + [ListedName(key[:-1], Kind.DIRECTORY) for key in page.prefixes], True
 
 
 async def _require_ranges(client: S3Client, page: ListPage) -> None:

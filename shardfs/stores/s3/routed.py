@@ -10,9 +10,9 @@ import trio
 
 from shardfs.errors import CrossDeviceError
 from shardfs.stores.base import (
-    Entry,
     Expected,
     Kind,
+    ListedName,
     NewAttributes,
     NewDocument,
     NewObject,
@@ -65,7 +65,7 @@ class RoutedStore:
         """Return the URL of *key*."""
         return self.remote.url_of(key)
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many."""
         return await self.remote.check()
 
@@ -101,7 +101,7 @@ class RoutedStore:
         """Whether *key* stands for nothing; False if that is unknown."""
         return await self._store_of(key).is_absent(key)
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory; at the top those of the remote store."""
         return await self._store_of(key).list(key)
 

@@ -35,10 +35,10 @@ from shardfs.stores.base import (
     ABSENT,
     ANY,
     Content,
-    Entry,
     Expected,
     Kept,
     Kind,
+    ListedName,
     NewAttributes,
     NewDocument,
     NewOwner,
@@ -112,7 +112,7 @@ class S3Store(ObjectReader):
         """Return the `s3://` URL of *key*."""
         return self._client.location.url_of(key)
 
-    async def check(self) -> Sequence[Entry] | None:
+    async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
         entries, can_list = await check(self._client)
         if not can_list:
@@ -162,7 +162,7 @@ class S3Store(ObjectReader):
             pass
         return False
 
-    async def list(self, key: str) -> Sequence[Entry]:
+    async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
         for spool in self._spools.values():
@@ -178,7 +178,7 @@ class S3Store(ObjectReader):
                 raise
             names = {}
         stored = {name: Kind.FILE if stat is not None else Kind.DIRECTORY for name, stat in names.items()}
-        return [Entry(name, kind) for name, kind in (stored | here).items()]
+        return [ListedName(name, kind) for name, kind in (stored | here).items()]
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""

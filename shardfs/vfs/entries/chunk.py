@@ -45,7 +45,7 @@ from shardfs.vfs.handles import (
     changed,
     new_file,
 )
-from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, Place, in_table
+from shardfs.vfs.inodes import MISSING, ArrayNumbers, ChunkNumbering, TreePosition, in_table
 from shardfs.vfs.new_directories import NewDirectories
 from shardfs.vfs.write_buffer import WriteBuffer
 
@@ -369,7 +369,7 @@ class ChunkTree:
     def keep_version(self, ino: int, coords: Coords) -> None:
         """Let *ino* stand for the version of a chunk that was published through the mount."""
         if in_table(ino):
-            self.fs.inodes.keep(ino, Chunk, entry=Place(self.numbers, self.numbering.of_chunk(coords)))
+            self.fs.inodes.keep(ino, Chunk, entry=TreePosition(self.numbers, self.numbering.of_chunk(coords)))
 
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*.
@@ -614,7 +614,7 @@ class ChunkDirectory(Entry):
     def keep_inode(self, ino: int) -> None:
         """Let the number *ino*, by which programs know the directory already, stand for it."""
         self.ino = ino
-        self.fs.inodes.keep(ino, ChunkDirectory, entry=Place(self.chunks.numbers, self.position))
+        self.fs.inodes.keep(ino, ChunkDirectory, entry=TreePosition(self.chunks.numbers, self.position))
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the directory."""

@@ -17,7 +17,7 @@ from shardfs.format.keyed import Part, ValueNames
 from shardfs.stores.base import join_key
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.entries.fixed import ReadOnlyFile
-from shardfs.vfs.handles import OTHERS, Attributes, Batch, ChunkHandle, Row, absent, unreadable
+from shardfs.vfs.handles import OTHERS, Attributes, Batch, ChunkHandle, ListingRow, absent, unreadable
 
 
 class ValueFiles:
@@ -92,7 +92,7 @@ class ValueFiles:
         inos = [self._ino(name, run.state) for name in names]
         shown = np.where(are_unknown, 0, sizes[start:]).tolist()
         cookies = range(first + start + 1, first + start + 1 + len(names))
-        rows: list[Row] = list(zip([name.encode() for name in names], inos, shown, cookies, strict=True))
+        rows: list[ListingRow] = list(zip([name.encode() for name in names], inos, shown, cookies, strict=True))
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=self._ttl(run.state))
         for is_unknown, group in groupby(zip(are_unknown.tolist(), rows, strict=True), key=itemgetter(0)):

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from shardfs.errors import NotFoundError, StoreError
-from shardfs.stores.base import Entry, Kind
+from shardfs.stores.base import Kind, ListedName
 from shardfs.stores.s3.heads import Absent, Directories, Directory, Found, Heads, Known, NoObject, Unknown
 from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
@@ -34,7 +34,7 @@ def bucket(*keys: str, **options: int) -> FakeS3:
     return fake
 
 
-async def names(store: S3Store, key: str) -> list[Entry]:
+async def names(store: S3Store, key: str) -> list[ListedName]:
     return sorted(await store.list(key))
 
 
@@ -44,10 +44,10 @@ async def test_names_that_no_file_system_can_show_are_hidden_and_said_once(caplo
     store = reader_of(fake)
     with caplog.at_level(logging.WARNING):
         assert await names(store, "") == [
-            Entry("...", FILE),
-            Entry(".hidden", FILE),
-            Entry("a", DIRECTORY),
-            Entry("ok", FILE),
+            ListedName("...", FILE),
+            ListedName(".hidden", FILE),
+            ListedName("a", DIRECTORY),
+            ListedName("ok", FILE),
         ]
         assert await names(store, "a") == []
     assert len(caplog.messages) == 1
@@ -147,8 +147,8 @@ async def test_our_own_changes_correct_what_was_listed() -> None:
     store.heads.changed("a/x", None)
     store.heads.changed("a/new", ObjectStat(7, '"e"', 1))
     store.heads.changed("b/c/d", ObjectStat(8, '"f"', 1))
-    assert await names(store, "a") == [Entry("new", FILE), Entry("y", FILE)]
-    assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
+    assert await names(store, "a") == [ListedName("new", FILE), ListedName("y", FILE)]
+    assert await names(store, "") == [ListedName("a", DIRECTORY), ListedName("b", DIRECTORY)]
     assert (await store.stat("b/c")).kind is DIRECTORY
     assert (await store.stat("a/new")).size == 7
     assert await store.is_absent("a/x")
@@ -167,7 +167,7 @@ async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> Non
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
-        assert await names(store, "") == [Entry("b", FILE), Entry("c", FILE), Entry("new", FILE)]
+        assert await names(store, "") == [ListedName("b", FILE), ListedName("c", FILE), ListedName("new", FILE)]
     assert (await store.stat("new")).size == 7
 
 
@@ -276,7 +276,7 @@ async def test_a_reply_that_was_on_its_way_when_its_key_was_forgotten_is_not_bel
 async def test_a_name_forgotten_while_later_pages_are_missing_is_asked_for_again(*, is_ours: bool) -> None:
     fake = bucket("d/a", "d/b", "d/c", page_size=1)
     store = reader_of(fake)
-    found: list[list[Entry]] = []
+    found: list[list[ListedName]] = []
 
     async def ask() -> None:
         found.append(await names(store, "d"))
@@ -292,7 +292,7 @@ async def test_a_name_forgotten_while_later_pages_are_missing_is_asked_for_again
         store.forget("d/0")
         nursery.start_soon(ask)
     assert (await store.stat("d/a")).size == 15
-    assert found[1] == [Entry(name, FILE) for name in ("0", "a", "b", "c")]
+    assert found[1] == [ListedName(name, FILE) for name in ("0", "a", "b", "c")]
 
 
 @on_mock_clock
@@ -304,7 +304,7 @@ async def test_a_directory_forgotten_while_its_listing_is_on_its_way_is_listed_a
         await trio.sleep(1.5 * LATENCY)
         fake.store("d/0", b"of another host")
         store.forget("d")
-    assert await names(store, "d") == [Entry(name, FILE) for name in ("0", "a", "b")]
+    assert await names(store, "d") == [ListedName(name, FILE) for name in ("0", "a", "b")]
 
 
 def test_a_request_does_not_believe_a_listing_that_began_before_it() -> None:
