@@ -18,7 +18,7 @@ import trio
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.foreign import keys_below
-from shardfs.dataset.journal.records import Change, Put, reversed_checksum
+from shardfs.dataset.journal.records import ChunkChange, Put, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import OpenShard, read_checked
 from shardfs.dataset.shard_cache import ShardCache, ShardState
@@ -251,11 +251,11 @@ class Array:
             if self._version(place).own.get(coords) is own:  # else also committed meanwhile
                 return state, extent
 
-    def change(self, coords: Coords) -> Change | None:
+    def change(self, coords: Coords) -> ChunkChange | None:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
         return self._change(coords, self.layout.locate(coords)) if self.layout.pending else None
 
-    def _change(self, coords: Coords, place: Place) -> Change | None:
+    def _change(self, coords: Coords, place: Place) -> ChunkChange | None:
         if not self.layout.pending:
             return None
         change = self.layout.pending.changes(place.shard).get(coords)
@@ -550,7 +550,7 @@ class Array:
         if failed is not None:
             raise failed
 
-    def _pending(self, prefix: Coords, numbers: range, shard: Coords) -> dict[int, Change]:
+    def _pending(self, prefix: Coords, numbers: range, shard: Coords) -> dict[int, ChunkChange]:
         """Return the pending changes of those chunks of the row *prefix* that are in one shard, by last coordinate.
 
         They are looked up before the shard, so that what is committed meanwhile is found there.
@@ -564,12 +564,12 @@ def _row(coords: Coordinates, number: int) -> Coords:
     return tuple(coords[number].tolist())
 
 
-def _pending_extent(change: Change) -> Extent | None:
+def _pending_extent(change: ChunkChange) -> Extent | None:
     """Return the extent of a chunk with a pending *change*; None if that removes it."""
     return Extent(change, 0, change.payload.nbytes) if isinstance(change, Put) else None
 
 
-def _with_pending(run: ListedRun, changes: Mapping[int, Change]) -> ListedRun:
+def _with_pending(run: ListedRun, changes: Mapping[int, ChunkChange]) -> ListedRun:
     """Return *run* as it is with pending *changes*, by the last coordinate of the chunk."""
     if not changes:
         return run

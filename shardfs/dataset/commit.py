@@ -22,7 +22,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
-from shardfs.dataset.journal.records import Change, Put, Shrink, UndoRecord
+from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
 from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
@@ -41,7 +41,7 @@ from shardfs.errors import (
     counted,
 )
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, ShardWriter, join_key
+from shardfs.stores.base import Content, ObjectEdit, join_key
 from shardfs.stores.parallel import QuickLock, for_each
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class _Commit:
 
     queue: ShardQueue
     layout: ArrayLayout
-    records: Sequence[Change]
+    records: Sequence[ChunkChange]
     nchunks: int
-    edit: ShardWriter
+    edit: ObjectEdit
     new: NewShard
     undo: UndoRecord
     """It is not in the journal yet."""
@@ -145,7 +145,7 @@ class GroupCommit:
         """Note that a new array is at *path*, which has not grown."""
         self._grown.forget(path)
 
-    def _hurry(self, queue: ShardQueue, change: Change) -> None:
+    def _hurry(self, queue: ShardQueue, change: ChunkChange) -> None:
         """Let a shard be due at once if *change* is a new chunk beyond the shape that its array had before it grew.
 
         An array is committed so at most every `_PAUSE` seconds: each commit appends an index.
@@ -214,7 +214,7 @@ class GroupCommit:
         await for_each(keys, sync, _SYNCS_AT_ONCE)
         await for_each({key.rpartition("/")[0] for key in keys}, sync_directory, _SYNCS_AT_ONCE)
 
-    def add(self, queue: ShardQueue, change: Change) -> None:
+    def add(self, queue: ShardQueue, change: ChunkChange) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
         if queue.add(change) is None:
             self.npending += 1
@@ -378,10 +378,10 @@ class GroupCommit:
         await self._finish(queue, records)  # without the lock: no record would tell who left it
         return None
 
-    async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[Change]:
+    async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[ChunkChange]:
         """Return the changes of a shard that still fit their *array*; the others go into the conflict journal."""
-        fitting: list[Change] = []
-        conflicts: list[Change] = []
+        fitting: list[ChunkChange] = []
+        conflicts: list[ChunkChange] = []
         for change in queue.changes.values():
             fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(change.coords)
             (fitting if fits else conflicts).append(change)
@@ -398,7 +398,7 @@ class GroupCommit:
             await self._finish(queue, conflicts)
         return fitting
 
-    async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
+    async def put_aside(self, changes: Sequence[ChunkChange | Shrink]) -> None:
         """Put changes durably into the conflict journal, and release their records in the journal."""
         if not changes:
             return
@@ -416,7 +416,7 @@ class GroupCommit:
         await self.journal.release_soon(changes)
 
     @asynccontextmanager
-    async def _edit(self, queue: ShardQueue, layout: ArrayLayout, **owner: int) -> AsyncIterator[ShardWriter]:
+    async def _edit(self, queue: ShardQueue, layout: ArrayLayout, **owner: int) -> AsyncIterator[ObjectEdit]:
         waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
         undo = self.undos.get(queue.key)
         if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
@@ -431,8 +431,8 @@ class GroupCommit:
         queue: ShardQueue,
         layout: ArrayLayout,
         contents: Mapping[Coords, Content | None] | None,
-        records: Sequence[Change],
-        edit: ShardWriter,
+        records: Sequence[ChunkChange],
+        edit: ObjectEdit,
         *,
         compact: bool = False,
     ) -> _Commit:
@@ -490,7 +490,7 @@ class GroupCommit:
         await self.sync_soon()
 
     async def _undo_record(
-        self, queue: ShardQueue, layout: ArrayLayout, edit: ShardWriter, old: OpenShard | None, new: NewShard
+        self, queue: ShardQueue, layout: ArrayLayout, edit: ObjectEdit, old: OpenShard | None, new: NewShard
     ) -> UndoRecord:
         """Return the undo record of a planned commit. It has a checksum of the payloads, so that these are read here.
 
@@ -532,7 +532,7 @@ class GroupCommit:
         undo = self.undos.pop(queue.key, None)
         return [undo] if undo is not None else []
 
-    async def _finish(self, queue: ShardQueue, records: Sequence[Change], *undo: UndoRecord) -> None:
+    async def _finish(self, queue: ShardQueue, records: Sequence[ChunkChange], *undo: UndoRecord) -> None:
         """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""
         queue.remove(records)
         self.npending -= len(records)

@@ -16,7 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import trio
 
-from shardfs.dataset.journal.records import Change
+from shardfs.dataset.journal.records import ChunkChange
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import LockedError, ShardfsError
@@ -52,7 +52,7 @@ class PendingShards:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def changes(self, shard: Coords) -> Mapping[Coords, Change]:
+    def changes(self, shard: Coords) -> Mapping[Coords, ChunkChange]:
         """Return the pending changes of a shard."""
         queue = self._queues.get(shard)
         return queue.changes if queue is not None else {}
@@ -368,7 +368,7 @@ class ShardQueue:
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
         self.key = key
         self.lock = QuickLock()
-        self.changes: dict[Coords, Change] = {}
+        self.changes: dict[Coords, ChunkChange] = {}
         self.payload_nbytes = 0
         self.since = self.touched = 0.0
         self.error: ShardfsError | None = None
@@ -401,11 +401,11 @@ class ShardQueue:
         """Whether all chunks of the shard are pending."""
         return len(self.changes) == self.layout.grid.nchunks_of(self.shard)
 
-    def has_any(self, changes: Iterable[Change]) -> bool:
+    def has_any(self, changes: Iterable[ChunkChange]) -> bool:
         """Whether one of *changes* is still pending."""
         return any(self.changes.get(change.coords) is change for change in changes)
 
-    def add(self, change: Change) -> Change | None:
+    def add(self, change: ChunkChange) -> ChunkChange | None:
         """Add *change*; return the change that it replaces."""
         if not self.changes:
             self.layout.pending.add(self)
@@ -416,7 +416,7 @@ class ShardQueue:
         self.touched = trio.current_time()
         return before
 
-    def remove(self, changes: Iterable[Change]) -> None:
+    def remove(self, changes: Iterable[ChunkChange]) -> None:
         """Remove *changes*, except those that were replaced by later ones."""
         was_empty = not self.changes
         for change in changes:

@@ -17,7 +17,7 @@ from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.precomputed import INFO, Volume
-from shardfs.stores.base import Reader, Stat, Tree, join_key
+from shardfs.stores.base import FileTree, Reader, Stat, join_key
 
 DOCUMENT: Final = ZARR_JSON
 
@@ -174,7 +174,7 @@ class RemovedArray:
         self._stat = snapshot.stat
         return True
 
-    async def drop(self, store: Tree) -> None:
+    async def drop(self, store: FileTree) -> None:
         """Remove the document from its *store*.
 
         Nothing is pending in the array, and the caller holds the lock of the node, so that nothing is published and no

@@ -1,6 +1,6 @@
 """Publishing: content becomes that of a chunk on the mount, atomically, and is in the journal.
 
-`Writer` is the entrance for all changes of chunks; its `GroupCommit` brings them into shards.
+`ChunkWriter` is the entrance for all changes of chunks; its `GroupCommit` brings them into shards.
 """
 
 import logging
@@ -14,7 +14,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import NOTHING, Journal
-from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
+from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
@@ -31,7 +31,7 @@ _FAILING: Final = 0.5  # of the journal: what shards that cannot be committed ma
 _WORTH: Final = 1 / 16  # of the journal: this much must be dead before cleaning, if there is no other way to get room
 
 
-class Writer:
+class ChunkWriter:
     """Changes to the chunks of one source, in the order in which they are published."""
 
     def __init__(
@@ -96,7 +96,9 @@ class Writer:
         await self.commits.sync_soon()
         return record
 
-    async def _publish(self, array: Array, change: Change, content: Content, own: OwnVersion | None = None) -> None:
+    async def _publish(
+        self, array: Array, change: ChunkChange, content: Content, own: OwnVersion | None = None
+    ) -> None:
         if array.grid.is_read_only:
             raise ReadOnlyError(f"{array.layout.path or 'the array'} is in a format that is only read")
         layout, nbytes = array.layout, content.nbytes

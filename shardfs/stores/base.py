@@ -1,4 +1,4 @@
-"""The interfaces of stores: `Reader`, `Writer`, `Tree`; `ShardWriter`; and `Snapshot`, a version of an object."""
+"""The interfaces of stores: `Reader`, `ObjectWriter`, `FileTree`; an `ObjectEdit`; a `Snapshot`, one version."""
 
 import enum
 import os
@@ -269,8 +269,8 @@ class Splice:
         return joined
 
 
-class ShardWriter(Protocol):
-    """One change of one object, with the lock that keeps other programs from changing it meanwhile.
+class ObjectEdit(Protocol):
+    """One change of one object, mostly a shard, with the lock that keeps other programs from changing it meanwhile.
 
     An edit makes one change. If it fails, the object is as it was, unless the error says otherwise.
     """
@@ -473,7 +473,7 @@ class Reader(Protocol):
         """Open a regular file to read it, without pinning a version; raises the errors of `open`."""
 
 
-class Writer(Protocol):
+class ObjectWriter(Protocol):
     """What stores change as a whole: shards, documents and new objects, each on its own condition."""
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
@@ -506,7 +506,7 @@ class Writer(Protocol):
 
     def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
-    ) -> AbstractAsyncContextManager[ShardWriter]:
+    ) -> AbstractAsyncContextManager[ObjectEdit]:
         """Begin an exclusive change of a regular file; *rights* are for a new file.
 
         *head_nbytes* and *tail_nbytes* are those of `open`. Modes are exact, without a umask; None is up to the system.
@@ -528,7 +528,7 @@ class Writer(Protocol):
         """Store what was written to open files; raises the error that prevents it."""
 
 
-class Tree(Protocol):
+class FileTree(Protocol):
     """Names and ordinary files, changed at the request of programs."""
 
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
@@ -575,7 +575,7 @@ class Tree(Protocol):
 
 
 @runtime_checkable
-class Store(Reader, Writer, Tree, Protocol):
+class Store(Reader, ObjectWriter, FileTree, Protocol):
     """A source that can be changed: a directory, or a bucket."""
 
 

@@ -13,7 +13,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.copies import is_in_any
 from shardfs.dataset.node import DOCUMENT, Broken, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
-from shardfs.dataset.writer import Writer, empty_outside
+from shardfs.dataset.writer import ChunkWriter, empty_outside
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
@@ -67,7 +67,7 @@ class Documents:
     def __init__(
         self,
         fs: Filesystem,
-        writer: Writer,
+        writer: ChunkWriter,
         orphans: OrphanChunks,
         *,
         chunks_per_shard: tuple[int, ...] | None,

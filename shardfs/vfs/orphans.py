@@ -13,7 +13,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -49,7 +49,7 @@ class OrphanChunks:
     A file that a program is still writing is published by `absorb_file` when it is closed.
     """
 
-    def __init__(self, fs: Filesystem, writer: Writer, directory: str) -> None:
+    def __init__(self, fs: Filesystem, writer: ChunkWriter, directory: str) -> None:
         self.directory = directory
         self._fs = fs
         self._store = fs.writable.store

@@ -18,7 +18,7 @@ from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on
 from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.slots import hold, slots_of
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted
 from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
@@ -103,7 +103,7 @@ class WritingSession(Session):
         self._single_writer = options.single_writer
         self._contents, self.journal = open_journal(state.journal, disk)
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
-        self.writer = Writer(source, self.journal, self.conflicts, auto_compact=options.auto_compact)
+        self.writer = ChunkWriter(source, self.journal, self.conflicts, auto_compact=options.auto_compact)
         super().__init__(
             source,
             WritableFilesystem(

@@ -11,7 +11,7 @@ from typing import TypeVar
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import RemovedArray, groups_above
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     CrossDeviceError,
     NotFoundError,
@@ -82,7 +82,7 @@ class WritableFilesystem(Filesystem):
         *,
         ttl: float,
         scratch: str,
-        writer: Writer,
+        writer: ChunkWriter,
         buffers: str,
         drafts: str,
         orphans: str,
@@ -101,7 +101,7 @@ class WritableFilesystem(Filesystem):
             self._check_writable,
         )
         self.orphans = OrphanChunks(self, writer, orphans)
-        self.publisher = Documents(self, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        self.document_writer = Documents(self, writer, self.orphans, chunks_per_shard=chunks_per_shard)
 
     @property
     def writable(self) -> "WritableFilesystem":
@@ -173,7 +173,7 @@ class WritableFilesystem(Filesystem):
                 raise
             entry, handle = await self.entry(ino), late
             handle.stand_for(ino)
-        self.publisher.was_read(entry, handle)
+        self.document_writer.was_read(entry, handle)
         return OpenedFile(self.add_file(handle), handle)
 
     def gives_pages(self, handle: FileHandle, *, chunks: bool) -> bool:
@@ -444,7 +444,7 @@ class WritableFilesystem(Filesystem):
         outdated = self.hierarchy.copies.outdated
         groups = {group for path in outdated for group, _ in groups_above(path)}
         async with self._locks.hold(partial(_alone, groups)):
-            await self.publisher.correct_copies(outdated)
+            await self.document_writer.correct_copies(outdated)
 
     async def _drop(self, removed: RemovedArray) -> None:
         """Drop a removed document, unless something is pending in its array that cannot be committed."""

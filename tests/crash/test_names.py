@@ -92,7 +92,7 @@ def test_a_chunk_file_that_came_before_the_document_of_its_array(template: Path,
 
     async def change(process: Process) -> None:
         fs = process.fs
-        fs.publisher._chunks_per_shard = (4,)
+        fs.document_writer._chunks_per_shard = (4,)
         directory = (await find(process.fs, "unchecked")).ino
         handle, _, _ = await fs.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         await process.fs.open_files[handle].write(0, json.dumps(document).encode())

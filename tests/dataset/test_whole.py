@@ -22,7 +22,7 @@ from shardfs.dataset.journal.reading import read_journal
 from shardfs.dataset.journal.records import Shrink
 from shardfs.dataset.journal.recovery import Recovery, replay
 from shardfs.dataset.shard import NewShard
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.stores.base import ANY, Store
 from shardfs.stores.local.syscalls import open_directory
 from shardfs.stores.local.tree import LocalStore
@@ -44,7 +44,7 @@ class Life:
     """One process that reads and writes the array `a` of *store*, with its journal in a directory."""
 
     source: Source
-    writer: Writer
+    writer: ChunkWriter
     recovery: Recovery
 
     @classmethod
@@ -57,7 +57,7 @@ class Life:
         contents = read_journal(opened)
         journal = Journal(opened, QuickDisk(), contents)
         conflicts = Journal(open_directory(str(directory / "conflicts")), QuickDisk())
-        writer = Writer(source, journal, conflicts)
+        writer = ChunkWriter(source, journal, conflicts)
         return cls(source, writer, await replay(source, contents, writer.commits))
 
     def kill(self) -> None:

@@ -85,7 +85,7 @@ async def test_chunk_files_stay_where_they_are_if_the_document_of_their_array_ca
     document["chunk_grid"]["configuration"]["chunk_shape"] = [INNER]
     process = await Process.start(root, Syscalls())
     fs = process.fs
-    fs.publisher._chunks_per_shard = (4,)
+    fs.document_writer._chunks_per_shard = (4,)
     fs, made = process.fs, await fs.mkdir(ROOT, b"new", 0o755, OWNER)
     below = await fs.mkdir(made.ino, b"c", 0o755, OWNER)
     opened = []

@@ -234,7 +234,7 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
         await trio.testing.wait_all_tasks_blocked()
         document = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
         resized = json.dumps({**document, "shape": [document["shape"][0] * 2]}).encode()
-        await fs.publisher.publish(Document(fs, "unchecked/zarr.json"), resized, {"mode": 0o644}, exclusive=False)
+        await fs.document_writer.publish(Document(fs, "unchecked/zarr.json"), resized, {"mode": 0o644}, exclusive=False)
         tree = fs.chunk_tree(await fs.hierarchy.node("unchecked"))
         assert tree is not None
         chunk = Chunk(tree, (0,))

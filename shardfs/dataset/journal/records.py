@@ -215,7 +215,7 @@ class Checkpoint(_Record):
     KIND: ClassVar[int] = 5
 
 
-Change = Put | Erase
+ChunkChange = Put | Erase
 """A change of one inner chunk."""
 
 Live = Put | Erase | Shrink | UndoRecord

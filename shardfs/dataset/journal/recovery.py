@@ -25,7 +25,7 @@ from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
-from shardfs.dataset.journal.records import Change, Erase, Live, Put, Shrink, damaged_name
+from shardfs.dataset.journal.records import ChunkChange, Erase, Live, Put, Shrink, damaged_name
 from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, undo_commits
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import StateDirectory, shown
@@ -90,8 +90,8 @@ class Recovery:
     """
 
     unfinished: Sequence[UnfinishedCommit]
-    pending: list[tuple[Array, Change]] = field(default_factory=list)
-    conflicts: list[tuple[Change | Shrink, Conflict]] = field(default_factory=list)
+    pending: list[tuple[Array, ChunkChange]] = field(default_factory=list)
+    conflicts: list[tuple[ChunkChange | Shrink, Conflict]] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
 
@@ -159,12 +159,12 @@ NOT_YET: Final = "it cannot be applied while that is so"
 """What is said of a conflict that `shardfs recover --apply` cannot apply."""
 
 
-def describe(change: Change | Shrink, verdict: Verdict) -> str:
+def describe(change: ChunkChange | Shrink, verdict: Verdict) -> str:
     """Return one line about a change in a journal."""
     return f"{describe_change(change)}: {verdict.reason}"
 
 
-def describe_change(change: Change | Shrink) -> str:
+def describe_change(change: ChunkChange | Shrink) -> str:
     """Return which chunk or array a change is about."""
     where = change.path or "the array"
     if isinstance(change, Shrink):
@@ -173,7 +173,7 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def judge(source: Source, change: Change, unexamined: Collection[str] = ()) -> Verdict:
+async def judge(source: Source, change: ChunkChange, unexamined: Collection[str] = ()) -> Verdict:
     """Return what is to be done with *change*.
 
     Shards under the keys *unexamined* may be damaged until a commit is undone, before the next one. Raises a passing
@@ -201,7 +201,7 @@ async def judge(source: Source, change: Change, unexamined: Collection[str] = ()
         return Conflict(f"its {'array' if array is None else 'shard'} cannot be read: {error}")
 
 
-async def _compare(array: Array, change: Change) -> Verdict:
+async def _compare(array: Array, change: ChunkChange) -> Verdict:
     """Return what is to be done with *change* by looking at the stored chunk."""
     is_same = array.fingerprint == change.fingerprint
     if is_same and await array.stored_entry(change.coords) == change.superseded:
@@ -212,7 +212,7 @@ async def _compare(array: Array, change: Change) -> Verdict:
     return Conflict(_CHANGED, array) if is_same else Conflict("the metadata of the array has changed")
 
 
-async def _is_stored(array: Array, change: Change) -> bool:
+async def _is_stored(array: Array, change: ChunkChange) -> bool:
     """Whether the stored chunk is the result of *change*."""
     _, extent = await array.find_stored(change.coords, fresh=True)
     if extent is None or isinstance(change, Erase):
@@ -225,7 +225,7 @@ async def _is_stored(array: Array, change: Change) -> bool:
     return True
 
 
-async def judge_aside(source: Source, change: Change | Shrink) -> Verdict:
+async def judge_aside(source: Source, change: ChunkChange | Shrink) -> Verdict:
     """Return what can be done with a change in the conflict journal; an error that prevents looking is a conflict."""
     try:
         if not isinstance(change, Shrink):

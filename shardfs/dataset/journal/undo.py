@@ -33,7 +33,7 @@ from shardfs.errors import (
 )
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, in_pieces, is_reserved
+from shardfs.stores.base import Content, Kept, ObjectEdit, Snapshot, Splice, in_pieces, is_reserved
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def check_name(key: str) -> None:
 def undo_record(
     path: str,
     shard: Coords,
-    edit: ShardWriter,
+    edit: ObjectEdit,
     key: str,
     old: OpenShard | None,
     splice: Splice | None,

@@ -18,7 +18,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
-from shardfs.dataset.journal.records import Change, Erase, Put, Shrink
+from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.journal.recovery import (
     NOT_YET,
     Conflict,
@@ -262,7 +262,7 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
         if brought > 0:
             findings.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
-        applied: list[Change | Shrink] = []
+        applied: list[ChunkChange | Shrink] = []
         for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
             reason = await _apply_conflict(source, commits, change)
             if reason is None:
@@ -281,7 +281,7 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
         commits.conflicts.release(applied)
 
 
-async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
+async def _apply_conflict(source: Source, commits: GroupCommit, change: ChunkChange | Shrink) -> str | None:
     """Make a conflict pending again, whatever the chunk is now; returns why that is impossible."""
     try:
         if isinstance(change, Shrink):
@@ -380,5 +380,5 @@ def list_slots(findings: Findings) -> None:
         findings.append(Finding("slot", line, bool(held), path=state.root, command=command))
 
 
-def _changes(contents: JournalContents) -> list[Change | Shrink]:
+def _changes(contents: JournalContents) -> list[ChunkChange | Shrink]:
     return [record for record in contents.records if isinstance(record, Put | Erase | Shrink)]

@@ -18,8 +18,8 @@ from shardfs.stores.base import (
     NewObject,
     NewOwner,
     NewRights,
+    ObjectEdit,
     OpenFile,
-    ShardWriter,
     Snapshot,
     Stat,
     is_reserved,
@@ -236,6 +236,6 @@ class RoutedStore:
 
     def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
-    ) -> AbstractAsyncContextManager[ShardWriter]:
+    ) -> AbstractAsyncContextManager[ObjectEdit]:
         """Begin a change of a shard."""
         return self.remote.edit(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes, waited=waited, **rights)

@@ -43,9 +43,9 @@ from shardfs.stores.base import (
     NewDocument,
     NewOwner,
     NewRights,
+    ObjectEdit,
     OpenFile,
     Presence,
-    ShardWriter,
     Snapshot,
     Splice,
     Stat,
@@ -229,7 +229,7 @@ class S3Store(ObjectReader):
     @asynccontextmanager
     async def edit(
         self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
-    ) -> AsyncIterator[ShardWriter]:
+    ) -> AsyncIterator[ObjectEdit]:
         """Begin a change of a shard, which nobody else is kept from changing; it has no mode and no owner."""
         files = self._writable()
         if self._spools.local(key) is not None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import Node
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     CrossDeviceError,
     ExistsError,
@@ -100,7 +100,7 @@ class Chunks(ShardedFiles, Protocol):
         """Commit the removal of all chunks, and remove the directories of the shards."""
 
 
-class Publisher(Protocol):
+class DocumentWriter(Protocol):
     """Who stores what programs write to documents."""
 
     async def publish(
@@ -228,7 +228,7 @@ class Tree(Protocol):
 class WritableTree(Tree, Protocol):
     """The tree of a source that may be changed; *drafts* is where files are made before they get their names."""
 
-    writer: Writer
+    writer: ChunkWriter
     buffers: WriteBuffers
     pages: Pages
     drafts: str
@@ -238,7 +238,7 @@ class WritableTree(Tree, Protocol):
         """What is shown, and changed."""
 
     @property
-    def publisher(self) -> Publisher:
+    def document_writer(self) -> DocumentWriter:
         """Who stores what programs write to documents; chunks go to *writer*."""
 
 
@@ -465,7 +465,7 @@ class PublishedEntry(Entry):
             raise StaleError(f"{self.path} was removed")
         base = None if isinstance(current, WriteBuffer) else current
         if base is not None and not is_cut:
-            fs.publisher.was_read(self, base)
+            fs.document_writer.was_read(self, base)
         return fs.buffers.begin(self, base, status, flags, ino=self.ino, is_fresh=is_cut or current is None)
 
     async def replace(

@@ -667,7 +667,11 @@ class ChunkDirectory(Entry):
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
             present = await chunks.present()
-            await (self.fs.writable.publisher.end(present) if isinstance(node.kind, RemovedArray) else present.prune())
+            await (
+                self.fs.writable.document_writer.end(present)
+                if isinstance(node.kind, RemovedArray)
+                else present.prune()
+            )
 
     async def _require_no_scratch(self) -> None:
         """Raise `NotEmptyError` if there are scratch files in the directory, or below it."""

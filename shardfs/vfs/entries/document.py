@@ -100,11 +100,11 @@ class Document(PublishedEntry):
         """Publish *content* as the document; its number depends on its text."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         rights: NewRights = {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}
-        await self.fs.writable.publisher.publish(self, text, rights, mtime_ns, exclusive=exclusive)
+        await self.fs.writable.document_writer.publish(self, text, rights, mtime_ns, exclusive=exclusive)
 
     async def erase(self) -> None:
         """Remove the document."""
-        await self.fs.writable.publisher.remove(self)
+        await self.fs.writable.document_writer.remove(self)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:

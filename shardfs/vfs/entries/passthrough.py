@@ -219,7 +219,7 @@ class Passthrough(Entry):
             for name in [entry.name for entry in await fs.store.list(self.path)]:
                 if name != DOCUMENT and not (emptied.takes(name) or is_lock(name) or is_reserved(name)):
                     raise NotEmptyError(f"{name} is in the directory")
-            await fs.writable.publisher.end(emptied)
+            await fs.writable.document_writer.end(emptied)
 
     async def make_link(self, target: bytes) -> None:
         """Create a symbolic link under this name."""
