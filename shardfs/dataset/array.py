@@ -149,12 +149,12 @@ MAX_RUN: Final = 1024
 
 
 class Extent(NamedTuple):
-    """The encoded bytes of one version of an inner chunk: *header*, then *stored_nbytes* from *offset* of *shard*.
+    """The encoded bytes of one version of an inner chunk: *header*, then *stored_nbytes* from *offset* of *source*.
 
-    Of a pending chunk, *shard* is the record in the journal, which has its bytes.
+    That is the open shard or, of a pending chunk, the record in the journal, which has its bytes.
     """
 
-    shard: OpenShard | Put
+    source: OpenShard | Put
     offset: int
     stored_nbytes: int
     header: bytes = b""
@@ -173,14 +173,14 @@ class Extent(NamedTuple):
         nbytes = min(nbytes, self.stored_nbytes - offset)
         if nbytes <= 0:
             return b""
-        if isinstance(self.shard, Put):
-            return await self.shard.payload.read_soon(offset, nbytes)
-        return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.stored_nbytes))
+        if isinstance(self.source, Put):
+            return await self.source.payload.read_soon(offset, nbytes)
+        return await self.source.read(self.offset + offset, nbytes, (self.offset, self.stored_nbytes))
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Forget bytes that failed a check; return whether they may come otherwise next time."""
         begin = max(offset - len(self.header), 0)
-        return not isinstance(self.shard, Put) and await self.shard.distrust(self.offset + begin, nbytes)
+        return not isinstance(self.source, Put) and await self.source.distrust(self.offset + begin, nbytes)
 
 
 class ListedRun(NamedTuple):
@@ -266,9 +266,11 @@ class Array:
         place = self.layout.locate(coords)
         state, shard = await self._shards.open(self.layout, place, fresh=fresh)
         extent_range = shard.index.range(place.entries[-1]) if shard is not None else None
-        return state, self.stored(shard, extent_range) if shard is not None and extent_range is not None else None
+        return state, self.stored_extent(
+            shard, extent_range
+        ) if shard is not None and extent_range is not None else None
 
-    def stored(self, shard: OpenShard, extent_range: tuple[int, int]) -> Extent:
+    def stored_extent(self, shard: OpenShard, extent_range: tuple[int, int]) -> Extent:
         """Return the extent of a stored chunk, of which an index of *shard* has this offset and length."""
         return Extent(shard, *extent_range, self.grid.chunk_header)
 
@@ -292,7 +294,7 @@ class Array:
         nbytes = await self._nbytes_before.get((coords, version), load)
         depth = self.grid.nindexes
         _, shard = await self._shards.open(self.layout, Place(place.shard, place.entries[:depth], place.shapes[:depth]))
-        if shard is None or isinstance(chunk.shard, Put) or shard.snapshot is not chunk.shard.snapshot:
+        if shard is None or isinstance(chunk.source, Put) or shard.snapshot is not chunk.source.snapshot:
             raise StaleError(f"{self.layout.shard_key(place.shard)} was replaced")
         extent_range = shard.index.range(place.entries[depth - 1])
         assert extent_range is not None
@@ -339,7 +341,7 @@ class Array:
             with suppress(CorruptionError, StaleError):
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and extent_range[1] <= _MAX_SUMMED_NBYTES:
-                    return await _checksum(self.stored(shard, extent_range)), extent_range[1]
+                    return await _checksum(self.stored_extent(shard, extent_range)), extent_range[1]
         return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:

@@ -262,7 +262,8 @@ class GroupCommit:
                 if queue.error is not None:  # the others are tried until they are committed
                     failure = failure or queue.error
                     del asked[queue]
-            attempts -= all(queue.locked_since is None for queue in wanted)
+            if not any(queue.locked_since is not None for queue in wanted):  # for locks it waits by time
+                attempts -= 1
         if failure is not None:
             raise failure.with_traceback(None)
         raise StoreError("another program keeps changing the shards; the changes stay pending")

@@ -48,7 +48,7 @@ class VersionKey(NamedTuple):
     @classmethod
     def of(cls, array: ArrayLayout, coords: Coords, extent: Extent) -> "VersionKey":
         """Return the key of the version *extent* of the chunk at *coords*."""
-        shard = extent.shard
+        shard = extent.source
         if isinstance(shard, Put):
             return cls(array.path, coords, ("pending", shard.sequence), 0, extent.nbytes)
         return cls(array.path, coords, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes)

@@ -475,7 +475,7 @@ class Filesystem:
             self._recent.pop(tree, None)
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
             numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
-        numbers.number(chunk_view.array.layout.serial)
+        numbers.use_layout(chunk_view.array.layout.serial)
         tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)
         return tree

@@ -291,7 +291,7 @@ class ArrayNumbers:
     layout: int | None = None
     epoch: int = 0
 
-    def number(self, layout: int) -> None:
+    def use_layout(self, layout: int) -> None:
         """Number the versions in *layout*; which were seen in an earlier one is not known any more."""
         self.epoch += self.layout not in (None, layout)
         self.layout = layout

@@ -73,9 +73,9 @@ class Versions:
         or its shard has just been written.
         """
         extent = _encoded(handle.extent) if isinstance(handle, ChunkHandle) else None
-        if not isinstance(extent, Extent) or isinstance(extent.shard, Put):
+        if not isinstance(extent, Extent) or isinstance(extent.source, Put):
             return None
-        if not self._is_settled(extent.shard.snapshot.stat.mtime_ns):
+        if not self._is_settled(extent.source.snapshot.stat.mtime_ns):
             return None
         return _place(path, extent)
 
@@ -96,7 +96,7 @@ class Versions:
             return known.text
         if shown.nbytes > MAX_SUMMED_NBYTES:
             handle.pin()
-            return None if codec is not None or isinstance(extent.shard, Put) else text_of(key)
+            return None if codec is not None or isinstance(extent.source, Put) else text_of(key)
         text = await _sum(handle)
         if handle.extent is shown:  # else it was replaced before its first byte was read
             self._known.put(key, _Known(codec, text))
@@ -144,7 +144,7 @@ def _encoded(shown: Extent | DecodedChunk | FillChunk) -> Extent | FillChunk:
 
 def _place(path: str, extent: Extent) -> tuple[Hashable, ...]:
     """Return where the bytes of a version of the chunk at *path* are, for as long as this process lives."""
-    shard = extent.shard
+    shard = extent.source
     if isinstance(shard, Put):
         return path, "pending", shard.sequence
     return path, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes

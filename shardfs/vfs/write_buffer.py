@@ -210,8 +210,8 @@ class WriteBuffer(FileHandle):
     The kernel may cache the attributes of a new file for *ttl* seconds, unless it is written: then the kernel asks by
     itself.
 
-    *is_new*: nothing is published under the name. *version* is the number of the version that it was begun with or
-    published as last, or is to be published as first. *is_exclusive*: it was created on condition that nobody else
+    *is_new*: nothing is published under the name. *version_ino* is the number of the version that it was begun with
+    or published as last, or is to be published as first. *is_exclusive*: it was created on condition that nobody else
     creates the file. *mtime_ns* is the time of that version, or the time for the next one, None being the time when it
     is published.
     """
@@ -232,9 +232,9 @@ class WriteBuffer(FileHandle):
         is_fresh: bool,
     ) -> None:
         self.is_new = base is None
-        self.version = base.attributes.ino if base is not None else entry.reserve()
-        self.ino = ino or self.version
-        self.numbers: Final = {self.ino, self.version}
+        self.version_ino = base.attributes.ino if base is not None else entry.reserve()
+        self.ino = ino or self.version_ino
+        self.numbers: Final = {self.ino, self.version_ino}
         self.entry = entry
         self.state = State.FRESH if is_fresh else State.CLEAN
         self.is_exclusive = bool(flags & os.O_EXCL)
@@ -348,15 +348,15 @@ class WriteBuffer(FileHandle):
         if not self.is_unpublished:
             return
         try:
-            number = self.version if self.is_new else None
-            version = await self.entry.put(
+            number = self.version_ino if self.is_new else None
+            published = await self.entry.put(
                 self._content, self._status, self._mtime_ns, number, exclusive=self.is_exclusive
             )
         except ShardfsError:
             self.happened(Event.REFUSED)
             raise
-        if version is not None:
-            self.version, self._mtime_ns = version
+        if published is not None:
+            self.version_ino, self._mtime_ns = published.ino, published.mtime_ns
         self.happened(Event.PUBLISHED)
         self._buffers.published(self.path)
 

@@ -106,8 +106,8 @@ class Process:
     def check_done(self) -> None:
         """Nothing is pending, and nobody's changes were put aside."""
         assert self.writing.writer.commits.npending == 0
-        assert not self.writing.journal.live
-        assert not self.writing.conflicts.live, "nobody else changed anything"
+        assert not self.writing.journal.nlive
+        assert not self.writing.conflicts.nlive, "nobody else changed anything"
 
     async def array(self, path: str) -> Array:
         array = (await self.writing.source.hierarchy.node(path)).array

@@ -90,7 +90,7 @@ async def test_what_was_published_in_an_array_that_another_program_removed_is_pu
     with pytest.raises(ConflictError, match="has changed the array; `shardfs recover` shows 1 chunk of it"):
         await process.commit()
     assert process.writing.writer.commits.npending == 0
-    assert process.writing.conflicts.live == 1
+    assert process.writing.conflicts.nlive == 1
     await process.finish()
     for call in range(synced, len(disk.calls) + 1):
         disk.after_power_cut(cut, oldest, call)
@@ -544,7 +544,7 @@ async def test_a_shard_that_is_larger_than_the_commit_would_have_made_it_is_not_
     before = await tear(arrays, "end", monkeypatch, lambda _: bytes(10**6))
     process = await Process.start(arrays, QuickDisk())
     assert (arrays / "end/c/0").read_bytes() == before + bytes(10**6)
-    assert process.writing.conflicts.live == 1, "the change that was to be committed is kept"
+    assert process.writing.conflicts.nlive == 1, "the change that was to be committed is kept"
     await process.finish()
 
 

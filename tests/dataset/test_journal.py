@@ -157,7 +157,7 @@ def test_of_several_records_of_a_chunk_the_last_one_counts_even_when_it_is_relea
     of_another = log.append(new_put(fingerprint=b"g" * 16))
     for released, kept in (([], [new, other, of_another]), ([old, new], [other, of_another])):
         log.release(released)
-        assert log.live == len(kept)
+        assert log.nlive == len(kept)
         assert said_by(tmp_path) == [plain(record) for record in kept]
 
 

@@ -117,7 +117,7 @@ class Journal:
         return sum(segment.end for segment in self._segments)
 
     @property
-    def live(self) -> int:
+    def nlive(self) -> int:
         """The number of live records."""
         return len(self._live)
 
@@ -134,7 +134,7 @@ class Journal:
     @property
     def is_full(self) -> bool:
         """Whether nothing should be appended before something is released."""
-        return self.nbytes >= self.limit() and bool(self.live)
+        return self.nbytes >= self.limit() and bool(self.nlive)
 
     @property
     def where(self) -> str:
@@ -143,7 +143,7 @@ class Journal:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a payload of *nbytes* bytes may be appended now; an empty log takes any payload."""
-        return self.nbytes + nbytes < (self.limit() if nbytes else self.max_nbytes) or not self.live
+        return self.nbytes + nbytes < (self.limit() if nbytes else self.max_nbytes) or not self.nlive
 
     def check(self) -> None:
         """Raise `ReadOnlyError` if nothing is accepted any more."""

@@ -204,7 +204,7 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
             try:
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and decoder is not None:
-                    await decoder.check(array.stored(shard, extent_range))
+                    await decoder.check(array.stored_extent(shard, extent_range))
             except ShardfsError as error:
                 problems.append(_problem(array, _entered(place, entry), error))
     return problems or None

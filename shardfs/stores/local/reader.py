@@ -196,7 +196,8 @@ class LocalSnapshot:
             now = self._now()
             if (change, state) == (version.change, version.state):  # else the store has changed the file meanwhile
                 break
-        if now[0] < state[0] if change is not None else now != state:
+        has_changed = now != state if change is None else now[0] < state[0]
+        if has_changed:
             raise StaleError(f"{self._key} was changed in place while it was open")
 
 

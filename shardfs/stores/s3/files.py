@@ -108,8 +108,8 @@ class Spools(dict[str, Spool]):
         spool = self.get(key)
         return spool if spool is not None and spool.is_local else None
 
-    def names(self, spool: Spool) -> bool:
-        """Whether the key of a spool still stands for it; one that was removed or replaced is not sent."""
+    def has_name(self, spool: Spool) -> bool:
+        """Whether a spool still has its name; one that was removed or replaced is not sent."""
         return self.get(spool.key) is spool
 
 
@@ -128,7 +128,7 @@ class Files:
         """Hold the lock of what is written to *key*, if anything is, so that it is not sent in the block."""
         while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
-                if self.spools.names(spool):
+                if self.spools.has_name(spool):
                     yield
                     return
         yield
@@ -158,7 +158,7 @@ class Files:
                 await self._flush(spool)
 
     async def _flush(self, spool: Spool) -> None:
-        if not isinstance(spool.state, Clean) and self.spools.names(spool):
+        if not isinstance(spool.state, Clean) and self.spools.has_name(spool):
             try:
                 await self.store(spool, spool.key, spool.expected)
             except ExistsError as error:  # which programs expect of `open` alone
@@ -191,7 +191,7 @@ class Files:
                 if not spool.users and isinstance(spool.state, Dirty):
                     await self._flush(spool)
             finally:
-                if not spool.users and self.spools.names(spool):
+                if not spool.users and self.spools.has_name(spool):
                     self._forget(spool)
 
     def rename(self, spool: Spool, to: str, snapshot: S3Snapshot | None) -> None:
@@ -260,7 +260,7 @@ class Files:
         except BaseException:
             remove_kept(self.kept.path(spool.name))
             raise
-        if not self.spools.names(spool):
+        if not self.spools.has_name(spool):
             remove_kept(self.kept.path(spool.name))
             if snapshot is not None:
                 raise StaleError(f"{spool.key} was replaced while it was open")

@@ -462,9 +462,9 @@ class Chunk(PublishedEntry):
         extent = chunk.extent if isinstance(chunk, DecodedChunk) else chunk
         if name == _NBYTES:
             return b"%d" % (extent.nbytes if isinstance(extent, FillChunk) else extent.stored_nbytes)
-        if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or isinstance(extent.shard, Put):
+        if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or isinstance(extent.source, Put):
             raise NoAttributeError(f"no attribute {name!r}")
-        return b"%d" % (extent.shard.offset + extent.offset)
+        return b"%d" % (extent.source.offset + extent.offset)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the attributes."""
@@ -546,7 +546,7 @@ class Chunk(PublishedEntry):
             buffer.set_attributes(changes)
             if buffer.is_ahead:
                 return
-            ino = buffer.version  # it means what its writer published
+            ino = buffer.version_ino  # it means what its writer published
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
         await Chunk(chunk.chunks, chunk.coords, ino).open()

@@ -413,8 +413,8 @@ class NpyHandle(FileHandle):
         """
         if extent is None:
             return 0, None
-        if is_in_order and isinstance(extent.shard, OpenShard):
-            extent.shard.expect()
+        if is_in_order and isinstance(extent.source, OpenShard):
+            extent.source.expect()
         chunk = DecodedChunk(self._chunks, self.array.layout, coords, extent, self._codec)
         if self._codec.is_identity:
             first = min(copy.source for copy in copies) * self._item.itemsize
