@@ -32,6 +32,7 @@ from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
 from shardfs.vfs.chunk_listing import list_chunks
+from shardfs.vfs.chunk_set import ChunkSet
 from shardfs.vfs.entries.base import Entry, PublishedEntry, Tree
 from shardfs.vfs.handles import (
     OTHERS,
@@ -67,9 +68,9 @@ class ChunkTree:
     *numbers* are their inode numbers. Position 0 is the directory *root* (`c`) or, where keys have no such directory
     (*root* is ""), the directory of the array.
 
-    *refilled* holds chunks that programs removed and that are shown again, as the fill value these programs saw, with
-    their inode numbers. Some programs remove a name in order to take it: the next lookup of one in *removed_again*
-    finds nothing. *removals* counts how often the directory at each position was removed: its inode number changes
+    *refilled* are chunks that programs removed and that are shown again, as the fill value these programs saw, until
+    they are written. Some programs remove a name in order to take it: the next lookup of one in *removed_again* finds
+    nothing. *removals* counts how often the directory at each position was removed: its inode number changes
     then, because the kernel treats the old one as deleted.
 
     Directories of chunks exist throughout the grid. Not so in an array that is being created: `cp -r` and
@@ -87,8 +88,8 @@ class ChunkTree:
         self._ndim = self.array.grid.ndim
         self.root = self.encoding.root(self._ndim)
         self.is_nested = self.encoding.is_nested(self._ndim)
-        self.refilled: dict[Coords, int] = {}
-        self.removed_again: set[Coords] = set()
+        self.refilled = ChunkSet()
+        self.removed_again = ChunkSet()
         self.removals: Counter[int] = Counter()
         self.new_directories: NewDirectories | None = None
         self._valid_until = float("-inf")
@@ -161,10 +162,7 @@ class ChunkTree:
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
         attributes, _ = await self.find(coords)
-        if coords in self.removed_again:
-            self.removed_again.discard(coords)
-            return absent(0.0)
-        return attributes
+        return absent(0.0) if self.removed_again.discard(coords) else attributes
 
     async def open(self, position: int | None, name: str) -> ChunkHandle | Attributes | None:
         """Open the chunk *name*, which has the form of a chunk or directory of chunks; see `entry`.
@@ -175,10 +173,7 @@ class ChunkTree:
         if len(coords) < self._ndim or not self._contains(coords):
             return None
         handle = await Chunk(self, coords).current()
-        if handle is None or coords in self.removed_again:
-            self.removed_again.discard(coords)
-            return absent(0.0)
-        return handle
+        return absent(0.0) if self.removed_again.discard(coords) or handle is None else handle
 
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array.
@@ -352,8 +347,8 @@ class ChunkTree:
             self.fs.writable.writer,
             self.array.layout.key_encoding,
         )
-        for coords in list(self.refilled):
-            if self.refilled.pop(coords, None) is not None:  # else it has been written meanwhile
+        for coords in self.refilled:
+            if self.refilled.discard(coords):  # else it has been written meanwhile
                 await writer.erase(array, coords, mtime_ns=time.time_ns())
         await writer.commits.flush(below=self.path)
         if encoding.is_nested(self._ndim):
@@ -522,12 +517,12 @@ class Chunk(PublishedEntry):
         if missing is None:
             if not isinstance(handle.extent, FillChunk):
                 await self.fs.writable.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
-        elif chunks.refilled.get(self.coords) == handle.ino:
+        elif self.coords in chunks.refilled and in_table(handle.ino):  # else another program has written it
             chunks.removed_again.add(self.coords)
         else:
             content = await (await missing.chunk(removed=True)).content()
-            own = await self.put(content, handle.attributes.status, None, None)
-            chunks.refilled[self.coords] = own.ino
+            await self.put(content, handle.attributes.status, None, None)
+            chunks.refilled.add(self.coords)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Refuse: a chunk is a file."""
@@ -584,7 +579,7 @@ class Chunk(PublishedEntry):
             uid=status.uid,
             gid=status.gid,
         )
-        chunks.refilled.pop(coords, None)
+        chunks.refilled.discard(coords)
         chunks.keep_version(own.ino, coords)
         return own
 
