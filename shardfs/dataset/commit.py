@@ -98,7 +98,6 @@ class GroupCommit:
     ) -> None:
         self.journal = journal
         self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
-        self.nconflicts = 0  # in the conflict journal
         self.pending = Schedule()
         self.failing: dict[ShardQueue, None] = {}  # those of `pending` that have an error
         self._full: dict[ShardQueue, None] = {}  # those of `pending` that are full; perhaps not by a later layout
@@ -242,8 +241,9 @@ class GroupCommit:
         pending. Raises `ConflictError` if a change no longer fits its array and was put into the conflict journal; that
         another program changed a shard first is no error, and the commit is tried again.
         """
-        nconflicts, attempts = self.nconflicts, _ATTEMPTS
+        attempts = _ATTEMPTS
         asked = {queue: [*queue.changes.values()] for queue in self.pending_below(below)}
+        conflicts_before = {queue: queue.nconflicts for queue in asked}
         for queue in asked:
             queue.be_patient()  # an explicit flush starts the patience again
         failure: ShardfsError | None = None
@@ -252,8 +252,9 @@ class GroupCommit:
             if not wanted:
                 if failure is not None:
                     raise failure.with_traceback(None)
-                if self.nconflicts > nconflicts:
-                    what = counted(self.nconflicts - nconflicts, "chunk")
+                nconflicts = sum(queue.nconflicts - before for queue, before in conflicts_before.items())
+                if nconflicts:
+                    what = counted(nconflicts, "chunk")
                     raise ConflictError(f"another program has changed the array; `shardfs recover` shows {what} of it")
                 return
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
@@ -396,6 +397,7 @@ class GroupCommit:
                 ", …" if len(conflicts) > _MAX_TOLD else "",
             )
             await self.put_aside(conflicts)
+            queue.conflicted(len(conflicts))
             await self._finish(queue, conflicts)
         return fitting
 
@@ -413,7 +415,6 @@ class GroupCommit:
             await self.sync_soon()  # else a power cut might bring back what they replaced, as a later conflict
         async with self.journal.appending:
             await trio.to_thread.run_sync(write)
-        self.nconflicts += len(changes)
         await self.journal.release_soon(changes)
 
     @asynccontextmanager

@@ -360,9 +360,9 @@ class ShardQueue:
     or rewriting it: a record names the index entry that it supersedes, which a commit changes. *since* is the time of
     the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
     shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
-    *locked_since* is when another program was first found to hold its lock. *ahead_at* is set
-    if a chunk reaches beyond the shape that the array had before: native readers see the new shape already, so the
-    shard is due at once, but not before that time.
+    *locked_since* is when another program was first found to hold its lock. *nconflicts* is how many of its changes
+    were ever put into the conflict journal. *ahead_at* is set if a chunk reaches beyond the shape that the array had
+    before: native readers see the new shape already, so the shard is due at once, but not before that time.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Coords, key: str) -> None:
@@ -370,6 +370,7 @@ class ShardQueue:
         self.lock = QuickLock()
         self.changes: dict[Coords, ChunkChange] = {}
         self.payload_nbytes = 0
+        self.nconflicts = 0
         self.since = self.touched = 0.0
         self.error: ShardfsError | None = None
         self.retry_at: float | None = None
@@ -427,6 +428,10 @@ class ShardQueue:
         if not self.changes and not was_empty:
             self.ahead_at = None
             self.layout.pending.remove(self.shard)
+
+    def conflicted(self, nchanges: int) -> None:
+        """Note that so many of its changes were put into the conflict journal."""
+        self.nconflicts += nchanges
 
     def fail(self, error: ShardfsError) -> None:
         """Record the error that prevents the shard from being committed."""

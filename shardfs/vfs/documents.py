@@ -1,8 +1,8 @@
 """Publishing documents: what a program wrote in the view is converted, and stored."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -211,7 +211,8 @@ class Documents:
                 await self._store_document(node, edited.document, edited.document, publication)
             except ShardfsError:
                 self._fs.hierarchy.show_unsharded(node.path)
-                await self._fs.refresh(node.path)
+                with suppress(ShardfsError):
+                    await self._fs.refresh(node.path)
                 raise
         elif chunk_view is not None and isinstance(stored, ArrayMetadata):
             await self._edit_array(node, chunk_view.array, stored, edited, publication)
@@ -338,16 +339,25 @@ class Documents:
         # The document will contain what these say.
         beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
-        try:
+        async with self._changing(node.path):
             stored = await self._replace(node, key, content, publication)
             for name, text in beside.items():
                 path = join_key(node.path, name)
                 texts[name] = DocumentText(text, (await self._fs.writable.store.stat(path)).mtime_ns)
                 await self._fs.writable.store.unlink(path)
-        finally:
-            await fs.refresh(node.path)
         texts[entry.name] = DocumentText(publication.written, publication.mtime_ns or stored.mtime_ns)
         await self._keep_texts(node.path, texts)
+
+    @asynccontextmanager
+    async def _changing(self, path: str) -> AsyncIterator[None]:
+        """Load the node at *path* again after the block, which changes it; an error of the block is the one raised."""
+        try:
+            yield
+        except BaseException:
+            with suppress(ShardfsError):
+                await self._fs.refresh(path)
+            raise
+        await self._fs.refresh(path)
 
     async def _replace(self, node: Node, key: str, content: bytes, publication: _Publication) -> Stat:
         """Store *content* under *key* in the directory of *node*, over a version that programs can know.
@@ -397,10 +407,8 @@ class Documents:
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         entry, written, mtime_ns = publication.entry, publication.written, publication.mtime_ns
-        try:
+        async with self._changing(node.path):
             stored = await self._replace(node, entry.path, written, publication)
-        finally:
-            await self._fs.refresh(node.path)
         await self._keep_texts(node.path, {entry.name: DocumentText(written, mtime_ns or stored.mtime_ns)})
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:

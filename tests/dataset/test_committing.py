@@ -15,6 +15,7 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
@@ -96,6 +97,29 @@ async def test_what_was_published_in_an_array_that_another_program_removed_is_pu
         disk.after_power_cut(cut, oldest, call)
         assert any(read_left(str(cut / f".shardfs/{log}")).records for log in ("journal", "conflicts"))
         shutil.rmtree(cut)
+
+
+@in_trio
+async def test_who_waits_for_the_commit_of_an_array_is_not_told_of_the_conflicts_of_another(arrays: Path) -> None:
+    """As a rename of a directory does, which would fail."""
+    process = await Process.start(arrays, QuickDisk())
+    commits, conflicts = process.writing.writer.commits, list[str]()
+    for path in ("start", "end"):
+        await process.write(path, 0, b"new")
+    shutil.rmtree(arrays / "start")
+
+    async def flush(path: str) -> None:
+        try:
+            await commits.flush(below=path)
+        except ConflictError:
+            conflicts.append(path)
+
+    async with trio.open_nursery() as nursery, commits._turn():
+        for path in ("start", "end"):
+            nursery.start_soon(flush, path)
+            await trio.testing.wait_all_tasks_blocked()
+    assert conflicts == ["start"]
+    assert await stored(arrays, "end", range(1)) == [b"new"]
 
 
 @in_trio

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from shardfs.dataset.array import Array
-from shardfs.errors import ExistsError, NoSpaceError, RefusedError, StaleError
+from shardfs.errors import ExistsError, NoSpaceError, RefusedError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.stores.local.syscalls import Syscalls
@@ -419,6 +419,25 @@ class Late:
     async def _wait(self) -> None:
         self.begun.set()
         await self.may_end.wait()
+
+
+@in_trio
+async def test_a_document_that_cannot_be_stored_fails_with_that_error_whatever_cannot_be_read_then(root: Path) -> None:
+    process = await Process.start(root, Syscalls())
+    fs = process.fs
+    directory = (await find(fs, "end")).ino
+    text = await read_file(fs, (await find(fs, "end/zarr.json")).ino)
+
+    async def fail(*_: object, **__: object) -> Any:
+        raise StoreError("the disk does not answer")
+
+    async def refuse(*_: object, **__: object) -> Any:
+        fs.store.stat = fs.store.open = fail  # type: ignore[method-assign]
+        raise NoSpaceError("the disk is full")
+
+    fs.store.replace = refuse  # type: ignore[method-assign]
+    with pytest.raises(NoSpaceError, match="the disk is full"):
+        await write(fs, directory, b"zarr.json", text.replace(b"{}", b'{"new": 1}'))
 
 
 @in_trio
