@@ -171,3 +171,16 @@ def test_every_module_says_what_it_is_and_is_short() -> None:
     for module, tree in TREES.items():
         assert ast.get_docstring(tree), module
         assert len(module.read_text().splitlines()) <= 700, module
+
+
+def test_what_becomes_of_a_write_buffer_is_in_one_table() -> None:
+    """Its state is set when it begins, and by the table of transitions; nobody else sets it."""
+    tree = TREES[SOURCE / "vfs/write_buffer.py"]
+    setters = [
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "state"
+    ]
+    assert setters == ["__init__", "happened"]
