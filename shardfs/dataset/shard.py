@@ -394,9 +394,20 @@ async def _inner(
 
 
 async def _encoded(level: ShardingLevel, pieces: _Pieces) -> Content:
-    """Encode a shard; its old version was decoded as a whole, so none of its pieces is kept."""
+    """Encode a shard; its old version was decoded as a whole, so none of its pieces is kept.
+
+    Raises `StoreError` if it would be too large to be decoded again: no chunk of it could be read any more.
+    """
     content = JoinedContent(cast(Sequence[Content], pieces))
-    if content.nbytes > MAX_DECODED_NBYTES:
-        raise StoreError(f"a shard of {content.nbytes} bytes under {level.after[-1].name} is too large to encode")
+    _require_decodable(level, content.nbytes, level.max_nbytes)
     encoded = await trio.to_thread.run_sync(lambda: encode(level.after, content.read(0, content.nbytes)))
+    _require_decodable(level, len(encoded), MAX_DECODED_NBYTES)
     return MemoryContent(memoryview(encoded))
+
+
+def _require_decodable(level: ShardingLevel, nbytes: int, limit: int) -> None:
+    if nbytes > limit:
+        raise StoreError(
+            f"a shard under {level.after[-1].name} with {nbytes} bytes could not be read again: at most {limit} are "
+            "decoded; replace or remove chunks of it that are too large"
+        )

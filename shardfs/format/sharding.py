@@ -45,6 +45,7 @@ _MAX_CUT_OFF: Final = 2**16
 _MAX_NAMED: Final = 3
 MAX_DECODED_NBYTES: Final = 512 * 2**20
 """The largest shard under another codec that is read and decoded; both its forms take that much memory."""
+_MAX_CHUNK_NBYTES: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,11 @@ class ShardGrid:
     def is_encoded(self) -> bool:
         """Whether shards are encoded as a whole, so that inner chunks are not ranges of the stored shard."""
         return any(level.after for level in self.levels)
+
+    @property
+    def max_chunk_nbytes(self) -> int:
+        """The size of the largest inner chunk that can be stored: a shard that is decoded as a whole has a limit."""
+        return min([_MAX_CHUNK_NBYTES, *(level.max_nbytes for level in self.levels if level.after)])
 
     @property
     def has_data_before(self) -> bool:

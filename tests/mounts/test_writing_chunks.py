@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.corpus import LITTLE, array, sharding
+from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.datasets import LONG_AGO, files_below, store
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
 
@@ -25,6 +25,7 @@ NBYTES = 24
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 WHOLE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3), LITTLE))
+ENCODED = array((8, 12), (4, 6), sharding((2, 3), LITTLE), GZIP)
 
 
 @contextmanager
@@ -336,6 +337,39 @@ def test_a_size_that_no_file_can_have_is_efbig_and_nothing_is_changed(root: Path
             with refuses(errno.EFBIG):
                 os.pwrite(fd, b"1", nbytes - 1)
         assert (root / name).read_bytes() == old
+
+
+def test_a_chunk_that_could_not_be_read_again_where_shards_are_encoded_is_efbig(tmp_path: Path, mount: Mounter) -> None:
+    before = store(tmp_path / "source", ENCODED)
+    root = mount(tmp_path / "source", write=True, expect=("cannot have 2097152 bytes",)).path
+    nbytes = 2 * 2**20
+    with refuses(errno.EFBIG):
+        os.truncate(root / KEY, nbytes)
+    with opened(root / KEY, os.O_RDWR) as fd, refuses(errno.EFBIG):
+        os.pwrite(fd, b"1", nbytes - 1)
+    (root / f"{KEY}.partial").write_bytes(bytes(nbytes))
+    with refuses(errno.EFBIG):
+        os.replace(root / f"{KEY}.partial", root / KEY)
+    flush(root)
+    assert (root / KEY).read_bytes() == before[KEY]
+
+
+def test_an_encoded_shard_that_could_not_be_read_again_is_not_stored(tmp_path: Path, mount: Mounter) -> None:
+    before = store(tmp_path / "source", ENCODED)
+    shard = (tmp_path / "source" / KEY).read_bytes()
+    mounted = mount(tmp_path / "source", write=True, expect=("could not be read again",))
+    for key in SHARD_OF_KEY[:2]:
+        (mounted.path / key).write_bytes(bytes(600_000) + key.encode())
+    with pytest.raises(OSError):
+        flush(mounted.path)
+    assert (tmp_path / "source" / KEY).read_bytes() == shard
+    assert (mounted.path / SHARD_OF_KEY[2]).read_bytes() == before[SHARD_OF_KEY[2]]
+    (mounted.path / KEY).write_bytes(b"short")
+    flush(mounted.path)
+    mounted.unmount()
+    again = mount(tmp_path / "source").path
+    new = {KEY: b"short", NEIGHBOUR: bytes(600_000) + NEIGHBOUR.encode()}
+    assert {key: (again / key).read_bytes() for key in before} == before | new
 
 
 def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:

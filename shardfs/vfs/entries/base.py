@@ -388,8 +388,12 @@ class PublishedEntry(Entry):
     """A file whose content is published as a whole: a chunk or a document."""
 
     __slots__ = ()
-    max_nbytes: int
     is_document = False
+
+    @property
+    @abstractmethod
+    def max_nbytes(self) -> int:
+        """The size of the largest such file."""
 
     @abstractmethod
     async def current(self, *, fresh: bool = True) -> ChunkHandle | DocumentHandle | None:

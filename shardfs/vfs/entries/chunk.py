@@ -399,12 +399,16 @@ class Chunk(PublishedEntry):
     """An inner chunk within the grid."""
 
     __slots__ = ("chunks", "coords")
-    max_nbytes = 2**40
 
     def __init__(self, chunks: ChunkTree, coords: Coords, ino: int = 0) -> None:
         super().__init__(chunks.fs, ino)
         self.chunks = chunks
         self.coords = coords
+
+    @property
+    def max_nbytes(self) -> int:
+        """The size of the largest chunk that can be stored."""
+        return self.chunks.array.grid.max_chunk_nbytes
 
     @property
     def path(self) -> str:
@@ -569,6 +573,7 @@ class Chunk(PublishedEntry):
                 content = await self.fs.chunk_cache.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{self.path} is refused: {error}") from None
+        self.check_size(content.nbytes)
         own = await self.fs.writable.writer.put(
             array,
             coords,
