@@ -7,6 +7,7 @@
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
 #   setup_client NAME PYTHON REQUIREMENT...
 #                             an environment of its own for a program that cannot share that one
+#   setup_zarr34 PYTHON       that of zarr-python 3.4
 #   setup_node NAME REQUIREMENT...
 #                             a directory with packages of npm
 #
@@ -245,6 +246,12 @@ setup_built() {
     npm pack --silent --pack-destination "$directory" "$wanted" </dev/null >/dev/null || return
     tar --extract --gzip --directory "$directory" --file "$directory"/*.tgz || return
     printf '%s' "$wanted" >"$directory/.shardfs"
+}
+
+# zarr-python 3.4, of which there is none for a Python before 3.12, which this machine may not have.
+setup_zarr34() {
+    setup_client zarr34 "$1" 'zarr>=3.4' 'numcodecs[google-crc32c]>=0.16' backports.zstd trio click \
+        prometheus_client python-json-logger 'boto3>=1.43' 'obstore>=0.11' 'cast-value-rs>=0.4.2' zarr-n5 'dask[array]'
 }
 
 # Print a Python that is at least as recent as VERSION ("3.12"), of whatever is installed; fails if there is none.

@@ -36,6 +36,7 @@ from . import (
     zarr_write,
 )
 from .datasets import Dataset, random_chunks, shared_payloads
+from .native import versions
 from .peers import PEERS, is_installed
 from .placement import APART, FREE, TOGETHER, Placement
 from .report import machine
@@ -114,7 +115,8 @@ def _clients(plan: Plan) -> None:
 
 def _zarr_read(plan: Plan) -> None:
     for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
-        zarr_read.run(dataset, plan.peers, plan.placed(FREE), plan.times(7))
+        for version in versions().values():
+            zarr_read.run(dataset, plan.peers, plan.placed(FREE), plan.times(7), version)
 
 
 def _listing(plan: Plan) -> None:
@@ -133,7 +135,8 @@ def _update(plan: Plan) -> None:
 def _zarr_write(plan: Plan) -> None:
     shards = [(128, 256, 256)] if plan.quick else [(256, 256, 256), (256, 512, 512)]
     for shard in shards:
-        zarr_write.run(plan.work, plan.peers, shard, plan.placed(FREE), plan.times(3))
+        for version in versions().values():
+            zarr_write.run(plan.work, plan.peers, shard, plan.placed(FREE), plan.times(3), version)
 
 
 def _pending(plan: Plan) -> None:
@@ -191,12 +194,14 @@ def _store(plan: Plan) -> None:
     if "shardfs" not in plan.peers:
         return
     placement = plan.placed(FREE)
-    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
-        store.run_read(dataset, placement, plan.times(7))
-    store.run_write(plan.work, plan.one_large_shard(), placement, plan.times(5))
-    with serving(LATENCY) as service:
-        for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
-            store.run_read(dataset, placement, plan.times(5), service)
+    datasets = plan.chunks_of_64_kib(), plan.chunks_of_1_mib()
+    for version in versions().values():
+        for dataset in datasets:
+            store.run_read(dataset, placement, plan.times(7), version)
+        store.run_write(plan.work, plan.one_large_shard(), placement, plan.times(5), version)
+        with serving(LATENCY) as service:
+            for dataset in datasets:
+                store.run_read(dataset, placement, plan.times(5), version, service)
 
 
 def _precomputed(plan: Plan) -> None:
@@ -216,7 +221,8 @@ def _picture(plan: Plan) -> None:
 
 def _views(plan: Plan) -> None:
     name, shape = ("views-quick", (256, 256, 128)) if plan.quick else ("views", (512, 512, 256))
-    views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
+    for version in versions().values():
+        views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5), version)
 
 
 def _growth(plan: Plan) -> None:

@@ -22,6 +22,7 @@ import zarr
 from zarr.codecs import ZstdCodec
 
 from .datasets import Dataset
+from .native import versions
 from .report import number, print_table, ratio, size, verdict
 from .rounds import interleave
 from .s3_peers import TRANSFERS, has_rclone, rclone, upload
@@ -62,13 +63,18 @@ def run(work: Path, count: int, nbytes: int, rounds: int) -> None:
         _write(source, count, nbytes, codec)
         pack = [sys.executable, "-m", "shardfs", "pack", "--shards", str(length // nbytes)]
         commands: dict[str, list[str]] = {"shardfs": pack}
+        settings: dict[str, dict[str, str]] = {}
         if codec is None:
             commands["cp -r && sync"] = ["cp", "-r"]
         else:
-            commands |= {peer: [sys.executable, "-c", text] for peer, text in _LIBRARIES.items()}
+            for name, version in versions().items():
+                for library, text in _LIBRARIES.items():
+                    peer = name if library == "zarr-python" else f"{library}, {name}"
+                    commands[peer] = [version.python, "-c", text]
+                    settings[peer] = version.settings
             for jobs in ("1", "2"):
                 commands[f"shardfs, to gzip, {jobs} processes"] = [*pack, "--codecs", "gzip", "--jobs", jobs]
-        _measure(f"{name}, {count:,} chunks of {size(nbytes)}", source, commands, length, rounds)
+        _measure(f"{name}, {count:,} chunks of {size(nbytes)}", source, commands, settings, length, rounds)
 
 
 def _write(path: Path, count: int, nbytes: int, codec: ZstdCodec | None) -> None:
@@ -78,7 +84,14 @@ def _write(path: Path, count: int, nbytes: int, codec: ZstdCodec | None) -> None
         array[start : start + 2**26] = noise.integers(0, 40, min(2**26, count * nbytes - start), dtype="u1")
 
 
-def _measure(title: str, source: Path, commands: dict[str, list[str]], length: int, rounds: int) -> None:
+def _measure(
+    title: str,
+    source: Path,
+    commands: dict[str, list[str]],
+    settings: dict[str, dict[str, str]],
+    length: int,
+    rounds: int,
+) -> None:
     made = source.with_name("made")
     environment = os.environ | {"XDG_STATE_HOME": str(source.with_name("state"))}
 
@@ -90,7 +103,7 @@ def _measure(title: str, source: Path, commands: dict[str, list[str]], length: i
         subprocess.run(
             [*commands[peer], str(source), str(made), *arguments],
             check=True,
-            env=environment,
+            env=environment | settings.get(peer, {}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -108,7 +121,7 @@ def _measure(title: str, source: Path, commands: dict[str, list[str]], length: i
     rows = []
     for peer, values in seconds.items():
         times = ratio(values, seconds["shardfs"])
-        target = {"cp -r && sync": OF_CP, "zarr-python": OF_LIBRARIES, "dask": OF_LIBRARIES}.get(peer)
+        target = OF_LIBRARIES if peer in settings else OF_CP if peer == "cp -r && sync" else None
         if peer.endswith("2 processes"):
             times, target = ratio(seconds[peer.replace("2 p", "1 p")], values), TWO_PROCESSES
         met = verdict(times is not None and times >= target) if target is not None else ""

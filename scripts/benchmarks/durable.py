@@ -1,6 +1,7 @@
 """`cp -r` of chunk files until they are durable: into shards, and into filesystems that keep them as they are.
 
-"do-nothing" keeps nothing: what it takes longer than the copy, nobody can save.
+All end with a `sync`; a mount of shardfs has its journal brought into shards before. "do-nothing" keeps nothing: what
+it takes, nobody can save. What the others keep is compared with what was copied.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import median
 from time import perf_counter
 
 from .datasets import Dataset
+from .pack import check
 from .peers import foreground, mountpoint
 from .placement import Placement
 from .report import number, print_table, ratio, size, verdict
@@ -59,7 +61,10 @@ def run(dataset: Dataset, placement: Placement, rounds: int) -> None:
                 shards = ",".join(map(str, dataset.chunks_per_shard))
                 os.sync()
                 with SUBJECTS[subject](Path(source), shards, placement) as mounted:
-                    return dataset.chunk_count / _copy(dataset, mounted, nclients, commits=subject == "shardfs")
+                    seconds = _copy(dataset, mounted, nclients, commits=subject == "shardfs")
+                if subject != "do-nothing":
+                    check(dataset, Path(source, "array"))
+                return dataset.chunk_count / seconds
 
         rates = interleave(subjects, rounds, measure)
         rows = []
@@ -91,6 +96,5 @@ def _copy(dataset: Dataset, mounted: Writable, nclients: int, *, commits: bool) 
     subprocess.run(command, input="\n".join(parts), text=True, check=True)
     if commits:
         mounted.flush()
-    else:
-        os.sync()
+    os.sync()
     return perf_counter() - start

@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 import zarr
 
-from .datasets import Dataset, chunk_path
+from .datasets import Dataset
 from .placement import Placement
 from .report import number, print_table, ratio, size, verdict
 from .rounds import interleave
@@ -50,7 +50,7 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
                 _fill_page_cache(dataset)
                 copied = _copy(dataset, mounted, is_flushed=peer == "shardfs")
             if peer == "shardfs":
-                _check(dataset, Path(source, NAME))
+                check(dataset, Path(source, NAME))
         return copied
 
     placement.apply()
@@ -86,16 +86,16 @@ def _copy(dataset: Dataset, mounted: Writable, *, is_flushed: bool) -> Copy:
     return Copy(count / (copied - start), 1e6 * work / count, flush_seconds, mounted.peak_memory())
 
 
-def _check(dataset: Dataset, packed: Path) -> None:
+def check(dataset: Dataset, copied: Path) -> None:
     """Compare the elements with those of the dataset, natively: how often shards were committed is left open."""
-    found, expected = (zarr.open_array(path, mode="r") for path in (packed, dataset.sharded))
+    found, expected = (zarr.open_array(path, mode="r") for path in (copied, dataset.sharded))
     for coordinates in dataset.shards():
         where = tuple(
             slice(place * length, (place + 1) * length)
             for place, length in zip(coordinates, expected.shards or (), strict=True)
         )
         if not np.array_equal(found[where], expected[where]):
-            raise RuntimeError(f"{chunk_path(packed, coordinates)} does not hold its inner chunks")
+            raise RuntimeError(f"{copied} does not hold the inner chunks of the shard {coordinates}")
 
 
 def _fill_page_cache(dataset: Dataset) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .datasets import Coordinates, Dataset, chunk_path
+from .native import versions
 from .placement import Placement
 from .report import print_table, ratio, size
 from .rounds import interleave
@@ -25,7 +26,6 @@ from .s3_service import BUCKET, Service
 from .update_client import content
 from .writing_peers import Writable
 
-LIBRARIES = ("zarr-python", "tensorstore")
 MANY = 64
 """Chunks that one flush brings into the shard; a library rewrites the shard for each."""
 
@@ -37,6 +37,7 @@ def run(service: Service, dataset: Dataset, peers: Sequence[str], placement: Pla
     stored = upload(service, dataset)
     requests: dict[str, int] = {}
     many = f"shardfs, {MANY} chunks"
+    libraries = [*versions(), "tensorstore"]
 
     def measure(subject: str, order: random.Random) -> float:
         prefix = f"commit-{uuid.uuid4().hex[:8]}"
@@ -44,7 +45,7 @@ def run(service: Service, dataset: Dataset, peers: Sequence[str], placement: Pla
         count = MANY if subject == many else 1
         chunks = order.sample(dataset.coordinates(), count)
         try:
-            if subject in LIBRARIES:
+            if subject in libraries:
                 (seconds,), _ = library(subject, service, prefix, dataset.inner, chunks, write=True)
             else:
                 with shardfs(service, prefix, placement, ["--write"]) as mounted:
@@ -58,7 +59,7 @@ def run(service: Service, dataset: Dataset, peers: Sequence[str], placement: Pla
         return seconds
 
     placement.apply()
-    results = interleave(["shardfs", many, *LIBRARIES], rounds, measure)
+    results = interleave(["shardfs", many, *libraries], rounds, measure)
     rows = []
     for subject, values in results.items():
         times = ratio(values, results["shardfs"]) or 0.0

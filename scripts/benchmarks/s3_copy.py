@@ -18,6 +18,7 @@ from statistics import median
 from time import perf_counter
 
 from .datasets import Dataset
+from .native import latest
 from .peers import mounted_shardfs
 from .placement import Placement
 from .report import number, print_table, ratio, size, verdict
@@ -58,7 +59,7 @@ def run(service: Service, dataset: Dataset, peers: Sequence[str], placement: Pla
 
     def measure(subject: str, _: random.Random) -> float:
         if subject == ZARR:
-            seconds, _checksum = library("zarr-python", service, sharded, dataset.inner, dataset.coordinates())
+            seconds, _checksum = library(latest().name, service, sharded, dataset.inner, dataset.coordinates())
             return sum(seconds)
         if subject == RCLONE:
             with tempfile.TemporaryDirectory(dir=dataset.directory) as parent:
@@ -92,7 +93,7 @@ def run(service: Service, dataset: Dataset, peers: Sequence[str], placement: Pla
         rows.append([f"{slower} / {faster}", "", "", "", number(times, ".2f"), f">= {wanted}", met])
     print_table(
         f"One shard of {dataset.chunk_count:,} inner chunks of {size(dataset.chunk_bytes)} copied out of S3, "
-        f"median of {rounds} rounds, {placement.name}",
+        f"{latest().name}, median of {rounds} rounds, {placement.name}",
         ["subject", "s", "least s", "requests", "times", "target", "met"],
         rows,
     )

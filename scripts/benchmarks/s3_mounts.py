@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from time import perf_counter
 
 from .datasets import Coordinates, Dataset, chunk_path
 from .listing import find
+from .native import latest
 from .peers import foreground, mountpoint
 from .placement import Placement
 from .report import number, print_table, ratio
@@ -30,7 +31,6 @@ from .s3_service import BUCKET, Service
 CLIENTS = (1, 8, 32)
 CHUNKS = 256
 """How many chunks are read at random, by all programs together."""
-ZARR = "zarr-python"
 
 S3Root = Callable[[Service, Dataset, Placement], AbstractContextManager[Path]]
 
@@ -79,7 +79,7 @@ def run(service: Service, dataset: Dataset, placement: Placement, rounds: int) -
             return _random(service, dataset, placement, subject, nclients, order)
 
         what = f"{CHUNKS} random chunks of {dataset.chunk_bytes // 1024} KiB by {nclients} programs, cold"
-        _print(what, [*mounts, ZARR], read, rounds)
+        _print(what, [*mounts, latest().name], read, rounds)
     _print("cp -r", mounts, lambda subject, _: _copy(service, dataset, placement, subject), rounds)
     _print("find -type f -size +0", mounts, lambda subject, _: _find(service, dataset, placement, subject), rounds)
 
@@ -103,25 +103,27 @@ def _random(
 ) -> tuple[float, int]:
     chunks = order.sample(dataset.coordinates(), CHUNKS)
     shares = [chunks[place::nclients] for place in range(nclients)]
-    if subject == ZARR:
+    if subject == latest().name:
         prefix = upload(service, dataset)
-        command = [sys.executable, "-m", f"{__package__}.s3_client"]
+        command = [latest().python, "-m", f"{__package__}.s3_client"]
         texts = [json.dumps(_task(service, prefix, dataset, share)) for share in shares]
         before = service.requests()
-        found = _together(command, texts, service)
+        found = _together(command, texts, service.environment | latest().settings)
         return max(sum(json.loads(text)["seconds"]) for text in found), service.requests() - before
     with MOUNTS[subject](service, dataset, placement) as root:
         before = service.requests()
         command = [sys.executable, str(Path(__file__).with_name("file_client.py"))]
         found = _together(
-            command, ["\n".join(str(chunk_path(root, chunk)) for chunk in share) for share in shares], service
+            command,
+            ["\n".join(str(chunk_path(root, chunk)) for chunk in share) for share in shares],
+            service.environment,
         )
         return max(map(float, found)), service.requests() - before
 
 
 def _task(service: Service, prefix: str, dataset: Dataset, chunks: Sequence[Coordinates]) -> dict[str, object]:
     return {
-        "library": ZARR,
+        "library": "zarr-python",
         "write": False,
         "endpoint": service.endpoint_url,
         "bucket": BUCKET,
@@ -131,14 +133,12 @@ def _task(service: Service, prefix: str, dataset: Dataset, chunks: Sequence[Coor
     }
 
 
-def _together(command: Sequence[str], texts: Sequence[str], service: Service) -> list[str]:
+def _together(command: Sequence[str], texts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Run the program once for each text, all at the same time; gives what they print."""
     with ExitStack() as stack:
         programs = [
             stack.enter_context(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=service.environment
-                )
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
             )
             for _ in texts
         ]

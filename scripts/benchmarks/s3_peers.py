@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .datasets import Coordinates, Dataset
+from .native import versions
 from .peers import SHARDFS, mounted_shardfs
 from .placement import Placement
 from .s3_service import BUCKET, Service
@@ -47,9 +47,10 @@ def shardfs(service: Service, prefix: str, placement: Placement, arguments: Sequ
 def library(
     name: str, service: Service, prefix: str, inner: Coordinates, chunks: Sequence[Coordinates], *, write: bool = False
 ) -> tuple[list[float], int]:
-    """Read or write inner chunks, one by one; gives the seconds for each, and a checksum."""
+    """Read or write inner chunks by a version of zarr-python, or tensorstore; gives the seconds, and a checksum."""
+    this, *_ = versions().values()
     task = {
-        "library": name,
+        "library": "zarr-python" if name in versions() else name,
         "write": write,
         "endpoint": service.endpoint_url,
         "bucket": BUCKET,
@@ -57,9 +58,9 @@ def library(
         "inner": inner,
         "chunks": chunks,
     }
-    result: dict[str, Any] = json.loads(
-        _run([sys.executable, "-m", f"{__package__}.s3_client"], service, json.dumps(task))
-    )
+    python = versions().get(name, this)
+    client = ["-m", f"{__package__}.s3_client"]
+    result: dict[str, Any] = json.loads(python.run(client, json.dumps(task), service.environment))
     return result["seconds"], result["checksum"]
 
 
@@ -76,7 +77,10 @@ def rclone(service: Service, source: str | Path, to: str | Path) -> None:
     remote = f":s3,provider=Other,env_auth,endpoint='{service.endpoint_url}',force_path_style=true:{BUCKET}"
     places = [str(place) if isinstance(place, Path) else f"{remote}/{place}" for place in (source, to)]
     flags = ["--config=", f"--transfers={TRANSFERS}", "--use-server-modtime", "--ignore-checksum", "--quiet"]
-    _run(["rclone", "copy", *flags, *places], service)
+    command = ["rclone", "copy", *flags, *places]
+    result = subprocess.run(command, text=True, capture_output=True, env=service.environment)
+    if result.returncode:
+        raise RuntimeError(f"rclone failed: {result.stderr[-2000:]}")
 
 
 def upload(service: Service, dataset: Dataset, *, unsharded: bool = False) -> str:
@@ -85,11 +89,3 @@ def upload(service: Service, dataset: Dataset, *, unsharded: bool = False) -> st
     prefix = f"{dataset.name}/{directory.name}"
     service.upload(directory, prefix)
     return prefix
-
-
-def _run(command: Sequence[str], service: Service, text: str = "") -> str:
-    """Run a program and return what it prints; what it complains of is shown if it fails."""
-    result = subprocess.run(command, input=text, text=True, capture_output=True, env=service.environment)
-    if result.returncode:
-        raise RuntimeError(f"{command[0]} failed: {result.stderr[-2000:]}")
-    return result.stdout

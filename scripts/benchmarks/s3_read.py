@@ -16,13 +16,12 @@ from time import perf_counter
 
 from .datasets import Coordinates, Dataset, chunk_path
 from .listing import find
+from .native import versions
 from .placement import Placement
 from .report import number, print_table, ratio, size
 from .rounds import interleave
 from .s3_peers import S3Mount, has_rclone, library, rclone, shardfs, upload
 from .s3_service import Service
-
-LIBRARIES = ("zarr-python", "tensorstore")
 
 
 def run_random(service: Service, dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: int) -> None:
@@ -45,7 +44,7 @@ def run_random(service: Service, dataset: Dataset, peers: Sequence[str], placeme
         return 1000 * sum(seconds) / len(seconds)
 
     placement.apply()
-    results = interleave(["shardfs", *LIBRARIES], rounds, measure)
+    results = interleave(["shardfs", *versions(), "tensorstore"], rounds, measure)
     rows = []
     for subject, values in results.items():
         times = ratio(values, results["shardfs"])

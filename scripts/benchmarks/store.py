@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 import zarr
 
 from .datasets import Coordinates, Dataset
+from .native import ZarrPython
 from .placement import Placement
 from .report import print_table, ratio, size, verdict
 from .rounds import interleave
@@ -36,7 +35,9 @@ CHANGES = {STORE: 16, NATIVE: 2}
 INNER, SHARD = (64, 64, 64), (256, 256, 256)
 
 
-def run_read(dataset: Dataset, placement: Placement, rounds: int, service: Service | None = None) -> None:
+def run_read(
+    dataset: Dataset, placement: Placement, rounds: int, version: ZarrPython, service: Service | None = None
+) -> None:
     """Read single inner chunks, and the whole array, and print the table; from S3 if there is a *service*."""
     array = str(dataset.sharded) if service is None else f"s3://{BUCKET}/{upload(service, dataset)}"
     count = min(REMOTE_CHUNKS if service is not None else CHUNKS, dataset.chunk_count - 1)
@@ -47,7 +48,7 @@ def run_read(dataset: Dataset, placement: Placement, rounds: int, service: Servi
 
         def measure(subject: str, order: random.Random, do: str = do) -> tuple[float, int]:
             chunks = order.sample(dataset.coordinates(), count + 1)
-            seconds, checksum = _client(subject, array, dataset.inner, chunks, do, environment)
+            seconds, checksum = _client(version, subject, array, dataset.inner, chunks, do, environment)
             return seconds[0] / (count if do == "read" else dataset.chunk_count), checksum
 
         results = interleave([NATIVE, STORE], rounds, measure)
@@ -57,14 +58,14 @@ def run_read(dataset: Dataset, placement: Placement, rounds: int, service: Servi
         rows.append([what, *_compared(native, ours, READING)])
     where = "in a directory" if service is None else "in S3, cold, natively with obstore"
     print_table(
-        f"zarr-python reads {dataset.chunk_count:,} inner chunks of {size(dataset.chunk_bytes)} in "
+        f"{version.name} reads {dataset.chunk_count:,} inner chunks of {size(dataset.chunk_bytes)} in "
         f"{dataset.shard_count} shards {where}, median of {rounds} rounds, {placement.name}",
         ["reading", "native, ms/chunk", "by the store", "times native", "target", "met"],
         rows,
     )
 
 
-def run_write(work: Path, large: Dataset, placement: Placement, rounds: int) -> None:
+def run_write(work: Path, large: Dataset, placement: Placement, rounds: int, version: ZarrPython) -> None:
     """Replace inner chunks of a large shard one by one, and write a new array, and print the table."""
     shape = (2 * SHARD[0], *SHARD[1:])
     every = [(i, j, k) for i in range(8) for j in range(4) for k in range(4)]
@@ -75,7 +76,7 @@ def run_write(work: Path, large: Dataset, placement: Placement, rounds: int) -> 
             shutil.copytree(large.sharded, array)
             os.sync()  # else the first commit has to wait for the copy
             chunks = order.sample(large.coordinates(), CHANGES[subject] + 1)
-            seconds, _ = _client(subject, str(array), large.inner, chunks, "write", os.environ)
+            seconds, _ = _client(version, subject, str(array), large.inner, chunks, "write", os.environ)
             _check(array, large.inner, chunks)
         return median(seconds)
 
@@ -83,7 +84,7 @@ def run_write(work: Path, large: Dataset, placement: Placement, rounds: int) -> 
         with tempfile.TemporaryDirectory(dir=work) as parent:
             array = Path(parent, "array")
             zarr.create_array(array, shape=shape, chunks=INNER, shards=SHARD, dtype="uint16", compressors=None)
-            seconds = _client(subject, str(array), INNER, every, "write-all", os.environ)[0]
+            seconds = _client(version, subject, str(array), INNER, every, "write-all", os.environ)[0]
             _check(array, INNER, every)
         return seconds[0] / (len(every) - 1)
 
@@ -96,7 +97,7 @@ def run_write(work: Path, large: Dataset, placement: Placement, rounds: int) -> 
         results = interleave([NATIVE, STORE], rounds, measure)
         rows.append([what, *_compared(results[NATIVE], results[STORE], target)])
     print_table(
-        f"zarr-python writes inner chunks of {size(int(np.prod(INNER)) * 2)} one by one, until they are in their "
+        f"{version.name} writes inner chunks of {size(int(np.prod(INNER)) * 2)} one by one, until they are in their "
         f"shards, median of {rounds} rounds, {placement.name}",
         ["zarr-python", "native, ms/chunk", "by the store", "times native", "target", "met"],
         rows,
@@ -110,21 +111,19 @@ def _compared(native: Sequence[float], ours: Sequence[float], target: float) -> 
 
 
 def _client(
-    subject: str, array: str, inner: Coordinates, chunks: Sequence[Coordinates], do: str, environment: Mapping[str, str]
+    version: ZarrPython,
+    subject: str,
+    array: str,
+    inner: Coordinates,
+    chunks: Sequence[Coordinates],
+    do: str,
+    environment: Mapping[str, str],
 ) -> tuple[list[float], int]:
     """Let a process of its own read or write; gives the seconds, and a checksum of what was read."""
     task = {"array": array, "by_store": subject == STORE, "inner": inner, "chunks": chunks, "do": do}
-    command = [sys.executable, "-m", f"{__package__}.store_client"]
     with tempfile.TemporaryDirectory() as state:
-        result = subprocess.run(
-            command,
-            input=json.dumps(task),
-            text=True,
-            stdout=subprocess.PIPE,
-            check=True,
-            env={**environment, "XDG_STATE_HOME": state},
-        )
-    answer = json.loads(result.stdout)
+        settings = {**environment, "XDG_STATE_HOME": state}
+        answer = json.loads(version.run(["-m", f"{__package__}.store_client"], json.dumps(task), settings))
     return answer["seconds"], answer["checksum"]
 
 

@@ -10,8 +10,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,20 +19,28 @@ from statistics import median
 import numpy as np
 
 from .datasets import Coordinates, Dataset
+from .native import ZarrPython, versions
 from .placement import Placement
 from .report import print_table, ratio, size, verdict
 from .rounds import interleave
 from .update_client import content, selection
 from .writing_peers import WRITING_PEERS
 
-THROUGH = "shardfs"
-NATIVE = ("zarr-python", "tensorstore")
-VISIBLE = {"zarr-python": 200, "tensorstore": 100}
-IN_SHARD = {"zarr-python": 50, "tensorstore": 50}
-"""How many times as fast as each library shardfs must be."""
+THROUGH, TENSORSTORE = "shardfs", "tensorstore"
 
-CHANGES = {THROUGH: 16, "zarr-python": 2, "tensorstore": 3}
-"""Chunks that are changed in each round, besides a first one that is not timed."""
+
+@dataclass(frozen=True)
+class Way:
+    """How chunks are changed: by which function of the client, in which Python, and how often in a round.
+
+    A first change is not timed. shardfs must be so many times as fast until a change is visible, and in the shard.
+    """
+
+    how: str
+    nchanges: int
+    python: ZarrPython
+    visible: float = 0
+    in_shard: float = 0
 
 
 @dataclass(frozen=True)
@@ -50,35 +56,41 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
     if THROUGH not in peers:
         return
 
+    this, *_ = versions().values()
+    native = {name: Way("zarr-python", 2, version, 200, 50) for name, version in versions().items()}
+    native[TENSORSTORE] = Way(TENSORSTORE, 3, this, 100, 50)
+    ways = {THROUGH: Way("rename", 16, this), **native}
+
     def measure(subject: str, order: random.Random) -> Seconds:
+        way = ways[subject]
         with tempfile.TemporaryDirectory(dir=dataset.directory) as parent:
             array = Path(parent, "array")
             shutil.copytree(dataset.sharded, array)
             os.sync()  # else the first commit has to wait for the copy
-            chunks = order.sample(dataset.coordinates(), CHANGES[subject] + 1)
+            chunks = order.sample(dataset.coordinates(), way.nchanges + 1)
             if subject != THROUGH:
-                seconds = _change(dataset, subject, array, chunks)
+                seconds = _change(dataset, way, array, chunks)
             else:
                 with WRITING_PEERS[THROUGH](array, "", placement) as mounted:
-                    seconds = _change(dataset, "rename", mounted.root, chunks, mounted.root)
+                    seconds = _change(dataset, way, mounted.root, chunks, mounted.root)
             _check(dataset, array, chunks)
         return seconds
 
     placement.apply()
-    results = interleave([THROUGH, *NATIVE], rounds, measure)
+    results = interleave(ways, rounds, measure)
     rows = []
     for subject, turns in results.items():
         visible, in_shard = [turn.visible for turn in turns], [turn.in_shard for turn in turns]
         rows.append([subject, f"{1000 * median(visible):.2f}", f"{1000 * median(in_shard):.2f}", "", "", ""])
-    for library in NATIVE:
-        native = [turn.in_shard for turn in results[library]]
+    for library, way in native.items():
+        theirs = [turn.in_shard for turn in results[library]]
         for label, wanted, ours in (
-            ("visible", VISIBLE[library], [turn.visible for turn in results[THROUGH]]),
-            ("in the shard", IN_SHARD[library], [turn.in_shard for turn in results[THROUGH]]),
+            ("visible", way.visible, [turn.visible for turn in results[THROUGH]]),
+            ("in the shard", way.in_shard, [turn.in_shard for turn in results[THROUGH]]),
         ):
-            times = ratio(native, ours) or 0.0
+            times = ratio(theirs, ours) or 0.0
             rows.append(
-                [f"{library} / shardfs, {label}", "", "", f"{times:.0f}", f">= {wanted}", verdict(times >= wanted)]
+                [f"{library} / shardfs, {label}", "", "", f"{times:.0f}", f">= {wanted:g}", verdict(times >= wanted)]
             )
     nbytes = dataset.chunk_bytes * dataset.chunk_count
     print_table(
@@ -90,19 +102,16 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
 
 
 def _change(
-    dataset: Dataset, how: str, array: Path, chunks: Sequence[Coordinates], root: Path | None = None
+    dataset: Dataset, way: Way, array: Path, chunks: Sequence[Coordinates], root: Path | None = None
 ) -> Seconds:
     task = {
-        "how": how,
+        "how": way.how,
         "array": str(array),
         "inner": dataset.inner,
         "chunks": chunks,
         "root": None if root is None else str(root),
     }
-    client = Path(__file__).with_name("update_client.py")
-    command = [sys.executable, str(client)]
-    result = subprocess.run(command, input=json.dumps(task), text=True, stdout=subprocess.PIPE, check=True)
-    seconds = json.loads(result.stdout)
+    seconds = json.loads(way.python.run([str(Path(__file__).with_name("update_client.py"))], json.dumps(task)))
     return Seconds(median(visible for visible, _ in seconds), median(in_shard for _, in_shard in seconds))
 
 

@@ -10,8 +10,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 import zarr
 from zarr.codecs import ZstdCodec
 
+from .native import ZarrPython
 from .peers import mounted_shardfs
 from .placement import Placement
 from .report import number, print_table, ratio, size, verdict
@@ -118,16 +117,21 @@ def compressed(work: Path, name: str, shape: Coordinates) -> Compressed:
     return dataset
 
 
-def run(dataset: Compressed, peers: Sequence[str], placement: Placement, rounds: int) -> None:
-    """Measure all ways, and print a table of chunks, one of whole arrays, and one of memory."""
+def run(dataset: Compressed, peers: Sequence[str], placement: Placement, rounds: int, version: ZarrPython) -> None:
+    """Measure all ways beside a version of zarr-python, and print a table of chunks, of whole arrays, and of memory."""
     if "shardfs" not in peers:
         return
     placement.apply()
-    chunks = interleave(CHUNK_WAYS, rounds, lambda name, order: _read(dataset, CHUNK_WAYS[name], placement, order))
+
+    def measure(way: Way, order: random.Random) -> Turn:
+        return _read(dataset, way, placement, order, version)
+
+    chunks = interleave(CHUNK_WAYS, rounds, lambda name, order: measure(CHUNK_WAYS[name], order))
     nchunks = len(dataset.coordinates())
-    _tell(f"{nchunks} decoded inner chunks of {size(CHUNK_BYTES)} in random order", chunks, rounds, placement)
-    whole = interleave(WHOLE_WAYS, rounds, lambda name, order: _read(dataset, WHOLE_WAYS[name], placement, order))
-    _tell(f"A whole array of {' x '.join(map(str, dataset.shape))} uint16", whole, rounds, placement)
+    what = f"{version.name}: {nchunks} decoded inner chunks of {size(CHUNK_BYTES)} in random order"
+    _tell(what, chunks, rounds, placement)
+    whole = interleave(WHOLE_WAYS, rounds, lambda name, order: measure(WHOLE_WAYS[name], order))
+    _tell(f"{version.name}: a whole array of {' x '.join(map(str, dataset.shape))} uint16", whole, rounds, placement)
     _tell_memory(chunks | whole)
 
 
@@ -165,23 +169,21 @@ def _tell_memory(results: dict[str, list[Turn]]) -> None:
     print_table(title, ["way", "peak", "target", "met"], rows)
 
 
-def _read(dataset: Compressed, way: Way, placement: Placement, order: random.Random) -> Turn:
+def _read(dataset: Compressed, way: Way, placement: Placement, order: random.Random, version: ZarrPython) -> Turn:
     """Read once, in a process of its own, all chunks in a random order, or the whole array."""
     chunks = dataset.coordinates()
     task = {"what": way.what, "inner": INNER, "chunks": order.sample(chunks, len(chunks)), "threads": way.threads}
     if way.options is None:
         native = dataset.unsharded / "c" if way.what == "decoded_alone" else dataset.sharded
-        return _ask(task, native)
+        return _ask(version, task, native)
     arguments = [*way.options, f"--decode-cache={CACHE_BYTES}", str(dataset.sharded)]
     with mounted_shardfs(arguments, placement) as (root, server):
         daemon = Writable(root, server)
         start = daemon.peak_memory()
-        turn = _ask(task, root / way.below)
+        turn = _ask(version, task, root / way.below)
         return Turn(turn.seconds, turn.checksum, daemon.peak_memory() - start)
 
 
-def _ask(task: dict[str, Any], path: Path) -> Turn:
-    client = Path(__file__).with_name("views_client.py")
-    text = json.dumps({**task, "path": str(path)})
-    done = subprocess.run([sys.executable, str(client)], input=text, text=True, stdout=subprocess.PIPE, check=True)
-    return Turn(**json.loads(done.stdout))
+def _ask(version: ZarrPython, task: dict[str, Any], path: Path) -> Turn:
+    client = str(Path(__file__).with_name("views_client.py"))
+    return Turn(**json.loads(version.run([client], json.dumps({**task, "path": str(path)}))))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from .datasets import Dataset
+from .native import ZarrPython
 from .peers import PEERS
 from .placement import Placement
 from .report import number, print_table, ratio, size, verdict
@@ -24,15 +23,15 @@ ARCHIVES = {"squashfuse", "ratarmount"}
 """Peers that say nothing about reading a sharded array."""
 
 
-def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: int) -> None:
-    """Measure the native read and the peers, and print their table."""
+def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: int, zarr: ZarrPython) -> None:
+    """Measure one version's native read and its reads through the peers, and print their table."""
     subjects = [NATIVE, *(peer for peer in peers if peer not in ARCHIVES)]
 
     def measure(subject: str, order: random.Random) -> tuple[float, int]:
         if subject == NATIVE:
-            return _read(dataset, dataset.sharded, order)
+            return _read(zarr, dataset, dataset.sharded, order)
         with PEERS[subject](dataset, placement) as mounted:
-            return _read(dataset, mounted.root, order)
+            return _read(zarr, dataset, mounted.root, order)
 
     placement.apply()
     results = interleave(subjects, rounds, measure)
@@ -49,7 +48,7 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
         milliseconds = f"{1000 * median(values):.2f}"
         rows.append([subject, milliseconds, number(speed, ".2f"), target, met])
     print_table(
-        f"zarr-python, single inner chunks of {size(dataset.chunk_bytes)} in random order, "
+        f"{zarr.name}, single inner chunks of {size(dataset.chunk_bytes)} in random order, "
         f"median of {rounds} rounds, {placement.name}",
         ["array", "ms/chunk", "speed of native", "target", "met"],
         rows,
@@ -61,12 +60,10 @@ def _honest(results: dict[str, list[tuple[float, int]]]) -> list[list[tuple[floa
     return [turns for subject, turns in results.items() if subject != "do-nothing"]
 
 
-def _read(dataset: Dataset, root: Path, order: random.Random) -> tuple[float, int]:
+def _read(zarr: ZarrPython, dataset: Dataset, root: Path, order: random.Random) -> tuple[float, int]:
     """The seconds per chunk and the checksum, measured by a process of its own."""
     chunks = dataset.coordinates()
     chosen = order.sample(chunks, min(CHUNKS, len(chunks)))
     task = json.dumps({"array": str(root), "inner": dataset.inner, "chunks": chosen})
-    client = Path(__file__).with_name("zarr_client.py")
-    result = subprocess.run([sys.executable, str(client)], input=task, text=True, stdout=subprocess.PIPE, check=True)
-    answer = json.loads(result.stdout)
+    answer = json.loads(zarr.run([str(Path(__file__).with_name("zarr_client.py"))], task))
     return answer["seconds"], answer["checksum"]

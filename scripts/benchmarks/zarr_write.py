@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from statistics import median
 import numpy as np
 import zarr
 
+from .native import ZarrPython
 from .placement import Placement
 from .report import print_table, ratio, size, verdict
 from .rounds import interleave
@@ -47,8 +46,10 @@ class Written:
     peak_memory: int
 
 
-def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Placement, rounds: int) -> None:
-    """Measure all of them with an array of two shards, and print their table."""
+def run(
+    work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Placement, rounds: int, version: ZarrPython
+) -> None:
+    """Measure all of them with an array of two shards that one version writes, and print their table."""
     if THROUGH not in peers:
         return
     shape = (2 * shard[0], *shard[1:])
@@ -57,15 +58,15 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
         if subject == FLOOR:
             with WRITING_PEERS[FLOOR](work, "", placement) as mounted:
                 _create(mounted.root / "array", shape, None)
-                return _write(mounted.root / "array", shape)
+                return _write(version, mounted.root / "array", shape)
         with tempfile.TemporaryDirectory(dir=work) as parent:
             source = Path(parent, "array")
             _create(source, shape, None if subject == FILES else shard)
             if subject != THROUGH:
-                written = _write(source, shape)
+                written = _write(version, source, shape)
             else:
                 with WRITING_PEERS[THROUGH](source, "", placement) as mounted:
-                    written = _write(mounted.root, shape, mounted.root)
+                    written = _write(version, mounted.root, shape, mounted.root)
                     written = Written(written.seconds, written.flushed, mounted.peak_memory())
             _check(source, shape, order)
         return written
@@ -85,7 +86,7 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
         rows.append([subject, *seconds, f"{times:.1f}", f"{memory / 1e6:.0f}" if memory else "-", target, met])
     count = int(np.prod([extent // n for extent, n in zip(shape, INNER, strict=True)]))
     print_table(
-        f"zarr-python writes {count:,} inner chunks of {size(int(np.prod(INNER)) * 2)} one by one, "
+        f"{version.name} writes {count:,} inner chunks of {size(int(np.prod(INNER)) * 2)} one by one, "
         f"shards of {size(int(np.prod(shard)) * 2)}, median of {rounds} rounds, {placement.name}",
         ["array", "written, s", "in shards, s", "times native", "peak MB", "target", "met"],
         rows,
@@ -96,12 +97,10 @@ def _create(array: Path, shape: tuple[int, ...], shards: tuple[int, ...] | None)
     zarr.create_array(array, shape=shape, chunks=INNER, shards=shards, dtype="uint16", compressors=None, fill_value=0)
 
 
-def _write(array: Path, shape: tuple[int, ...], root: Path | None = None) -> Written:
+def _write(version: ZarrPython, array: Path, shape: tuple[int, ...], root: Path | None = None) -> Written:
     """Write by a process of its own, and flush the mount at `root`."""
     task = {"array": str(array), "shape": shape, "inner": INNER, "root": None if root is None else str(root)}
-    command = [sys.executable, str(Path(__file__).with_name("zarr_write_client.py"))]
-    result = subprocess.run(command, input=json.dumps(task), text=True, stdout=subprocess.PIPE, check=True)
-    answer = json.loads(result.stdout)
+    answer = json.loads(version.run([str(Path(__file__).with_name("zarr_write_client.py"))], json.dumps(task)))
     return Written(answer["written"], answer["flushed"], 0)
 
 
