@@ -2,24 +2,50 @@
 
 pyfuse3 takes a lock and waits for its descriptor through trio: two passes of the event loop and three system calls for
 each request, and waking from sleep costs more than all of that. A client that reads files sends the next request as
-soon as it has an answer. So a free lock is taken directly, and the descriptor is polled for some 50 µs, letting others
-run in between, and then for up to a millisecond asleep, before the event loop takes over. Nothing else in the process
-runs during that millisecond, so it is only done while no handler is suspended, and at most `_BURST` times in a row.
+soon as it has an answer. So a free lock is taken directly, and the descriptor is polled for some 50 µs, letting other
+processes run in between, and then for up to a millisecond asleep, before the event loop takes over. Nothing else in the
+process runs meanwhile, so it is only done while no handler is suspended: other tasks have a turn after each `_TURN`
+requests, and after `_BURST` in a row the event loop waits.
 """
 
 import os
 import select
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 import pyfuse3
 import trio
 
-from shardfs.stores.parallel import QuickLock
-
 _LOOKS: Final = 40
 _MOMENT_MS: Final = 1
+_TURN: Final = 8
 _BURST: Final = 64
+
+
+class _ReadLock:
+    """The lock of the workers that read requests; whoever comes first after it is released takes it.
+
+    There are always two workers: one answers, and one waits for the lock. Handed over, the lock would change between
+    them with each request, by a pass of the event loop. So the one that answers takes it again, if it did not have to
+    wait; the other takes it as soon as the first is suspended.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._is_held:
+            await self._waiting.park()
+        self._is_held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_held = False
+        if self._waiting:
+            self._waiting.unpark()
 
 
 class _Lowlevel:
@@ -35,6 +61,8 @@ class _Lowlevel:
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(fd, select.POLLIN)
+        if self._in_a_row % _TURN == _TURN - 1:
+            await trio.lowlevel.checkpoint()
         if self._in_a_row < _BURST and self._is_idle() and _look(self._poll):
             self._in_a_row += 1
             return
@@ -57,7 +85,7 @@ def _look(poll: select.poll) -> bool:
 class _Trio:
     """`trio`, with these two replacements."""
 
-    Lock = QuickLock
+    Lock = _ReadLock
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self.lowlevel = _Lowlevel(is_idle)
