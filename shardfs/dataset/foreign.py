@@ -2,19 +2,24 @@
 
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import Final, NamedTuple
+
+import trio
 
 from shardfs.dataset.cache import while_it_changes
 from shardfs.errors import CorruptionError, IsADirectoryHereError, MetadataError, NotADirectoryHereError, NotFoundError
-from shardfs.format import wkw
+from shardfs.format import b2nd, wkw
 from shardfs.format.document import Json, parse_json
 from shardfs.format.foreign import ForeignArray
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, Reader, Stat, join_key
+from shardfs.stores.base import Kind, Reader, Snapshot, Stat, join_key
 from shardfs.stores.parallel import for_each
+from shardfs.stores.url import how_to_install
 
 _AT_ONCE: Final = 16
+_FIRST_NBYTES: Final = 4096
 _MAX_PROPERTIES_NBYTES: Final = 4 * 2**20
 _ABSENT: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
@@ -44,15 +49,17 @@ async def keys_below(store: Reader, directory: str, names: ChunkKeyEncoding, bel
     return keys
 
 
-async def find_wkw(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
-    """Return the array of WKW in the *directory* at *path*, which may be as it was *known*; None if there is none.
+async def find_array(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
+    """Return the array of another format in the *directory* at *path*, None if there is none.
 
-    Nothing is looked for in a store that lists no files: it would be asked in vain about every directory.
+    It may be as it was *known*. Nothing is looked for in a store that lists no files: it would be asked in vain about
+    every directory.
     """
-    if not store.lists:
-        return None
-    with suppress(*_ABSENT):
-        return await while_it_changes(partial(_find_wkw, store, directory, path, known))
+    for find in (_find_wkw, _find_b2nd) if store.lists else ():
+        with suppress(*_ABSENT):
+            described = await while_it_changes(partial(find, store, directory, path, known))
+            if described is not None:
+                return described
     return None
 
 
@@ -105,3 +112,34 @@ async def _properties(store: Reader, key: str | None) -> tuple[Json, object]:
             return parse_json(bytes(await snapshot.read(0, snapshot.size))), version
         return None, version
     return None, None
+
+
+async def _find_b2nd(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
+    """Return the array of Blosc2 b2nd whose frame is in the *directory* at *path*; None if there is none."""
+    key = join_key(path, b2nd.FRAME)
+    if known is not None and (directory.version, (await store.stat(key)).version) == known.stamp:
+        return known
+    snapshot = await store.open(key, head_nbytes=_FIRST_NBYTES)
+    head = bytes(await snapshot.read(0, min(snapshot.size, _FIRST_NBYTES)))
+    if not head.startswith(b2nd.MAGIC):
+        return None
+    try:
+        array = await _read_frame(store, path, snapshot, head)
+    except (MetadataError, CorruptionError) as error:
+        array = b2nd.unreadable(str(error))
+    return Described(array, snapshot.stat, (directory.version, snapshot.stat.version))
+
+
+async def _read_frame(store: Reader, path: str, snapshot: Snapshot, head: bytes) -> ForeignArray:
+    """Return the array of the frame in *snapshot*, which begins with *head*; raises the reason why it is not read."""
+    if find_spec("blosc2") is None:
+        raise MetadataError(f"Blosc2 needs blosc2; install it with: {how_to_install('b2nd')}")
+    nbytes = b2nd.header_nbytes(head)
+    if nbytes > len(head):
+        head = bytes(await snapshot.read(0, min(snapshot.size, nbytes)))
+    frame = b2nd.parse_frame(head, snapshot.size)
+    if not frame.is_sparse:
+        return b2nd.contiguous_array(frame)
+    tail = await snapshot.read(frame.offsets_at, snapshot.size - frame.offsets_at)
+    names = {entry.name for entry in await store.list(path)}
+    return await trio.to_thread.run_sync(b2nd.sparse_array, frame, tail, names)

@@ -14,7 +14,7 @@ from typing import Final
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
-from shardfs.dataset.foreign import find_wkw
+from shardfs.dataset.foreign import find_array
 from shardfs.dataset.node import (
     DOCUMENT,
     Broken,
@@ -341,7 +341,7 @@ class Hierarchy:
             node = await self._load_info(node, known)
             if not isinstance(node.kind, Plain):
                 return node
-        described = await find_wkw(self._store, node.stat, node.path, before)
+        described = await find_array(self._store, node.stat, node.path, before)
         if described is None:
             return node if before is None else await self._load_info(node, None)
         if known is not None and described is before:

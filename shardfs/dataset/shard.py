@@ -16,7 +16,7 @@ import trio
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
-from shardfs.format.codecs import decode, encode
+from shardfs.format.codecs import encode
 from shardfs.format.index import IndexLayout, ShardIndex
 from shardfs.format.sharding import (
     MAX_DECODED_NBYTES,
@@ -32,6 +32,7 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, 
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that other requests can run
+_LARGE_NBYTES: Final = 8 * 2**20  # larger shards are decoded by turns
 _LARGE_AT_ONCE: Final = 2
 
 T = TypeVar("T")
@@ -100,13 +101,15 @@ class DecodedShard:
         return await self._outer.distrust(self._offset, self._nbytes)
 
     async def _decode(self) -> Buffer:
-        is_stored = not isinstance(self._outer, OpenShard)
-        level = self._level
+        level, outer = self._level, self._outer
+        # Within a decoded shard, the turn is that of the shard around it, which may have to be decoded again.
+        is_stored = not isinstance(outer, OpenShard) or outer.decoded is None
+        is_large = is_stored and level.max_nbytes > _LARGE_NBYTES
 
         async def decoded(encoded: Buffer) -> Buffer:
-            return await trio.to_thread.run_sync(decode, level.after, encoded, level.max_nbytes)
+            return await trio.to_thread.run_sync(level.decode, encoded)
 
-        async with self._cache.large if is_stored else nullcontext():
+        async with self._cache.large if is_large else nullcontext():
             data = await read_checked(self._outer, self._offset, self._nbytes, decoded)
         self._cache.statistics.whole_shard_decodes += 1
         return data
@@ -234,11 +237,14 @@ async def _open(
     decoded = outermost.decoded if outermost is not None else None
     data: Buffer | None = None
     if level.after:
-        if nbytes > MAX_DECODED_NBYTES:
+        if nbytes > level.most_encoded:
             raise StoreError(f"a shard of {nbytes} bytes under {level.after[-1].name} is too large to decode")
         decoded = DecodedShard(outermost or snapshot, offset, nbytes, level, cache)
-        data = await decoded.load()
-        offset, nbytes, outermost = 0, len(data), None
+        known = level.decoded_nbytes
+        if known is None:
+            data = await decoded.load()
+            known = len(data)
+        offset, nbytes, outermost = 0, known, None
     index_nbytes = level.index_codecs.nbytes(prod(shape))
     if index_nbytes > nbytes:
         raise CorruptionError(f"a shard of {nbytes} bytes has no room for its index of {index_nbytes} bytes")

@@ -22,6 +22,7 @@ from shardfs.format.codecs import (
     CodecChain,
     compose,
     composed_order,
+    decode,
     is_decodable,
     parse_chain,
     permute,
@@ -67,6 +68,20 @@ class ShardingLevel:
     def chunks_per_shard(self, shard_span: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the index of a shard of *shard_span* innermost chunks, before *order*."""
         return tuple([shard_span[axis] // span for axis, span in zip(self.order, self.span, strict=True)])
+
+    @property
+    def decoded_nbytes(self) -> int | None:
+        """Size of every shard when *after* is undone, if that is known, and no index is stored in it; else None."""
+        return None
+
+    @property
+    def most_encoded(self) -> int:
+        """The largest size of a shard with *after* that is decoded."""
+        return MAX_DECODED_NBYTES
+
+    def decode(self, encoded: Buffer) -> Buffer:
+        """Undo *after*; raises `CorruptionError` if *encoded* cannot be decoded."""
+        return decode(self.after, encoded, self.max_nbytes)
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import trio
 
 from shardfs.errors import SourceError, UsageError, without_secrets
-from shardfs.stores.base import DOCUMENTS, Reader
+from shardfs.stores.base import DOCUMENTS, FRAME, Reader
 from shardfs.stores.clouds.attempts import Attempts
 from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.clouds.outline import OutlineOf
@@ -24,6 +24,7 @@ from shardfs.stores.parallel import open_nursery
 from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.references.targets import OPTION, Files, Place, Root, Targets, name_of
 from shardfs.stores.s3.requests import Location, S3Options
+from shardfs.stores.single import SingleFile
 
 if TYPE_CHECKING:
     from shardfs.stores.clouds.client import CloudClient
@@ -127,7 +128,8 @@ def open_store_in(
 ) -> Reader:
     """Open the store of *source*: a path, or a URL that begins with `file`, `s3`, `https`, `http`, `gs` or `az`.
 
-    What ends with `.json`, `.parq` or `.parquet` there is a set of references.
+    What ends with `.json`, `.parq` or `.parquet` there is a set of references, and a file that ends with `.b2nd` is one
+    array.
 
     *outline_of* reads the documents of a source on a web server, which lists nothing; without it, there is an error.
     Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, else 60. Raises
@@ -138,6 +140,9 @@ def open_store_in(
     _check_options(options, place)
     if isinstance(place, _References):
         return _open_references(session, place, options, ttl)
+    if isinstance(place, _File):
+        home = _open_files(session, place.within, options, ttl)
+        return SingleFile(place.url, home, place.name, FRAME, ttl=LOCAL_TTL if ttl is None else ttl)
     if isinstance(place, Location):
         return _open_s3(session, place, options, ttl)
     if isinstance(place, CloudLocation):
@@ -165,9 +170,13 @@ def _check_options(options: StoreOptions, place: "_Source") -> None:
 
 def _places(place: "_Source", options: StoreOptions) -> Sequence["_Source"]:
     """Return *place*, and if it is of references, where the references and their targets are."""
-    if isinstance(place, _References):
-        return [place, place.within, *map(_parse_place, options.allow_target)]
-    return [place]
+    match place:
+        case _References():
+            return [place, place.within, *map(_parse_place, options.allow_target)]
+        case _File():
+            return [place, place.within]
+        case _:
+            return [place]
 
 
 def _is_usable(name: str, places: Sequence["_Source"]) -> bool:
@@ -214,11 +223,20 @@ class _References:
     in_records: bool
 
 
-_Source = Place | _References
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The array in the file at *url*: *name* in the place *within*."""
+
+    url: str
+    within: Place
+    name: str
+
+
+_Source = Place | _References | _File
 
 
 def _parse(source: str) -> _Source:
-    """Return the path, the remote location or the references that *source* names; local ones are looked at."""
+    """Return the path, the remote location, the references or the file that *source* names; paths are looked at."""
     place = _parse_place(source)
     if isinstance(place, str):
         in_records = place.rstrip("/").endswith(_IN_RECORDS) and isfile(join(place, DOCUMENTS[-1]))
@@ -226,17 +244,24 @@ def _parse(source: str) -> _Source:
             url = join(realpath(dirname(place.rstrip("/")) or "."), basename(place.rstrip("/")))
             found = realpath(url)
             return _References(url, dirname(found), basename(found), in_records)
+        if place.endswith(_FRAME) and isfile(place):
+            found = realpath(place)
+            return _File(join(realpath(dirname(place) or "."), basename(place)), dirname(found), basename(found))
         return place
     above, _, name = place.prefix.rpartition("/")
     in_records = name.endswith(_IN_RECORDS)
-    if in_records or (name.endswith(_IN_DOCUMENT) and name not in DOCUMENTS and not source.endswith("/")):
-        is_quoted = isinstance(place, CloudLocation) and place.is_web
-        return _References(place.url, replace(place, prefix=above), unquote(name) if is_quoted else name, in_records)
+    is_file = not source.endswith("/")
+    stored = unquote(name) if isinstance(place, CloudLocation) and place.is_web else name
+    if in_records or (is_file and name.endswith(_IN_DOCUMENT) and name not in DOCUMENTS):
+        return _References(place.url, replace(place, prefix=above), stored, in_records)
+    if is_file and name.endswith(_FRAME):
+        return _File(place.url, replace(place, prefix=above), stored)
     return place
 
 
 _IN_DOCUMENT: Final = ".json"
 _IN_RECORDS: Final = (".parq", ".parquet")
+_FRAME: Final = ".b2nd"
 
 
 def _parse_place(source: str) -> Place:

@@ -325,7 +325,8 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
         indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == array.grid.nindexes:
             entries = shard.index.entries
-            nchunks += int(np.count_nonzero(~are_empty(entries)))
+            belong = array.grid.belonging(shard.index, place)
+            nchunks += int(np.count_nonzero(~are_empty(entries) & belong))
             payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
     is_unknown = is_encoded or array.grid.has_data_before
     return ([], [], problems, nchunks) if is_unknown else (payloads, indexes, problems, nchunks)

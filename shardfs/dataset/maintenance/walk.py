@@ -29,7 +29,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
+from shardfs.stores.base import FRAME, Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.references.store import ReferenceStore
 
@@ -268,7 +268,7 @@ def foreign_format(entries: Sequence[ListedName], *, of_references: bool = False
         return _ICECHUNK
     if "attributes.json" in names:
         return _N5
-    return NO_ZARR if INFO not in names and all(entry.kind is Kind.FILE for entry in entries) else None
+    return NO_ZARR if not names & {INFO, FRAME} and all(entry.kind is Kind.FILE for entry in entries) else None
 
 
 def foreign_source(source: Source) -> str | None:
