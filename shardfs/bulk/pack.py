@@ -315,7 +315,7 @@ class PackPlan(Plan):
             else:
                 files = [entry.name for entry in entries if entry.kind in (Kind.FILE, Kind.SYMLINK)]
                 special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
-                self.report.problems += [left_out(key, "it is not a regular file") for key in special]
+                self.report.problems.extend(left_out(key, "it is not a regular file") for key in special)
                 if node is not None:
                     self.sources |= {join_key(path, name): state for name, state in node.states.items()}
                     self._add(node)
@@ -326,7 +326,7 @@ class PackPlan(Plan):
         await self._leave_out_copies(job.reading(context))
         self._consolidate()
         self.documents += self._texts
-        self.report.total += len(self._texts) + sum(len(files) for _, files in self.files)
+        self.report.expect(len(self._texts) + sum(len(files) for _, files in self.files))
         if self._refused and not self._texts:
             more = f"; and {len(self._refused) - _MAX_ERRORS:,} more" if len(self._refused) > _MAX_ERRORS else ""
             listed = "; ".join(self._refused[:_MAX_ERRORS]) + more
@@ -405,11 +405,11 @@ class PackPlan(Plan):
             return
         if transfer is not None:
             self.arrays[node.path] = transfer.version
-            self.report.total += transfer.target.grid.shards.nchunks
+            self.report.expect(transfer.target.grid.shards.nchunks)
             self._texts[key] = encode_json(transfer.document)
         else:
             self.trees.append(node.path)
-            self.report.total += node.array.grid.shards.nchunks if node.array is not None else 0
+            self.report.expect(node.array.grid.shards.nchunks if node.array is not None else 0)
             self._texts[key] = text or b""
         self.planned.append(PlannedArray.of(node, transfer))
 

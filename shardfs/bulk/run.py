@@ -54,6 +54,10 @@ class Report:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def expect(self, nobjects: int) -> None:
+        """Note that so many more objects are to be finished, as far as is known."""
+        self.total += nobjects
+
 
 @dataclass(frozen=True)
 class RunOptions:

@@ -134,7 +134,7 @@ class UnpackPlan(Plan):
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
             reason = view.left_out(node)
-            self.report.total += 1
+            self.report.expect(1)
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
             self.sources |= {join_key(node.path, name): state_of(stat) for name, stat in node.describing.items()}
@@ -147,7 +147,7 @@ class UnpackPlan(Plan):
                     yield f"{name}: stays as it is stored: {node.reason}"
             else:
                 if node.any_array is not None and self.unpacking.view != "npy":
-                    self.report.total += node.any_array.grid.nchunks
+                    self.report.expect(node.any_array.grid.nchunks)
                 if view.caveat(node) is not None:
                     yield f"{name}: {view.caveat(node)}"
 

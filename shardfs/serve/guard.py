@@ -38,7 +38,7 @@ class Guard:
         if exchange.connection.is_loopback and host is not None and not is_loopback(_name(host)):
             raise ClientError(421, f"this server is at a loopback address, and {_name(host)} is none of its names")
         origin = exchange.header("origin")
-        exchange.head += self._for_origin(origin)
+        exchange.head.extend(self._for_origin(origin))
         is_own = origin is not None and host is not None and origin.partition("://")[2].lower() == host.lower()
         if exchange.method not in READING and origin is not None and not is_own and origin not in self._cors:
             raise ClientError(403, f"pages of {origin} may not write: name them with --cors")
