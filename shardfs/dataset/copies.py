@@ -89,10 +89,10 @@ class ConsolidatedCopies:
     - `_groups`: groups with copies made from nodes, by path. Written by `consolidated`; without it, each lookup of a
       group's document would look at all nodes that it describes.
     - `_announced`: paths of nodes that a program has described and will create. Written when it publishes the document
-      of a group; without it, `cp -r` would not read back what it wrote.
-    - `_outdated`: paths of nodes that were removed or replaced on the mount, though stored copies describe them.
-      Written by removals, moves and new directories, until the copies are `corrected`; without it, what is created anew
-      would be taken for what the copy says.
+      of a group, until the node is `created`; without it, `cp -r` would not read back what it wrote.
+    - `_outdated`: paths of nodes of which stored copies are to be corrected, and whether they are of another node that
+      was there. Written by removals, moves and new directories, and for new arrays, until they are `corrected`; without
+      it, what is created anew would be taken for what the copy says.
     - `_only`: paths of the nodes that may have copies; None if all may. Written by bulk work, which copies these;
       without it, groups of the destination would describe arrays that are not there, and read as fill values.
     """
@@ -104,7 +104,7 @@ class ConsolidatedCopies:
         self._worker: Worker | None = None
         self._groups: Cache[str, _Consolidated] = Cache(lambda known: known.nbytes, _MAX_NBYTES, _MAX_GROUPS)
         self._announced: PathTable[None] = PathTable()
-        self._outdated: PathTable[None] = PathTable()
+        self._outdated: PathTable[bool] = PathTable()
         self._only: frozenset[str] | None = None
 
     def show(self, lens: Lens, worker: Worker | None) -> None:
@@ -256,9 +256,9 @@ class ConsolidatedCopies:
     async def above(self, path: str) -> tuple[str, ShardedCopy | None]:
         """Return the nearest group above *path* with a copy that says that this is a sharded array, and the copy.
 
-        Copies that this mount knows to be out of date do not count.
+        Copies that this mount knows to be of what was there before do not count.
         """
-        if path in self._announced or path in self._outdated:
+        if path in self._announced or self._outdated.get(path, False):
             return "", None
         for group, relative in groups_above(path):
             with suppress(NotFoundError, NotADirectoryHereError):
@@ -270,6 +270,10 @@ class ConsolidatedCopies:
     def announce(self, path: str) -> None:
         """Note that a program has written a copy of the document of a node that it will create at *path*."""
         self._announced[path] = None
+
+    def created(self, path: str) -> None:
+        """Note that the node at *path* has a document: should that go, copies of it are as those of any other node."""
+        self._announced.pop(path, None)
 
     async def described_below(self, path: str) -> Collection[str]:
         """Return the paths of nodes at *path* and below of which groups above it have copies."""
@@ -289,8 +293,13 @@ class ConsolidatedCopies:
         if not is_new:
             for known in self._announced.below(path):
                 del self._announced[known]
-        self._outdated.update({place: None for place in described if place not in self._announced})
+        self._outdated.update({place: True for place in described if place not in self._announced})
         self.forget(path)
+
+    def correct_later(self, paths: Collection[str]) -> None:
+        """Note that stored copies of the nodes at *paths*, which are theirs, may soon be out of date."""
+        for path in paths:
+            self._outdated.setdefault(path, False)
 
     @property
     def outdated(self) -> Collection[str]:

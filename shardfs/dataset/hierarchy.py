@@ -316,6 +316,7 @@ class Hierarchy:
             broken = replace(Broken(reason, *stored), copies=rest.copies, has_unknown_copies=is_unknown)
             node = replace(node, kind=broken, in_image=in_image, shown=rest.shown)
         else:
+            self.copies.created(path)
             kind = self._kind(path, contents, document, document_stat)
             node = replace(node, kind=kind, in_image=contents.in_image, shown=contents.shown)
         # Programs that have read the array's document must not get shards in place of chunks.

@@ -311,7 +311,7 @@ class Documents:
         try:
             await self.correct_copies([path])
             copies = self._fs.hierarchy.copies
-            copies.outdate(path, await copies.described_below(path))  # once more at the end: attributes may come later
+            copies.correct_later(await copies.described_below(path))  # once more at the end: attributes may come later
         except (RefusedError, StaleError) as reason:
             log.warning("the consolidated metadata above %s is out of date: %s", path, reason)
 

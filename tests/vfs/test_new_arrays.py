@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardfs.errors import CorruptionError
 from shardfs.vfs import filesystem, new_directories
 from shardfs.vfs.entries import chunk
 from shardfs.vfs.entries.chunk import ChunkTree
@@ -13,7 +14,7 @@ from tests.crash.harness import OWNER, Process
 from tests.crash.histories import make_source
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.lossy_disk import QuickDisk
-from tests.support.opened import find, in_trio, open_source, open_tree
+from tests.support.opened import find, in_trio, open_source, open_tree, read_file
 from tests.support.steps import counted_steps
 
 
@@ -101,3 +102,27 @@ async def test_an_array_with_too_many_directories_counts_as_created(
     tree.make_directory((12,))
     assert tree.new_directories is None
     assert await tree.has_directory((13,))
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@in_trio
+async def test_shards_of_an_array_that_was_described_before_it_was_created_are_protected(
+    tmp_path: Path, is_flushed: bool
+) -> None:
+    """Another program removes its document; the copy in the group says how it is sharded."""
+    root = tmp_path / "source"
+    root.mkdir()
+    process = await Process.start(root, QuickDisk(), shards=(4,))
+    document = array((8,), (1,), LITTLE, data_type="uint8")
+    copies = {"kind": "inline", "must_understand": False, "metadata": {"a": document}}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": copies}
+    await process.write_file(ROOT, b"zarr.json", json.dumps(group).encode())
+    directory = (await process.fs.mkdir(ROOT, b"a", 0o755, OWNER)).ino
+    await process.write_file(directory, b"zarr.json", json.dumps(document).encode())
+    await process.fs.mkdir(directory, b"c", 0o755, OWNER)
+    await process.write("a", 0, b"x")
+    await (process.fs.flush_all() if is_flushed else process.commit())
+    (root / "a/zarr.json").unlink()
+    ino = (await find(process.fs, "a/c/0")).ino
+    with pytest.raises(CorruptionError, match="says that it is a sharded array"):
+        await read_file(process.fs, ino)
