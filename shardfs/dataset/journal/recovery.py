@@ -3,8 +3,11 @@
 Commits that were torn are first undone (`shardfs.dataset.journal.undo`). A record becomes pending again if the chunk is
 still the one that it was published over: its array has the same metadata, and its index entry is the same. It is
 released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict and goes to
-the conflict journal: what somebody else may have written since is not replaced unasked. So does a record of which a
-later one is damaged: programs were told that it was replaced. A record that cannot be handled blocks no other.
+the conflict journal: what somebody else may have written since is not replaced unasked. A record that cannot be handled
+blocks no other.
+
+If the latest record of a chunk is damaged, and was not released, the one before it counts: a power cut damages what was
+not synced, and what was synced before must not be lost. The log names such chunks.
 
 A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
 store says.
@@ -41,7 +44,8 @@ log = logging.getLogger(__name__)
 
 _CHANGED: Final = "another program has changed the chunk since"
 _NO_ARRAY: Final = "there is no such array any more"
-_OUTDATED: Final = "a later version of the chunk is in a damaged part of the journal"
+OUTDATED: Final = "a later version of the chunk is in a damaged part of the journal"
+"""What is said of a change that is made again though it was replaced."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,6 @@ async def classify(source: Source, contents: JournalContents, unfinished: Sequen
                 raise  # when the journal is replayed next, the server may answer
             verdict = Conflict(str(error))
         match verdict:
-            case Fits(array) if change.subject in contents.outdated:
-                recovery.conflicts.append((change, Conflict(_OUTDATED, array)))
             case Fits(array):
                 recovery.pending.append((array, change))
             case Stored():
@@ -142,6 +144,8 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
             recovery.released.append(shrink)
     await commits.journal.sync_soon()  # else a power cut might bring back what a released record replaced
     for array, change in recovery.pending:
+        if change.subject in contents.outdated:
+            log.error("committing %s: %s", describe_change(change), OUTDATED)
         queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
         commits.supersede(queue)
         commits.add(queue, change)

@@ -21,6 +21,7 @@ from shardfs.dataset.journal.reading import JournalContents
 from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.journal.recovery import (
     NOT_YET,
+    OUTDATED,
     Conflict,
     Fits,
     Recovery,
@@ -236,8 +237,9 @@ async def _show_journal(source: Source, state: StateDirectory, findings: Finding
     contents = read_left(state.journal)
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
     _report_commits(recovery, findings, "torn by a commit that can be undone", left=True)
-    changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
-    findings += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
+    for change in [*(change for _, change in recovery.pending), *recovery.shrinks]:
+        end = f"; {OUTDATED}" if change.subject in contents.outdated else ""
+        findings.append(Finding("pending", f"journal: {describe_change(change)}{end}", left=True))
     findings += [Finding("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
 
 
