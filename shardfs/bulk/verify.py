@@ -12,7 +12,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import Progress, array_nodes, no_progress, some_arrays, walk_all_shards
-from shardfs.dataset.node import Node, StoredValues
+from shardfs.dataset.node import ForeignNode, Node, StoredValues
 from shardfs.errors import ShardfsError, UnsupportedError, counted
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
@@ -103,7 +103,7 @@ async def verify_source(
                 yield node
             elif isinstance(node.kind, StoredValues):
                 report.unchecked.append({"array": node.path, "reason": str(node.reason)})
-            elif node.metadata is None:
+            elif node.metadata is None or (isinstance(node.kind, ForeignNode) and node.kind.described.is_damaged):
                 report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
             elif isinstance(node.metadata, ArrayMetadata):
                 reason = node.reason or fault_of(node.metadata)

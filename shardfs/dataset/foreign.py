@@ -126,7 +126,7 @@ async def _find_b2nd(store: Reader, directory: Stat, path: str, known: Described
     try:
         array = await _read_frame(store, path, snapshot, head)
     except (MetadataError, CorruptionError) as error:
-        array = b2nd.unreadable(str(error))
+        array = b2nd.unreadable(error)
     return Described(array, snapshot.stat, (directory.version, snapshot.stat.version))
 
 

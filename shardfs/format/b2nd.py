@@ -132,23 +132,24 @@ class Frame:
 
 
 def header_nbytes(head: bytes) -> int:
-    """Return the size of the header of a frame that begins with *head*; raises `MetadataError` if it has none."""
+    """Return the size of the header of a frame that begins with *head*; raises `CorruptionError` if it has none."""
     if len(head) < _FIXED_NBYTES or not head.startswith(MAGIC):
-        raise MetadataError("it has no header of a frame")
+        raise CorruptionError("it has no header of a frame")
     nbytes = int.from_bytes(head[11:15], "big")
     if not _FIXED_NBYTES <= nbytes <= MAX_HEADER_NBYTES:
-        raise MetadataError(f"a header of {nbytes} bytes is not between {_FIXED_NBYTES} and {MAX_HEADER_NBYTES}")
+        raise CorruptionError(f"a header of {nbytes} bytes is not between {_FIXED_NBYTES} and {MAX_HEADER_NBYTES}")
     return nbytes
 
 
 def parse_frame(head: bytes, size: int) -> Frame:
-    """Parse the header of a frame in a file of *size* bytes; raises `MetadataError` with the reason why it is not read.
+    """Parse the header of a frame in a file of *size* bytes.
 
-    *head* are the first bytes, of which there are as many as `header_nbytes` says.
+    *head* are the first bytes, of which there are as many as `header_nbytes` says. Raises `CorruptionError` if it is
+    damaged, or cut off, and `MetadataError` with the reason why it is not read.
     """
     nbytes = header_nbytes(head)
     if len(head) < nbytes:
-        raise MetadataError("its header is cut off")
+        raise CorruptionError("its header is cut off")
     flags, kind = head[25], head[26] & 0xF
     if flags & 0xF > _NEWEST_FRAME or kind > 1:
         raise MetadataError(f"version {flags & 0xF} of frames, of the kind {kind}, is not known")
@@ -175,11 +176,11 @@ def parse_frame(head: bytes, size: int) -> Frame:
             f"chunks of {frame.chunk_nbytes} bytes are larger than the {MAX_DECODED_NBYTES} that are read"
         )
     if not 0 <= frame_nbytes <= size:
-        raise MetadataError(f"it is cut off: it has {size} of {frame_nbytes} bytes")
+        raise CorruptionError(f"it is cut off: it has {size} of {frame_nbytes} bytes")
     if frame.nchunks and (chunk_nbytes, all_nbytes) != (frame.chunk_nbytes, frame.nchunks * frame.chunk_nbytes):
-        raise MetadataError(f"its {all_nbytes} bytes, in chunks of {chunk_nbytes}, are not those of its array")
+        raise CorruptionError(f"its {all_nbytes} bytes, in chunks of {chunk_nbytes}, are not those of its array")
     if data_nbytes < 0 or frame.offsets_at > frame_nbytes:
-        raise MetadataError(f"its chunks, of {data_nbytes} bytes, are not within the file")
+        raise CorruptionError(f"its chunks, of {data_nbytes} bytes, are not within the file")
     if max(size - frame.offsets_at, frame.nchunks * ENTRY_NBYTES) > MAX_INDEX_NBYTES:
         raise MetadataError(f"what follows its chunks is more than the {MAX_INDEX_NBYTES // 2**20} MiB that are read")
     return frame
@@ -190,7 +191,7 @@ def _metalayers(header: bytes) -> dict[str, bytes]:
     metalayers: dict[str, bytes] = {}
     try:
         if header[87:89] + header[91:92] != b"\x93\xcd\xde":
-            raise MetadataError("its metalayers cannot be read")
+            raise CorruptionError("its metalayers cannot be read")
         count, at = int.from_bytes(header[92:94], "big"), 94
         if count > _MAX_METALAYERS:
             raise MetadataError(f"{count} metalayers are more than {_MAX_METALAYERS}")
@@ -201,14 +202,14 @@ def _metalayers(header: bytes) -> dict[str, bytes]:
             (offset,) = struct.unpack_from(">xi", header, at)
             at += 5
             if offset < 0:
-                raise MetadataError(f"the metalayer {brief(name)} is not in the header")
+                raise CorruptionError(f"the metalayer {brief(name)} is not in the header")
             marker, nbytes = struct.unpack_from(">BI", header, offset)
             content = header[offset + 5 : offset + 5 + nbytes]
             if marker != 0xC6 or len(content) != nbytes:
-                raise MetadataError(f"the metalayer {brief(name)} is not in the header")
+                raise CorruptionError(f"the metalayer {brief(name)} is not in the header")
             metalayers[name] = content
     except (struct.error, IndexError):
-        raise MetadataError("its metalayers are cut off") from None
+        raise CorruptionError("its metalayers are cut off") from None
     return metalayers
 
 
@@ -516,9 +517,10 @@ class B2ndArray(ForeignArray):
     describing = FRAME
 
 
-def unreadable(reason: str) -> B2ndArray:
-    """Return an array that is shown as it is stored for this *reason*."""
-    return B2ndArray(_metadata((), "uint8", (), 0), reason=reason)
+def unreadable(error: MetadataError | CorruptionError) -> B2ndArray:
+    """Return an array that is shown as it is stored because of this *error*."""
+    is_damaged = isinstance(error, CorruptionError)
+    return B2ndArray(_metadata((), "uint8", (), 0), reason=str(error), is_damaged=is_damaged)
 
 
 def contiguous_array(frame: Frame) -> B2ndArray:

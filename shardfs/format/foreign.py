@@ -56,6 +56,8 @@ class ForeignChunks:
 class ForeignArray:
     """An array that is only read. Without *chunks*, a *reason* says why its shards are as stored.
 
+    *is_damaged*: the reason is damage, and not just something that is not supported.
+
     *kind* says what it is, in messages. *describing* is the name of the file in its directory that describes it, and is
     hidden where the array is shown; "" if none does.
     """
@@ -63,5 +65,6 @@ class ForeignArray:
     metadata: ForeignMetadata
     chunks: ForeignChunks | None = None
     reason: str | None = None
+    is_damaged: bool = False
     kind: ClassVar[str]
     describing: ClassVar[str] = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardfs.errors import CorruptionError, MetadataError, ShardfsError
+from shardfs.errors import CorruptionError, ShardfsError
 from shardfs.format.b2nd import (
     Frame,
     FrameIndex,
@@ -70,7 +70,7 @@ def test_each_chunk_is_where_its_offset_says(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     data, _ = frame_of(tmp_path / "a.b2nd")
     for length in range(len(data)):
-        with pytest.raises(MetadataError):
+        with pytest.raises(CorruptionError):
             parse_frame(data[:length], length)
 
 

@@ -241,6 +241,14 @@ def test_an_array_that_grows_is_seen(mount: Mounter, tmp_path: Path, *, sparse: 
     assert np.array_equal(read_zarr(root), values)
 
 
+def test_verify_calls_a_file_that_is_cut_off_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.b2nd"
+    write_b2nd(path, SMALL)
+    os.truncate(path, path.stat().st_size - 1)
+    assert "cut off" in run_json("verify", "--json", path, status=1)["problems"][0]["message"]
+    assert run("pack", path, tmp_path / "packed").returncode != 0
+
+
 def test_a_file_in_a_tree_passes_through(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_b2nd(source / "a.b2nd", SMALL)
@@ -360,6 +368,7 @@ def test_a_missing_file_of_a_chunk_is_no_chunk_of_zeros(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_b2nd(path, SMALL, sparse=True)
     (path / "00000005.chunk").unlink()
+    assert "00000005.chunk" in run_json("verify", "--json", path, status=1)["problems"][0]["message"]
     assert "00000005.chunk" in run_json("info", "--json", path)["arrays"][0]["reason"]
     assert "00000005.chunk" in str(run("pack", path, tmp_path / "packed"))
 
