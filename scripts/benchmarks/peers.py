@@ -108,7 +108,8 @@ def mounted_shardfs(
                 sys.stderr.write(log.read_text()[-10_000:])
             raise
         finally:
-            subprocess.run([*SHARDFS, "umount", str(root)], check=True, timeout=PATIENCE)
+            # The kernel forgets ten million names in a minute or more.
+            subprocess.run([*SHARDFS, "umount", str(root)], check=True, timeout=10 * PATIENCE)
 
 
 def cpu_seconds(process: int) -> float:
