@@ -67,9 +67,9 @@ def run(work: Path, count: int, nbytes: int, rounds: int) -> None:
         if codec is None:
             commands["cp -r && sync"] = ["cp", "-r"]
         else:
-            for name, version in versions().items():
+            for native, version in versions().items():
                 for library, text in _LIBRARIES.items():
-                    peer = name if library == "zarr-python" else f"{library}, {name}"
+                    peer = native if library == "zarr-python" else f"{library}, {native}"
                     commands[peer] = [version.python, "-c", text]
                     settings[peer] = version.settings
             for jobs in ("1", "2"):
