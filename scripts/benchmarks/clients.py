@@ -69,6 +69,9 @@ def _rate(dataset: Dataset, mounts: Sequence[Mounted], nclients: int, order: ran
             root = mounts[place % len(mounts)].root
             assert program.stdin is not None
             program.stdin.write("\n".join(str(chunk_path(root, chunk)) for chunk in chunks[place::nclients]))
+        for program in programs:  # else some would be measured before others have started
+            assert program.stdout is not None
+            program.stdout.readline()
         for program in programs:  # they begin when their lists end
             assert program.stdin is not None
             program.stdin.close()

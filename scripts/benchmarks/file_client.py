@@ -1,6 +1,7 @@
 """The reader of chunk files, a process of its own: open, fstat, read and close each file of a list.
 
-Standard input holds the list, one path per line; standard output gets the seconds.
+Standard input holds the list, one path per line; standard output gets an empty line when the program runs, and then the
+seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def read_files(paths: list[bytes]) -> float:
 
 def main() -> None:
     """Have all paths first, so that nothing but the files is in the time."""
+    print(flush=True)
     paths = sys.stdin.buffer.read().splitlines()
     gc.disable()
     print(read_files(paths))
