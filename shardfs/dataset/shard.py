@@ -19,7 +19,6 @@ from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreErro
 from shardfs.format.codecs import encode
 from shardfs.format.index import IndexLayout, ShardIndex
 from shardfs.format.sharding import (
-    MAX_DECODED_NBYTES,
     MAX_INDEX_NBYTES,
     Coords,
     Place,
@@ -32,7 +31,7 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, 
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that other requests can run
-_LARGE_NBYTES: Final = 8 * 2**20  # larger shards are decoded by turns
+_LARGE_NBYTES: Final = 8 * 2**20  # shards that are larger, encoded or decoded, take turns
 _LARGE_AT_ONCE: Final = 2
 
 T = TypeVar("T")
@@ -104,7 +103,7 @@ class DecodedShard:
         level, outer = self._level, self._outer
         # Within a decoded shard, the turn is that of the shard around it, which may have to be decoded again.
         is_stored = not isinstance(outer, OpenShard) or outer.decoded is None
-        is_large = is_stored and level.max_nbytes > _LARGE_NBYTES
+        is_large = is_stored and max(self._nbytes, level.max_nbytes) > _LARGE_NBYTES
 
         async def decoded(encoded: Buffer) -> Buffer:
             return await trio.to_thread.run_sync(level.decode, encoded)
@@ -407,7 +406,7 @@ async def _encoded(level: ShardingLevel, pieces: _Pieces) -> Content:
     content = JoinedContent(cast(Sequence[Content], pieces))
     _require_decodable(level, content.nbytes, level.max_nbytes)
     encoded = await trio.to_thread.run_sync(lambda: encode(level.after, content.read(0, content.nbytes)))
-    _require_decodable(level, len(encoded), MAX_DECODED_NBYTES)
+    _require_decodable(level, len(encoded), level.most_encoded)
     return MemoryContent(memoryview(encoded))
 
 

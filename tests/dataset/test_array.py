@@ -18,6 +18,8 @@ from shardfs.dataset import layout
 from shardfs.dataset.array import Array, Extent
 from shardfs.errors import CorruptionError
 from shardfs.format.sharding import Coords
+from shardfs.stores.base import Buffer
+from shardfs.stores.local.reader import LocalSnapshot
 from tests.support.corpus import GZIP, LITTLE, Case, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import StoredCorpus, in_trio, open_source
@@ -107,6 +109,41 @@ async def test_decoded_shards_are_bounded_by_bytes_and_decoded_again_for_what_is
         for number in numbers:
             assert await whole(extents[number]) == bytes(4096)
         assert source.statistics.whole_shard_decodes == ndecoded
+
+
+@in_trio
+async def test_shards_that_are_large_before_or_after_decoding_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile shard may be large though it decodes to little: many of them must not be in memory at once."""
+    document = array((8 * 2**14,), (2**14,), sharding((2**10,)), GZIP)
+    store(tmp_path, document, np.ones(document["shape"], np.int32))
+    for number in range(8):
+        os.truncate(tmp_path / f"c/{number}", 9 * 2**20)
+    source = open_source(tmp_path)
+    line = await source.array()
+    at_once = most = 0
+    read = LocalSnapshot.read
+
+    async def counted(self: LocalSnapshot, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()
+        data = await read(self, offset, nbytes, extent)
+        at_once -= 1
+        return data
+
+    async def decode(number: int) -> None:
+        with suppress(CorruptionError):
+            await line.extent((16 * number,))
+
+    monkeypatch.setattr(LocalSnapshot, "read", counted)
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(decode, number)
+    assert 0 < most <= 2
 
 
 def test_threads_that_each_have_a_source_open_locate_chunks_at_the_same_time(
