@@ -30,7 +30,7 @@ import numpy.typing as npt
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable
 from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, canonical
 from shardfs.format.dtype import parse_v2_dtype, v3_data_type
-from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata
+from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata, regular_grid
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, index_in_c_order
 from shardfs.format.index import EMPTY, ENTRY_NBYTES, IndexCodecs, ShardIndex
 from shardfs.format.members import Buffer
@@ -57,6 +57,7 @@ _NEWEST_FRAME: Final = 3
 _OFFSETS_OF_64_BITS: Final = 1
 _OFFSET_NBYTES: Final = 8
 _METALAYER: Final = "b2nd"
+_CODEC: Final = Extension(_METALAYER, {})
 _OTHER_OBJECTS: Final = frozenset({"LazyArray", "b2o", "proxy-source", "listarray", "vlarray", "batcharray"})
 """Metalayers of what the library stores in such a file that is no array of values."""
 
@@ -519,8 +520,8 @@ class B2ndArray(ForeignArray):
 
 def unreadable(error: MetadataError | CorruptionError) -> B2ndArray:
     """Return an array that is shown as it is stored because of this *error*."""
-    is_damaged = isinstance(error, CorruptionError)
-    return B2ndArray(_metadata((), "uint8", (), 0), reason=str(error), is_damaged=is_damaged)
+    metadata = ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC)
+    return B2ndArray(metadata, reason=str(error), is_damaged=isinstance(error, CorruptionError))
 
 
 def contiguous_array(frame: Frame) -> B2ndArray:
@@ -567,29 +568,8 @@ def _described(frame: Frame, names: ChunkKeyEncoding, fill_value: Json) -> B2ndA
     lengths = tuple(dimension.runs[0][0] for dimension in grid.shards.dimensions)
     endian = "big" if frame.dtype.str[0] == ">" else "little"
     codecs = (Extension("bytes", {"endian": endian} if frame.dtype.str[0] != "|" else {}),)
-    metadata = _metadata(frame.shape, data_type, lengths, fill_value)
-    document: dict[str, Any] = {
-        **metadata.document,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
-        "codecs": [codec.to_json() for codec in codecs],
-    }
+    metadata = ForeignMetadata.of(frame.shape, data_type, fill_value, regular_grid(lengths), _CODEC)
+    document = metadata.unsharded(grid.chunk_shape, codecs)
     identity = canonical([document["chunk_grid"], document["codecs"], data_type, list(frame.chunk_shape)])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
     return B2ndArray(metadata, ForeignChunks(grid, names, document, codecs, fingerprint))
-
-
-def _metadata(shape: Coords, data_type: Json, lengths: Coords, fill_value: Json) -> ForeignMetadata:
-    grid = Extension("regular", {"chunk_shape": list(lengths)})
-    keys, codecs = Extension("default", {"separator": "/"}), (Extension("b2nd", {}),)
-    document: dict[str, Any] = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": data_type,
-        "chunk_grid": grid.to_json(),
-        "chunk_key_encoding": keys.to_json(),
-        "fill_value": fill_value,
-        "codecs": [codec.to_json() for codec in codecs],
-        "attributes": {},
-    }
-    return ForeignMetadata(document, shape, grid, keys, codecs)

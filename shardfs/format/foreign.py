@@ -1,22 +1,64 @@
 """Sharded arrays of other formats than Zarr, which are only read: what every view and command asks of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Extension
+from shardfs.format.document import Extension, Json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.sharding import ShardGrid
+from shardfs.format.sharding import Coords, ShardGrid
+
+_KEYS: Final = Extension("default", {"separator": "/"})
+
+
+def regular_grid(chunk_shape: Coords) -> Extension:
+    """Return the grid of chunks of one shape."""
+    return Extension("regular", {"chunk_shape": list(chunk_shape)})
 
 
 class ForeignMetadata(ArrayMetadata):
     """An array of another format, described as one of Zarr would be."""
 
+    @classmethod
+    def of(
+        cls,
+        shape: Coords,
+        data_type: Json,
+        fill_value: Json,
+        grid: Extension,
+        codec: Extension,
+        keys: Extension = _KEYS,
+        **members: Json,
+    ) -> "ForeignMetadata":
+        """Describe an array whose shards have this *grid*, *codec* and *keys*; *members* say more."""
+        document: dict[str, Any] = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(shape),
+            "data_type": data_type,
+            "chunk_grid": grid.to_json(),
+            "chunk_key_encoding": keys.to_json(),
+            "fill_value": fill_value,
+            "codecs": [codec.to_json()],
+            "attributes": {},
+            **members,
+        }
+        return cls(document, shape, grid, keys, (codec,))
+
     @property
     def is_sharded(self) -> bool:
         """True."""
         return True
+
+    def unsharded(self, chunk_shape: Coords, codecs: Sequence[Extension]) -> dict[str, Any]:
+        """Return the document of the array with its inner chunks as chunks, of *chunk_shape* and under *codecs*."""
+        return {
+            **self.document,
+            "chunk_grid": regular_grid(chunk_shape).to_json(),
+            "codecs": [codec.to_json() for codec in codecs],
+        }
 
 
 @dataclass(frozen=True)

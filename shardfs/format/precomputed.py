@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -299,12 +299,11 @@ def _parse_scale(document: Document, scale: Document, key: str, *, is_one: bool)
     try:
         return _described(document, scale, key, is_one=is_one)
     except MetadataError as error:
-        stored = _array(document, scale, (), ())
-        return Scale(ForeignMetadata(stored, (), _grid(scale), _NO_KEYS, _CODECS), reason=str(error))
+        return Scale(_metadata(document, scale, ()), reason=str(error))
 
 
 _NO_KEYS: Final = Extension("default", {})
-_CODECS: Final = (Extension(UINT64_SHARDED, {}),)
+_CODEC: Final = Extension(UINT64_SHARDED, {})
 
 
 def _described(document: Document, scale: Document, key: str, *, is_one: bool) -> Scale:
@@ -326,44 +325,33 @@ def _described(document: Document, scale: Document, key: str, *, is_one: bool) -
     nbytes = item_nbytes(data_type.lower()) if isinstance(data_type, str) else None
     shape, inner = size + nchannels, chunk_shape + nchannels
     grid = VolumeGrid.of(shape, inner, offset, sharding, nbytes or _LARGEST_ITEM, is_raw=is_raw and nbytes is not None)
-    stored = _array(document, scale, shape, inner)
+    metadata = _metadata(document, scale, shape)
     codecs: tuple[Extension, ...]
     if is_raw:
         order = {"order": list(reversed(range(len(shape))))}
         codecs = (Extension("transpose", order), Extension("bytes", {"endian": "little"}))
     else:
         codecs = (Extension(f"neuroglancer.{encoding.lower()}", {}),)
-    shown: dict[str, Any] = {
-        **stored,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(inner)}},
-        "codecs": [codec.to_json() for codec in codecs],
-    }
+    shown = metadata.unsharded(inner, codecs)
     identity = canonical([shown, sharding.__dict__, offset])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
     chunks = ScaleChunks(grid, ShardNames.of(sharding), shown, codecs, fingerprint)
-    return Scale(ForeignMetadata(stored, shape, _grid(scale), _NO_KEYS, _CODECS), chunks)
+    return Scale(metadata, chunks)
 
 
-def _array(document: Document, scale: Document, shape: Coords, inner: Coords) -> dict[str, Any]:
-    """Return a document for a scale as if it were an array of Zarr."""
-    data_type = document["data_type"]
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": data_type.lower() if isinstance(data_type, str) else brief(data_type),
-        "chunk_grid": _grid(scale).to_json(),
-        "chunk_key_encoding": _NO_KEYS.to_json(),
-        "fill_value": 0,
-        "codecs": [codec.to_json() for codec in _CODECS],
-        "attributes": {name: scale[name] for name in ("resolution", "voxel_offset") if name in scale},
-        "dimension_names": ["x", "y", "z", "channel"][: len(shape)],
-    }
-
-
-def _grid(scale: Document) -> Extension:
-    sharding = scale["sharding"]
-    return Extension(UINT64_SHARDED, sharding if isinstance(sharding, dict) else {})
+def _metadata(document: Document, scale: Document, shape: Coords) -> ForeignMetadata:
+    """Describe a scale as if it were an array of Zarr."""
+    data_type, sharding = document["data_type"], scale["sharding"]
+    return ForeignMetadata.of(
+        shape,
+        data_type.lower() if isinstance(data_type, str) else brief(data_type),
+        0,
+        Extension(UINT64_SHARDED, sharding if isinstance(sharding, dict) else {}),
+        _CODEC,
+        _NO_KEYS,
+        attributes={name: scale[name] for name in ("resolution", "voxel_offset") if name in scale},
+        dimension_names=["x", "y", "z", "channel"][: len(shape)],
+    )
 
 
 def _lengths(value: Json, where: str, *, minimum: int, ndim: int = _AXES) -> tuple[int, ...]:

@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.document import MAX_LENGTH, Extension, Json, canonical
-from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata
+from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata, regular_grid
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, parse_coordinate
 from shardfs.format.index import ENTRY_NBYTES, IndexCodecs, ShardIndex
 from shardfs.format.sharding import (
@@ -56,6 +56,7 @@ _DATA_TYPES: Final = {
     10: ("int64", 8),
 }
 _AXES: Final = ("x", "y", "z")
+_CODEC: Final = Extension("wkw", {})
 _END_NBYTES: Final = 8
 _DAMAGED: Final = np.uint64(2**63)  # a length beyond every file
 _KEY: Final = re.compile(r"z([0-9]+)/y([0-9]+)/x([0-9]+)\.wkw")
@@ -270,7 +271,7 @@ def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords]) -> Wk
         header = WkwHeader.parse(data)
         return _described(header, layer, files)
     except MetadataError as error:
-        return WkwArray(_metadata((), "uint8", (), {}), reason=str(error))
+        return WkwArray(ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC), reason=str(error))
 
 
 def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords]) -> WkwArray:
@@ -288,33 +289,19 @@ def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords]) 
             raise MetadataError(f"blocks of {header.block_nbytes} bytes are larger than LZ4 decodes")
         codecs.append(Extension("numcodecs.lz4", {"acceleration": 1}))
     lengths = tuple(dimension.runs[0][0] for dimension in grid.shards.dimensions)
-    metadata = _metadata(shape, header.data_type, lengths, layer.attributes)
-    document: dict[str, Any] = {
-        **metadata.document,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
-        "codecs": [codec.to_json() for codec in codecs],
-    }
+    metadata = ForeignMetadata.of(
+        shape,
+        header.data_type,
+        0.0 if header.data_type.startswith("float") else 0,
+        regular_grid(lengths),
+        _CODEC,
+        attributes=layer.attributes,
+        dimension_names=["c", *_AXES][: len(shape)],
+    )
+    document = metadata.unsharded(grid.chunk_shape, codecs)
     identity = canonical([document["chunk_grid"], document["codecs"], header.data_type, header.file_bits])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
     return WkwArray(metadata, ForeignChunks(grid, NAMES, document, tuple(codecs), fingerprint))
-
-
-def _metadata(shape: Coords, data_type: str, lengths: Coords, attributes: dict[str, Json]) -> ForeignMetadata:
-    grid = Extension("regular", {"chunk_shape": list(lengths)})
-    keys, codecs = Extension("default", {"separator": "/"}), (Extension("wkw", {}),)
-    document: dict[str, Any] = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": data_type,
-        "chunk_grid": grid.to_json(),
-        "chunk_key_encoding": keys.to_json(),
-        "fill_value": 0.0 if data_type.startswith("float") else 0,
-        "codecs": [codec.to_json() for codec in codecs],
-        "attributes": attributes,
-        "dimension_names": ["c", *_AXES][: len(shape)],
-    }
-    return ForeignMetadata(document, shape, grid, keys, codecs)
 
 
 def find_layer(properties: Json, layer: str, magnification: str) -> Layer | None:

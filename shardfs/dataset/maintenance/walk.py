@@ -25,11 +25,12 @@ from shardfs.errors import (
     SourceError,
     UnsupportedError,
 )
+from shardfs.format.b2nd import FRAME
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import FRAME, Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
+from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.references.store import ReferenceStore
 
