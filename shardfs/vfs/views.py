@@ -113,6 +113,10 @@ class View:
         """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason
 
+    def key_of_array(self, path: str) -> str:
+        """Return the key of the directory or the file as which the array at *path* is shown, if it is."""
+        return path
+
     def caveat(self, node: Node) -> str | None:
         """Return why some readers get wrong values from an array; None if all are right."""
         return self.shown(node).caveat
@@ -325,6 +329,10 @@ class NpyView(View):
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
         self.nopened: Counter[str] = Counter()
         self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()
+
+    def key_of_array(self, path: str) -> str:
+        """Return the key of the .npy file."""
+        return f"{path or self.source_name}.npy"
 
     def chunk_view(self, node: Node) -> None:
         """Return None: chunks are not shown."""
