@@ -16,6 +16,7 @@ import shardfs
 from tests.cli.conftest import Background
 from tests.support.commands import run
 from tests.support.mounting import PATIENCE, Mounter, command, environment, refuses
+from tests.support.processes import running
 
 TOP = Path(__file__).parents[2]
 DOCS = TOP / "docs/containers"
@@ -161,7 +162,7 @@ def test_a_job_commits_what_it_wrote_when_its_time_is_up(source: Path, tmp_path:
         "SLURM_JOB_ID": "7",
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    with subprocess.Popen(
+    with running(
         [DOCS / "slurm.sh", "bash", "-c", busy],
         env=environment() | variables,
         stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.conftest import Background
 from tests.support.commands import run
 from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually
-from tests.support.processes import end_with_parent
+from tests.support.processes import running
 
 
 def free_port() -> int:
@@ -31,12 +31,18 @@ def free_port() -> int:
             return port
 
 
-@contextmanager
-def prometheus(directory: Path, target: str) -> Iterator[Any]:
-    """A Prometheus that scrapes *target* every second; yields what finds the labels and the value of a query."""
-    program = shutil.which("prometheus")
-    if program is None:
+@pytest.fixture
+def program() -> str:
+    """Where Prometheus is."""
+    path = shutil.which("prometheus")
+    if path is None:
         pytest.skip("prometheus is not installed")
+    return path
+
+
+@contextmanager
+def prometheus(program: str, directory: Path, target: str) -> Iterator[Any]:
+    """A Prometheus that scrapes *target* every second; yields what finds the labels and the value of a query."""
     scraped = [{"job_name": "shardfs", "static_configs": [{"targets": [target]}]}]
     (directory / "prometheus.yml").write_text(
         json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": scraped})
@@ -54,21 +60,18 @@ def prometheus(directory: Path, target: str) -> Iterator[Any]:
 
     with (
         open(directory / "prometheus.log", "wb") as log,
-        subprocess.Popen([program, *arguments], stdout=log, stderr=log, preexec_fn=end_with_parent) as process,
+        running([program, *arguments], stdout=log, stderr=log),
     ):
-        try:
-            yield ask
-        finally:
-            process.terminate()
+        yield ask
 
 
-def test_a_real_prometheus_scrapes_it(mount: Mounter, source: Path, tmp_path: Path) -> None:
+def test_a_real_prometheus_scrapes_it(program: str, mount: Mounter, source: Path, tmp_path: Path) -> None:
     port = free_port()
     mounted = mount(source, write=True, arguments=[f"--metrics={port}"])
     assert f"figures are at http://127.0.0.1:{port}/metrics\n" in mounted.log
     (mounted.path / "c/0/0").write_bytes(b"n" * 24)
     assert run("flush", mounted.path).returncode == 0
-    with prometheus(tmp_path, f"127.0.0.1:{port}") as ask:
+    with prometheus(program, tmp_path, f"127.0.0.1:{port}") as ask:
         eventually(lambda: ask("shardfs_committed_chunks_total")[1] == 1)
         info, _ = ask("shardfs_mount_info")
         assert (info["source"], info["mountpoint"]) == (str(source), str(mounted.path))
@@ -91,16 +94,15 @@ def test_errors_that_an_alert_waits_for_are_counted_from_zero(mount: Mounter, so
 
 
 def test_one_exporter_has_the_figures_of_all_mounts_and_dead_ones_are_down(
-    mount: Mounter, source: Path, tmp_path: Path
+    program: str, mount: Mounter, source: Path, tmp_path: Path
 ) -> None:
     first, second = mount(source), mount(source)
     port = free_port()
-    with subprocess.Popen(
-        command("metrics", f"--listen={port}"), env=environment(), stdout=subprocess.PIPE, text=True
-    ) as exporter:
+    line = command("metrics", f"--listen={port}")
+    with running(line, env=environment(), stdout=subprocess.PIPE, text=True) as exporter:
         assert exporter.stdout is not None
         assert exporter.stdout.readline() == f"figures are at http://127.0.0.1:{port}/metrics\n"
-        with prometheus(tmp_path, f"127.0.0.1:{port}") as ask:
+        with prometheus(program, tmp_path, f"127.0.0.1:{port}") as ask:
             eventually(lambda: ask(f'shardfs_up{{mountpoint="{first.path}"}}')[1] == 1)
             assert ask(f'shardfs_pending_chunks{{mountpoint="{second.path}"}}')[1] == 0
             second.process.kill()

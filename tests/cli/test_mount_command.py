@@ -19,6 +19,7 @@ from tests.support.daemons import daemon_of, has_ended
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
 from tests.support.prepared import TOP
+from tests.support.processes import running
 
 CHUNK = "c/0/0"
 
@@ -48,7 +49,7 @@ def test_the_daemon_outlives_its_terminal(background: Background, source: Path, 
     master, terminal = pty.openpty()
     login = "import fcntl, os, subprocess, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     login += "subprocess.run(sys.argv[1:], check=True); os.write(1, b'mounted.'); sys.stdin.read()"
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", login, *command("mount", source, place)],
         env=environment() | {"XDG_STATE_HOME": str(tmp_path / "state")},
         stdin=terminal,
@@ -97,15 +98,14 @@ def test_a_rotated_log_goes_on_under_its_name_and_sighup_ends_nothing(
 
 def test_sighup_ends_a_foreground_mount_whose_terminal_is_closed(source: Path, place: Path) -> None:
     master, terminal = pty.openpty()
-    process = subprocess.Popen(
-        command("mount", "-f", source, place), env=environment(), stdout=terminal, stderr=terminal
-    )
-    os.close(terminal)
-    said = b""
-    while b"is mounted at" not in said:
-        said += os.read(master, 1000)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(PATIENCE) == 0
+    line = command("mount", "-f", source, place)
+    with running(line, end=signal.SIGTERM, env=environment(), stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        said = b""
+        while b"is mounted at" not in said:
+            said += os.read(master, 1000)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE) == 0
     os.close(master)
     assert os.listdir(place) == []
 

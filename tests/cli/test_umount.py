@@ -14,7 +14,7 @@ import termios
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from tests.support.daemons import daemon_of, has_ended
 from tests.support.datasets import files_below, store
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
+from tests.support.processes import running
 from tests.support.readers import READERS, read_zarr
 
 NEW = b"n" * 24
@@ -138,10 +139,10 @@ def test_umount_gives_up_without_progress_and_the_daemon_goes_on(source: Path, p
 def test_umount_reports_what_a_killed_daemon_left(source: Path, place: Path, written: int) -> None:
     with kept_busy(source / "c/0/0"):
         line = command("umount", "--timeout", "2", place)
-        process = subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE, text=True)
-        eventually(lambda: str(place) not in mount_points())
-        os.kill(written, signal.SIGKILL)
-        said = process.communicate(timeout=PATIENCE)[1].splitlines()[-1]
+        with running(line, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            eventually(lambda: str(place) not in mount_points())
+            os.kill(written, signal.SIGKILL)
+            said = process.communicate(timeout=PATIENCE)[1].splitlines()[-1]
     assert process.returncode == FAILED
     assert "is unmounted, but not everything is stored (1 chunk is pending" in said
     assert stored(source) != NEW
@@ -239,18 +240,20 @@ def test_a_second_signal_does_not_interrupt_the_last_commit(
 def test_progress_on_a_terminal_is_one_line_that_disappears(source: Path, place: Path, written: int, name: str) -> None:
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 300, 0, 0))
-    with kept_busy(source / "c/0/0"):
-        ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
-        process = subprocess.Popen(command(name, place), env=environment(), **ends)
-        os.close(terminal)
-        shown = b""
-        while LOCKED.encode() not in shown:
-            shown += os.read(master, 65536)
-    with suppress(OSError):  # nobody has the other end any more
-        while data := os.read(master, 65536):
-            shown += data
-    os.close(master)
-    assert process.wait(PATIENCE) == 0
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with ExitStack() as locking:
+        locking.enter_context(kept_busy(source / "c/0/0"))
+        with running(command(name, place), env=environment(), **ends) as process:
+            os.close(terminal)
+            shown = b""
+            while LOCKED.encode() not in shown:
+                shown += os.read(master, 65536)
+            locking.close()
+            with suppress(OSError):  # nobody has the other end any more
+                while data := os.read(master, 65536):
+                    shown += data
+            os.close(master)
+            assert process.wait(PATIENCE) == 0
     assert b"\r\x1b[K1 chunk is pending (24 B, since " in shown
     assert shown.endswith(b"\r\x1b[K")
     assert b"\n" not in shown
@@ -266,32 +269,31 @@ runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
 """
 
 
-def hasty(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Begin shardfs, with a second in place of ten."""
+def hasty(*arguments: str | Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run shardfs for the length of a block, with a second in place of ten."""
     line = [sys.executable, "-P", "-c", HASTY, *arguments]
-    return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return running(line, end=signal.SIGTERM, env=environment(), text=True, **pipes)
 
 
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds(source: Path, place: Path) -> None:
     with hasty("mount", "--foreground", "--write", source, place) as daemon:
-        try:
-            assert daemon.stdout is not None
-            assert daemon.stdout.readline()
-            with kept_busy(source / "c/0/0"):
-                (place / "c/0/0").write_bytes(NEW)
-                began = time.monotonic()
-                umount = hasty("umount", place)
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline()
+        with ExitStack() as locking:
+            locking.enter_context(kept_busy(source / "c/0/0"))
+            (place / "c/0/0").write_bytes(NEW)
+            began = time.monotonic()
+            with hasty("umount", place) as umount:
                 assert umount.stderr is not None
                 said = (line for line in umount.stderr if LOCKED in line)  # it may not have come to that at first
                 assert next(said)
                 assert next(said)
                 assert time.monotonic() - began >= 1
-            umount.communicate(timeout=PATIENCE)
-            assert umount.returncode == 0
-            log = daemon.communicate(timeout=PATIENCE)[1]
-        finally:
-            subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
-            daemon.kill()
+                locking.close()
+                umount.communicate(timeout=PATIENCE)
+                assert umount.returncode == 0
+        log = daemon.communicate(timeout=PATIENCE)[1]
     lines = [line for line in log.splitlines() if line.endswith(LOCKED) and "pending" in line]
     assert 1 <= len(lines) <= 2 + (time.monotonic() - began)
     assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]

@@ -17,6 +17,7 @@ from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.local import syscalls
 from tests.support.mounting import PATIENCE
+from tests.support.processes import running
 from tests.support.users import AS_NOBODY, NOBODY, shared_directory
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")
@@ -92,8 +93,9 @@ for turn in range(40):
 
 @pytest.mark.slow
 def test_processes_that_come_and_go_never_have_the_same_slot(home: Path) -> None:
-    processes = [subprocess.Popen([sys.executable, "-c", CLAIMING]) for _ in range(4)]
-    assert [process.wait(PATIENCE) for process in processes] == [0] * 4
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running([sys.executable, "-c", CLAIMING])) for _ in range(4)]
+        assert [process.wait(PATIENCE) for process in processes] == [0] * 4
     assert [os.listdir(path) for path in home.iterdir()] == [[]], "slots in which nothing is left are removed"
 
 
@@ -173,7 +175,7 @@ def test_whoever_may_only_read_the_lock_file_is_not_taken_for_a_writer(tmp_path:
         content = Path(state.lock).read_bytes()
     Path(state.path).mkdir()
     Path(state.lock).write_bytes(content)  # as a killed process leaves it
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", READS_LOCK, state.lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
         assert reader.stdout is not None

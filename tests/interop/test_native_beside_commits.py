@@ -14,6 +14,7 @@ import zarr
 from shardfs.fuse.control import FLUSH
 from tests.support.disks import loop_disk
 from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.processes import running
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_sound, flush, open_tensorstore
 
@@ -49,13 +50,10 @@ def one_shard(source: Path) -> None:
 def native_writer(source: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
     """tensorstore that writes the first inner chunk again and again, until its input ends; it says how often."""
     command = [sys.executable, "-c", STOP + WRITER, str(source), mode]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
 
 
 def write_and_flush(mounted: Mount, number: int) -> None:
@@ -118,16 +116,13 @@ def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: M
     zarr.open_array(source)[:8] = 1
     mounted = mount(source, write=True)
     command = [sys.executable, "-c", STOP + READER, str(source / "c/0"), str(nbytes)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        try:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "ready\n"
-            for number in range(1, NCOMMITS):
-                (mounted.path / f"c/{number}").write_bytes(bytes([number]) * 8)
-                os.setxattr(mounted.path, FLUSH, b"")
-            reads, torn = map(int, reader.communicate("", timeout=PATIENCE)[0].split())
-        finally:
-            reader.kill()
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        for number in range(1, NCOMMITS):
+            (mounted.path / f"c/{number}").write_bytes(bytes([number]) * 8)
+            os.setxattr(mounted.path, FLUSH, b"")
+        reads, torn = map(int, reader.communicate("", timeout=PATIENCE)[0].split())
     assert reads > 100
     assert torn == 0
     mounted.unmount()

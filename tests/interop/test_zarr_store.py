@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from shardfs.api.zarr_store import ShardfsStore
 from shardfs.vfs.paths import Listed
 from tests.support.clients import ZARR34
 from tests.support.mounting import PATIENCE, environment
+from tests.support.processes import running
 from tests.support.s3_server import Bucket, S3Server, credentials
 
 NAME = "zarr.json"
@@ -245,7 +245,7 @@ for number in range(64):
 sys.stdin.read()
 """
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, stored]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment() | os.environ) as process:
+    with running(command, stdin=PIPE, stdout=PIPE, env=environment() | os.environ) as process:
         for line in process.stdout:
             if int(line) == 40:
                 process.kill()

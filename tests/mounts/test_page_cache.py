@@ -14,6 +14,7 @@ import pytest
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import Mounter, flush, refuses
+from tests.support.processes import running
 
 LOOK = """
 import mmap, os, sys
@@ -79,7 +80,7 @@ def reader(path: Path) -> Iterator[Callable[[], None]]:
     """A program that has a chunk open and mapped; yields what lets it look, and compares."""
     expected = path.read_bytes()
     line = [sys.executable, "-c", LOOK, str(path)]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with running(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
         process.stdout.readline()
@@ -93,7 +94,6 @@ def reader(path: Path) -> Iterator[Callable[[], None]]:
 
         look()
         yield look
-        process.stdin.close()
 
 
 @pytest.fixture

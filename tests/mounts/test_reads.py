@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.corpus import CRC32C, GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.mounting import Mounter, refuses
+from tests.support.processes import running
 
 MIB = 2**20
 UINT8 = extension("bytes")
@@ -100,5 +102,6 @@ def test_eight_processes_read_right_at_the_same_time(dataset: Dataset) -> None:
     names = [name for name in sorted(dataset.files) if not name.startswith("large/")]
     expected = "".join(f"{hashlib.sha256(dataset.files[name]).hexdigest()}\n" for name in names)
     script = [sys.executable, "-S", "-c", READ_ALL, *(str(dataset.root / name) for name in names)]
-    readers = [subprocess.Popen(script, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    assert [reader.communicate(timeout=60)[0] for reader in readers] == [expected] * 8
+    with ExitStack() as stack:
+        readers = [stack.enter_context(running(script, stdout=subprocess.PIPE, text=True)) for _ in range(8)]
+        assert [reader.communicate(timeout=60)[0] for reader in readers] == [expected] * 8

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounting import PATIENCE, Mounter
+from tests.support.processes import running
 from tests.support.s3_mounts import CHUNK, PREFIX, Remote, bytes_of, fill, index_nbytes
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
@@ -129,8 +131,9 @@ print(digest.hexdigest())
 def parallel_digests(root: Path, parts: list[list[int]]) -> list[str]:
     """Let a process each read the chunks of one of *parts*, all at the same time."""
     commands = [["python3", "-c", _DIGEST, *(str(root / f"c/{number}") for number in part)] for part in parts]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(line, stdout=subprocess.PIPE, text=True)) for line in commands]
+        return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
 
 
 def digests(chunks: dict[str, bytes], parts: list[list[int]]) -> list[str]:

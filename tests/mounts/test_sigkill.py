@@ -19,6 +19,7 @@ import zarr
 
 from tests.support.corpus import GZIP, array, extension, sharding
 from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.processes import running
 from tests.support.readers import READERS, assert_same
 
 ROUNDS = 200 if os.environ.get("SHARDFS_LONG") else 6
@@ -263,7 +264,7 @@ def test_no_program_hangs_in_a_mount_that_was_killed(mount: Mounter, tmp_path: P
         with ExitStack() as stack:
             programs = [
                 stack.enter_context(
-                    subprocess.Popen(
+                    running(
                         [sys.executable, "-c", IN_ONE_DIRECTORY, f"{mounted.path}/c/0", name],
                         stdout=subprocess.PIPE,
                         stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.test_writing import CHUNK, source, start
 from tests.support.mounting import PATIENCE, command, environment, eventually
-from tests.support.processes import end_with_parent
+from tests.support.processes import running
 from tests.support.serving import Client, Served, served
 
 __all__ = ["source"]
@@ -152,14 +152,9 @@ def proxied(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Ite
             site_block = site_block.replace("data.example.org", f"http://:{port}")
             (tmp_path / "Caddyfile").write_text(f"{{\nadmin off\n}}\n{site_block}")
             line = [program, "run", "--config", str(tmp_path / "Caddyfile"), "--adapter", "caddyfile"]
-        with subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent
-        ) as process:
-            try:
-                eventually(lambda: is_listening(port))
-                yield port
-            finally:
-                process.terminate()
+        with running(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            eventually(lambda: is_listening(port))
+            yield port
 
 
 def is_listening(port: int) -> bool:

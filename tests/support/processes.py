@@ -2,11 +2,41 @@
 
 import ctypes
 import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+_PATIENCE = 20.0
 
 
 def end_with_parent(signal_number: int = signal.SIGTERM) -> None:
     """Get a signal when the thread that started this process ends; to be called between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path], *, end: signal.Signals = signal.SIGKILL, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """Run a program for the length of a block, at whose end it is ended, also if the block fails or skips the test.
+
+    `with subprocess.Popen` waits for it instead, for ever if nothing else ends it. With another signal as *end* it may
+    tidy up first; if it does not end soon it is killed. The *options* are those of subprocess.Popen.
+    """
+    process = subprocess.Popen(list(map(str, command)), preexec_fn=lambda: end_with_parent(end), **options)
+    try:
+        yield process
+    finally:
+        process.send_signal(end)
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_PATIENCE)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

@@ -38,6 +38,7 @@ from shardfs.vfs.paths import Paths, open_paths
 from tests.support.commands import one_line_of, run, run_json
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.opened import in_trio
+from tests.support.processes import running
 from tests.support.serving import served
 from tests.support.web_server import MOST_NBYTES, Web, web_server
 
@@ -388,19 +389,16 @@ def test_urls_with_secrets_are_refused_without_repeating_them() -> None:
 @contextmanager
 def program(*words: str | Path, port: int) -> Iterator[None]:
     """Run a server until the end of the block."""
-    with subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            end = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None
-                    assert time.monotonic() < end
-            yield
-        finally:
-            process.terminate()
+    with running(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < end
+        yield
 
 
 def free_port() -> int:
