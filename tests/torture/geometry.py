@@ -95,7 +95,7 @@ class Geometry:
                 content = decoder.decompress(content)
             except zlib.error:
                 return None
-            if not decoder.eof or decoder.unused_data:
+            if not decoder.eof or decoder.unused_data.strip(b"\0"):  # gzip may be followed by zeros
                 return None
         if len(content) != self.nbytes:
             return None

@@ -140,3 +140,13 @@ def test_a_token_is_that_of_the_values_in_every_view(geometry: Geometry) -> None
     assert geometry.decoded(geometry.content(values, stored), stored) == values
     assert geometry.token(geometry.content(values, stored), stored) == geometry.token(values, decoded)
     assert geometry.token(values[:-1], decoded).startswith(BROKEN)
+
+
+def test_a_chunk_is_one_with_zeros_behind_its_gzip_and_none_with_other_bytes_or_cut_off() -> None:
+    geometry = next(geometry for geometry in GEOMETRIES if geometry.is_compressed)
+    values = geometry.values(random.Random(1))
+    content = geometry.content(values, View())
+    token = geometry.token(content, View())
+    assert geometry.token(content + bytes(4), View()) == token == geometry.token(values, View(decodes=True))
+    for other in (content + b"x", content[:-1]):
+        assert geometry.token(other, View()).startswith(BROKEN)
