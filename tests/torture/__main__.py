@@ -16,6 +16,8 @@ from tests.torture.history import WrongError
 from tests.torture.lives import Life
 from tests.torture.soak import soak
 
+_MAX_LINE = 500
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -36,39 +38,53 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    began, figures, failures = time.monotonic(), Counter[str](), 0
+    began, figures, failures = time.monotonic(), Counter[str](), list[str]()
     until = began + 60 * options.minutes
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     kinds = options.on or ["directory"]
-    for seed in count(first):
-        if seed > first and (time.monotonic() > until or (options.lives and seed >= first + options.lives)):
-            break
-        kind = kinds[seed % len(kinds)]
-        directory = Path(tempfile.mkdtemp(prefix="torture-"))
-        try:
-            with disk_of(kind, directory) as disk:
-                life = Life(directory, disk, random.Random(seed), figures)
-                try:
-                    if options.soak:
-                        print(f"soak: {soak(life, options.minutes)}")
-                    else:
-                        life.live(options.rounds, until)
-                except Exception as error:
-                    failures += 1
-                    kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))
-                    shutil.copytree(disk.stored(directory / "stored"), kept / "source", symlinks=True)
-                    for log in directory.glob("log-*"):
-                        shutil.copy(log, kept)
-                    text = str(error) if isinstance(error, WrongError) else repr(error)
-                    print(f"FAILED: --seed {seed} --on {kind}; the source is in {kept}\n{text}", flush=True)
-                    if not isinstance(error, (WrongError, AssertionError)):
-                        raise
-        finally:
-            shutil.rmtree(directory)
-    minutes = (time.monotonic() - began) / 60
-    parts = ", ".join(f"{number} {name}" for name, number in sorted(figures.items()))
-    print(f"torture: {minutes:.1f} min from seed {first} on {', '.join(kinds)}: {parts}; {failures} failed")
+    try:
+        for seed in count(first):
+            if seed > first and (time.monotonic() > until or (options.lives and seed >= first + options.lives)):
+                break
+            _torture(seed, kinds[seed % len(kinds)], options, until, figures, failures)
+    finally:  # what is left of a long log is its end
+        minutes = (time.monotonic() - began) / 60
+        parts = ", ".join(f"{number} {name}" for name, number in sorted(figures.items()))
+        for failure in failures:
+            print(failure)
+        print(
+            f"torture: {minutes:.1f} min from seed {first} on {', '.join(kinds)}: {parts}; {len(failures)} failed",
+            flush=True,
+        )
     return 1 if failures else 0
+
+
+def _torture(
+    seed: int, kind: str, options: argparse.Namespace, until: float, figures: Counter[str], failures: list[str]
+) -> None:
+    """Let the source of a seed live, and add to *figures* and, if something is wrong, the first line to *failures*."""
+    directory = Path(tempfile.mkdtemp(prefix="torture-"))
+    try:
+        with disk_of(kind, directory) as disk:
+            life = Life(directory, disk, random.Random(seed), figures)
+            try:
+                if options.soak:
+                    print(f"soak: {soak(life, options.minutes)}")
+                else:
+                    life.live(options.rounds, until)
+            except Exception as error:
+                text = str(error) if isinstance(error, WrongError) else repr(error)
+                failed = f"FAILED: --seed {seed} --on {kind}, mounted with {' '.join(life.arguments)}"
+                failures.append(f"{failed}: {text.splitlines()[0][:_MAX_LINE]}")
+                kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))
+                shutil.copytree(disk.stored(directory / "stored"), kept / "source", symlinks=True)
+                for log in directory.glob("log-*"):
+                    shutil.copy(log, kept)
+                print(f"{failed}; the source is in {kept}\n{text}", flush=True)
+                if not isinstance(error, (WrongError, AssertionError)):
+                    raise
+    finally:
+        shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

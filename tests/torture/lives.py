@@ -100,6 +100,8 @@ class Life:
     history: History = field(default_factory=History)
     unsettled: dict[str, bool] = field(default_factory=dict)
     """Arrays that were not looked at since the mount ended, and whether the power was cut."""
+    arguments: list[str] = field(default_factory=list)
+    """The options of the last mount."""
 
     def __post_init__(self) -> None:
         self.locks = self.directory / "locks"
@@ -146,7 +148,8 @@ class Life:
         places = []
         for number, host in enumerate(self.disk.hosts):
             options = {"--auto-compact=0.4": 0.3, "--metadata-ttl=0": 0.3, "--page-cache": 0.3}
-            arguments = [*view.arguments, *(word for word, share in options.items() if self.chance.random() < share)]
+            chosen = [word for word, share in options.items() if self.chance.random() < share]
+            self.arguments = [*view.arguments, *chosen]
             path = self.directory / f"mnt-{os.getpid()}-{number}"
             path.mkdir(exist_ok=True)
             mounted = mount(
@@ -155,7 +158,7 @@ class Life:
                 state=host.state,
                 env={**host.variables, **variables},
                 write=True,
-                arguments=arguments,
+                arguments=self.arguments,
                 expect=EXPECTED,
             )
             for geometry in GEOMETRIES:

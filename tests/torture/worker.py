@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,8 +66,9 @@ class Notes:
     def found(self, found: Mapping[str, str]) -> None:
         self._send("found", found)
 
-    def broken(self, why: str) -> None:
-        self._send("broken", why)
+    def broken(self, error: OSError) -> None:
+        call = traceback.extract_tb(error.__traceback__)[-1]
+        self._send("broken", f"{errno.errorcode.get(error.errno or 0)} by `{call.line}`, {error.filename}")
 
     def _send(self, kind: str, *rest: Any) -> None:
         self._socket.send(json.dumps([kind, self._name, *rest]).encode())
@@ -368,4 +370,4 @@ def work(mount: Path, view: View, part: Part, sender: socket.socket, locks: Path
     try:
         Worker(str(mount), view, part, notes, Locks(locks), random.Random(seed), name).work()
     except OSError as error:
-        notes.broken(f"{errno.errorcode.get(error.errno or 0)}: {error.filename}")
+        notes.broken(error)
