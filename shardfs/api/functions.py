@@ -69,6 +69,7 @@ def unpack(
     *,
     view: Literal["v3", "v2", "npy"] = "v3",
     decode: bool = False,
+    draft: str | None = None,
     sync: bool = False,
     checksum: bool = False,
     executor: Executor | None = None,
@@ -78,10 +79,10 @@ def unpack(
 ) -> Report:
     """Write the files that a mount of *source* would show to *destination*, as `shardfs unpack` does.
 
-    Arguments and result are those of `pack`.
+    Other arguments and the result are those of `pack`; *draft* is that of `info`.
     """
     how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
-    plan, options = UnpackPlan(Unpacking(view, decode)), store_options or StoreOptions()
+    plan, options = UnpackPlan(Unpacking(view, decode, draft)), store_options or StoreOptions()
     return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 
 
@@ -89,18 +90,20 @@ def info(
     source: str | os.PathLike[str],
     array: str | None = None,
     *,
+    draft: str | None = None,
     progress: Progress = no_progress,
     store_options: StoreOptions | None = None,
 ) -> dict[str, Any]:
-    """Return what `shardfs info --json` prints of *source*, or of the one *array*."""
-    work = partial(describe_source, progress=progress)
-    return {"arrays": in_session(os.fspath(source), store_options or StoreOptions(), work, array)}
+    """Return what `shardfs info --json` prints of *source*, or of the one *array*; with *draft*, as `--draft` does."""
+    work = partial(describe_source, array=array, progress=progress)
+    return {"arrays": in_session(os.fspath(source), store_options or StoreOptions(), work, draft=draft)}
 
 
 def verify(
     source: str | os.PathLike[str],
     *,
     data: bool = False,
+    draft: str | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
     progress: Progress = no_progress,
@@ -108,11 +111,11 @@ def verify(
 ) -> dict[str, Any]:
     """Check every shard of *source*, with *data* every inner chunk too, and return what `shardfs verify --json` prints.
 
-    Its `problems` name what is damaged. *executor* and *jobs* are those of `pack`.
+    Its `problems` name what is damaged. *draft* is that of `info`, *executor* and *jobs* are those of `pack`.
     """
     options = store_options or StoreOptions()
-    work = partial(verify_source, data=data, executor=executor, jobs=jobs, progress=progress)
-    return in_session(os.fspath(source), options, work, options).as_dict()
+    work = partial(verify_source, options=options, data=data, executor=executor, jobs=jobs, progress=progress)
+    return in_session(os.fspath(source), options, work, draft=draft).as_dict()
 
 
 def compact(
@@ -135,6 +138,7 @@ def compact(
     options = store_options or StoreOptions()
     work = partial(
         compact_source,
+        options=options,
         threshold=threshold,
         force=force,
         single_writer=single_writer,
@@ -142,7 +146,7 @@ def compact(
         jobs=jobs,
         progress=progress,
     )
-    return in_session(os.fspath(source), options, work, options).as_dict()
+    return in_session(os.fspath(source), options, work).as_dict()
 
 
 @overload
@@ -152,6 +156,7 @@ def refs(
     view: Literal["v3", "v2"] | None = None,
     parquet: None = None,
     skip_encoded: bool = False,
+    draft: str | None = None,
     progress: Progress = no_progress,
     store_options: StoreOptions | None = None,
 ) -> dict[str, Any]: ...
@@ -175,6 +180,7 @@ def refs(
     view: Literal["v3", "v2"] | None = None,
     parquet: str | os.PathLike[str] | None = None,
     skip_encoded: bool = False,
+    draft: str | None = None,
     progress: Progress = no_progress,
     store_options: StoreOptions | None = None,
 ) -> dict[str, Any] | None:
@@ -194,8 +200,15 @@ def refs(
     left_out: list[str] = []
 
     def write(references: References, shown: str) -> None:
-        work = partial(write_references, skip_encoded=skip_encoded, tell=left_out.append, progress=progress)
-        if in_session(os.fspath(source), store_options or StoreOptions(), work, references, shown):
+        work = partial(
+            write_references,
+            references=references,
+            view_name=shown,
+            skip_encoded=skip_encoded,
+            tell=left_out.append,
+            progress=progress,
+        )
+        if in_session(os.fspath(source), store_options or StoreOptions(), work, draft=draft):
             raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
 
     found: dict[str, Any] | None = None

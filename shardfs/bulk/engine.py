@@ -17,13 +17,14 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 from uuid import uuid4
 
 import trio
 
 from shardfs.dataset.hierarchy import Source, open_outlines, open_source
 from shardfs.errors import ShardfsError, StoreError
+from shardfs.format.document import drafts_of
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
@@ -43,7 +44,6 @@ _LARGE_NBYTES: Final = 256 * 2**20
 _WINDOW: Final = 256
 """How many tasks a given executor has at a time: some for each worker of several machines."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -400,20 +400,17 @@ def as_told(error: BaseException) -> ShardfsError:
 
 
 def in_session(
-    source: str,
-    options: StoreOptions,
-    work: Callable[Concatenate[Source, P], Awaitable[R]],
-    /,
-    *args: P.args,
-    **kwargs: P.kwargs,
+    source: str, options: StoreOptions, work: Callable[[Source], Awaitable[R]], *, draft: str | None = None
 ) -> R:
-    """Return what *work* does with *source*, opened for as long as that takes.
+    """Return what *work* does with *source*, opened for as long as that takes; it reads what only *draft* allows, too.
 
-    Raises `SourceError` if it cannot be read.
+    Raises `SourceError` if it cannot be read, and `UsageError` if there is no such draft.
     """
+    drafts = drafts_of(draft)
 
     async def run() -> R:
         async with open_source(source, options, ttl=TTL) as opened:
-            return await work(opened, *args, **kwargs)
+            opened.hierarchy.read_drafts(drafts)
+            return await work(opened)
 
     return trio.run(run)

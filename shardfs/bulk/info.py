@@ -62,7 +62,11 @@ _SHOWN: Final = {
 def views_of(source: Source) -> dict[ViewOptions, View]:
     """Return all views of *source*."""
     source.hierarchy.look_above()
-    return {option: make_view(option.view, source.store, decoded=option.decode) for option in VIEW_OPTIONS}
+    views = {}
+    for option in VIEW_OPTIONS:
+        drafts = source.hierarchy.drafts if option.view == "v3" else ()
+        views[option] = make_view(option.view, source.store, decoded=option.decode, drafts=drafts)
+    return views
 
 
 async def describe_source(

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
-from typing import ClassVar, Protocol, TextIO
+from typing import ClassVar, Final, Protocol, TextIO
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
@@ -60,13 +60,15 @@ class References(Protocol):
         """Write what comes after all references."""
 
 
+_HEAD: Final = '{"version": 1, "refs": {'
+
+
 class JsonReferences(References):
-    """References as JSON in *file*, one line each."""
+    """References as JSON in *file*, one line each; nothing is written before there is one, or their end."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._separator = "\n"
-        file.write('{"version": 1, "refs": {')
+        self._separator = f"{_HEAD}\n"
 
     @contextmanager
     def array(self, node: Node, chunks: ChunkView | None) -> Iterator[Add]:
@@ -91,7 +93,8 @@ class JsonReferences(References):
 
     def finish(self) -> None:
         """End the file."""
-        self._file.write("\n}}\n")
+        head = _HEAD if self._separator.startswith(_HEAD) else ""
+        self._file.write(f"{head}\n}}}}\n")
 
 
 async def array_references(
@@ -198,7 +201,7 @@ async def write_references(
             f"{source.store.url} is a set of references already: programs that read references read it; `shardfs pack` "
             "and `unpack` copy the chunks"
         )
-    view = make_view(view_name, source.store)
+    view = make_view(view_name, source.store, drafts=source.hierarchy.drafts)
     source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []
     groups, left_out, failed = [], 0, 0

@@ -46,10 +46,14 @@ class Found(Generic[R]):
 
 @dataclass(frozen=True)
 class LookAtShards(Task[Found[R], Found[R]]):
-    """Examines some shards of the source at *url*; only those in which something is found have a result."""
+    """Examines some shards of the source at *url*; only those in which something is found have a result.
+
+    Arrays may be those that only *drafts* allow.
+    """
 
     url: str
     options: StoreOptions
+    drafts: tuple[str, ...]
     look: Look[R]
 
     def at_once(self, context: Context) -> int:
@@ -59,6 +63,7 @@ class LookAtShards(Task[Found[R], Found[R]]):
     async def begin(self, context: Context) -> Callable[[Found[R]], Awaitable[Found[R] | None]]:
         """Return a function that examines one of them."""
         source = context.source(self.url, self.options)
+        source.hierarchy.read_drafts(self.drafts)
 
         async def examine(shard: Found[R]) -> Found[R] | None:
             array = (await source.hierarchy.node(shard.path)).shards
@@ -100,7 +105,7 @@ async def look_at_shards(
                 Found[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
                 for array, coords in batch
             ]
-            yield LookAtShards(tuple(to_look_at), nbytes, url, options, look)
+            yield LookAtShards(tuple(to_look_at), nbytes, url, options, source.hierarchy.drafts, look)
 
     async with open_context({url: source}) as context:
         await run_tasks(batches(), found.extend, context=context, executor=executor, jobs=jobs)

@@ -25,6 +25,7 @@ from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError
+from shardfs.format.document import drafts_of
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
@@ -43,13 +44,15 @@ _BATCH: Final = 1024
 
 @dataclass(frozen=True)
 class Unpacking:
-    """How a dataset is unpacked: as a mount shows it in a *view*, with decoded chunks or not."""
+    """How a dataset is unpacked: as a mount shows it in a *view*, with decoded chunks or not, and with a *draft*."""
 
     view: str = "v3"
     decode: bool = False
+    draft: str | None = None
 
     def __str__(self) -> str:
-        return f"--view {self.view}{' --decode' if self.decode else ''}"
+        draft = f" --draft {self.draft}" if self.draft is not None else ""
+        return f"--view {self.view}{' --decode' if self.decode else ''}{draft}"
 
     async def tree(self, context: Context, job: Job) -> Filesystem:
         """Return the files that a mount of the source shows."""
@@ -57,7 +60,7 @@ class Unpacking:
         async def make() -> Filesystem:
             source = job.reading(context)
             cache = ChunkCache(_DECODED_NBYTES, source.statistics)
-            view = make_view(self.view, source.store, decoded=self.decode)
+            view = make_view(self.view, source.store, decoded=self.decode, drafts=drafts_of(self.draft))
             tree = Filesystem(source.store, source.hierarchy, view, cache, ttl=source.store.ttl)
             await tree.start()
             return tree

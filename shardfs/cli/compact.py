@@ -47,6 +47,7 @@ def compact(
     with executor(jobs, dask, store_options, source) as chosen:
         work = partial(
             compact_source,
+            options=store_options,
             threshold=threshold,
             force=force,
             single_writer=single_writer,
@@ -54,5 +55,5 @@ def compact(
             jobs=jobs,
             progress=progress,
         )
-        report = in_session(source, store_options, work, store_options)
+        report = in_session(source, store_options, work)
     show(report.as_dict(), report.lines(), as_json=as_json)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -10,7 +11,7 @@ import click
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, facts, ratio_of, views_of
 from shardfs.cli.clients import TOOLS, Tool
-from shardfs.cli.options import array_argument, command, json_option
+from shardfs.cli.options import array_argument, command, draft_option, json_option
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
 from shardfs.dataset.hierarchy import Source
@@ -38,9 +39,12 @@ _LINKS: Final = "shards that are symbolic links are read, and never changed thro
 )
 @source_options
 @array_argument
+@draft_option
 @click.option("--tools", is_flag=True, help="Print the mount command for each program, and what to do without.")
 @json_option
-def info(source: str, store_options: StoreOptions, array: str | None, tools: bool, as_json: bool) -> None:
+def info(
+    source: str, store_options: StoreOptions, array: str | None, draft: str | None, tools: bool, as_json: bool
+) -> None:
     """List the arrays of SOURCE: shapes, codecs, how much of each is stored, and which views show it.
 
     The ratio is that of decoded to stored bytes, for shards that are stored. A view with a star needs --decode. With
@@ -48,7 +52,9 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
     metadata of a group says that a directory is a sharded array, and no document of its own.
     """
     told = store_options if tools else None
-    found, instead, contradictions = in_session(source, store_options, _look, array, source, told)
+    found, instead, contradictions = in_session(
+        source, store_options, partial(_look, array=array, name=source, options=told), draft=draft
+    )
     lines: Sequence[str]
     if tools:
         lines = _render_advice(found["tools"])
@@ -109,7 +115,8 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
         reads_any = len(reasons) < count
-        command = f"{start} {shown.text}" if reads_any and not tool.is_remote else None
+        drafts = "".join(f" --draft {draft}" for draft in views[shown].lens.drafts)
+        command = f"{start} {shown.text}{drafts}" if reads_any and not tool.is_remote else None
         instead = tool.without_mount(name, shown, options) if reads_any else None
         items.append(
             {

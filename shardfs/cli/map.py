@@ -12,7 +12,7 @@ from shardfs.bulk import pictures
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.map import map_source
 from shardfs.bulk.pictures import Line, draw
-from shardfs.cli.options import array_argument, command, json_option
+from shardfs.cli.options import array_argument, command, draft_option, json_option
 from shardfs.cli.output import progress, replacing, show, terminal_width
 from shardfs.cli.sources import executor, source_options, workers_options
 from shardfs.errors import printable
@@ -55,6 +55,7 @@ _COLORS: Final[dict[str, dict[str, Any]]] = {
     metavar="FILE",
     help="Write the pictures to this file, as one self-contained page for a browser.",
 )
+@draft_option
 @json_option
 @workers_options
 def map(
@@ -62,6 +63,7 @@ def map(
     store_options: StoreOptions,
     array: str | None,
     page: Path | None,
+    draft: str | None,
     as_json: bool,
     jobs: int | None,
     dask: str | None,
@@ -73,8 +75,10 @@ def map(
     """
     draws = page is not None or (array is not None and not as_json)
     with executor(jobs, dask, store_options, source) as chosen:
-        work = partial(map_source, draws=draws, executor=chosen, jobs=jobs, progress=progress)
-        found = in_session(source, store_options, work, store_options, array)
+        work = partial(
+            map_source, options=store_options, array=array, draws=draws, executor=chosen, jobs=jobs, progress=progress
+        )
+        found = in_session(source, store_options, work, draft=draft)
     maps, reasons = found.maps, found.reasons
     if page is not None:
         with replacing(page) as file:

@@ -183,6 +183,13 @@ def view_options(function: Callable[..., None]) -> Callable[..., None]:
     return view(decode(function))
 
 
+draft_option = click.option(
+    "--draft",
+    type=click.Choice(DRAFTS),
+    help="Read arrays that only this draft of a specification allows (--view v3).",
+)
+
+
 def tree_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the tree that is shown, fields of `TreeOptions`."""
     dimension_separator = click.option(
@@ -207,18 +214,13 @@ def tree_options(function: Callable[..., None]) -> Callable[..., None]:
         metavar="SIZE",
         help="Memory for decoded chunks (--decode or --view npy).",
     )
-    draft = click.option(
-        "--draft",
-        type=click.Choice(DRAFTS),
-        help="Read arrays that only this draft of a specification allows (--view v3).",
-    )
     metadata_ttl = click.option(
         "--metadata-ttl",
         type=Number(min=0),
         metavar="SECONDS",
         help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
     )
-    return view_options(dimension_separator(fill_missing(draft(decode_cache(metadata_ttl(function))))))
+    return view_options(dimension_separator(fill_missing(draft_option(decode_cache(metadata_ttl(function))))))
 
 
 def writing_options(function: Callable[..., None]) -> Callable[..., None]:

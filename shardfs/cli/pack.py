@@ -12,7 +12,7 @@ import trio
 
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
-from shardfs.cli.options import command, json_option, size, view_options
+from shardfs.cli.options import command, draft_option, json_option, size, view_options
 from shardfs.cli.output import complain, progress, show
 from shardfs.cli.sources import executor, store_options, workers_options
 from shardfs.errors import counted, printable
@@ -105,12 +105,14 @@ def pack(
 )
 @_filling_options
 @view_options
+@draft_option
 def unpack(
     source: str,
     destination: str,
     store_options: StoreOptions,
     view: str,
     decode: bool,
+    draft: str | None,
     as_json: bool,
     **filling: Any,  # noqa: ANN401 - as click passes them
 ) -> None:
@@ -120,7 +122,7 @@ def unpack(
     """
     from shardfs.bulk.unpack import Unpacking, UnpackPlan  # imported late: `pack` needs no `vfs`
 
-    plan = UnpackPlan(Unpacking(view, decode))
+    plan = UnpackPlan(Unpacking(view, decode, draft))
     _run(source, destination, store_options, plan, is_dry=False, as_json=as_json, **filling)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from functools import partial
 
 import click
 
@@ -41,9 +42,10 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     """
     found: list[Finding] = []
     if source is not None and apply:
-        in_session(source, store_options, recover_source, found, single_writer, progress)
+        work = partial(recover_source, findings=found, single_writer=single_writer, progress=progress)
+        in_session(source, store_options, work)
     elif source is not None:
-        in_session(source, store_options, show_source, found, progress)
+        in_session(source, store_options, partial(show_source, findings=found, progress=progress))
     elif apply:
         raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
     else:

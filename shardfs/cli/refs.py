@@ -9,11 +9,11 @@ import click
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.icechunk import icechunk_references
 from shardfs.bulk.parquet import parquet_references
-from shardfs.bulk.refs import JsonReferences, write_references
-from shardfs.cli.options import command
+from shardfs.bulk.refs import JsonReferences, References, write_references
+from shardfs.cli.options import command, draft_option
 from shardfs.cli.output import complain, progress, replacing
 from shardfs.cli.sources import source_options
-from shardfs.dataset.maintenance.walk import no_progress
+from shardfs.dataset.maintenance.walk import Progress, no_progress
 from shardfs.errors import CorruptionError, UsageError
 from shardfs.stores.url import StoreOptions
 
@@ -46,6 +46,7 @@ from shardfs.stores.url import StoreOptions
     type=click.Choice(["v3", "v2"]),
     help="Reference unsharded Zarr v3, the default, or Zarr v2, which kerchunk's engine for xarray needs.",
 )
+@draft_option
 @click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
 def refs(
     source: str,
@@ -54,6 +55,7 @@ def refs(
     parquet: Path | None,
     icechunk: Path | None,
     view: str | None,
+    draft: str | None,
     skip_encoded: bool,
 ) -> None:
     """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
@@ -70,29 +72,38 @@ def refs(
     A repository of Icechunk has a virtual chunk for each inner chunk; its reader has to be permitted to follow them,
     and refuses those whose shard was changed since. It is written as a whole or not at all.
     """
-    if parquet is not None and (output is not None or icechunk is not None or view == "v3"):
-        raise UsageError("--parquet is for Zarr v2, in a directory: leave out --view v3, --icechunk and --output")
+    if parquet is not None and (output is not None or icechunk is not None or view == "v3" or draft is not None):
+        raise UsageError(
+            "--parquet is for Zarr v2, in a directory: leave out --view v3, --draft, --icechunk and --output"
+        )
     if icechunk is not None and (output is not None or view == "v2"):
         raise UsageError("--icechunk is for Zarr v3, in a directory: leave out --view v2 and --output")
+
+    def write(references: References, shown: str, progress: Progress = progress) -> int:
+        work = partial(
+            write_references,
+            references=references,
+            view_name=shown,
+            skip_encoded=skip_encoded,
+            tell=complain,
+            progress=progress,
+        )
+        return in_session(source, store_options, work, draft=draft)
+
     if icechunk is not None:
-        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
         with icechunk_references(icechunk, source, store_options) as references_of_chunks:
-            if in_session(source, store_options, work, references_of_chunks, "v3"):
+            if write(references_of_chunks, "v3"):
                 raise CorruptionError(f"{icechunk} is not written, because these arrays would be missing in it")
         return
     if parquet is not None:
-        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
         with parquet_references(parquet) as references:
-            failed = in_session(source, store_options, work, references, "v2")
+            failed = write(references, "v2")
         sys.exit(1 if failed else 0)
     view = view or "v3"
     if output is None:
-        shown = no_progress if sys.stdout.isatty() else progress
-        work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=shown)
-        if in_session(source, store_options, work, JsonReferences(sys.stdout), view):
+        if write(JsonReferences(sys.stdout), view, no_progress if sys.stdout.isatty() else progress):
             sys.exit(1)
         return
-    work = partial(write_references, skip_encoded=skip_encoded, tell=complain, progress=progress)
     with replacing(output) as file:
-        if in_session(source, store_options, work, JsonReferences(file), view):
+        if write(JsonReferences(file), view):
             raise CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")

@@ -9,7 +9,7 @@ import trio
 from shardfs.bulk.compare import compare
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.verify import verify_source
-from shardfs.cli.options import command, json_option
+from shardfs.cli.options import command, draft_option, json_option
 from shardfs.cli.output import progress, show
 from shardfs.cli.sources import executor, source_options, workers_options
 from shardfs.errors import UsageError, counted, printable
@@ -26,6 +26,7 @@ from shardfs.stores.url import StoreOptions
 @source_options
 @click.argument("destination", metavar="[DEST]", required=False)
 @click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
+@draft_option
 @json_option
 @workers_options
 def verify(
@@ -33,6 +34,7 @@ def verify(
     store_options: StoreOptions,
     destination: str | None,
     data: bool,
+    draft: str | None,
     as_json: bool,
     jobs: int | None,
     dask: str | None,
@@ -47,11 +49,11 @@ def verify(
     not in DEST, or says something else there.
     """
     if destination is not None:
-        _compare(source, destination, store_options, data or as_json, jobs, dask)
+        _compare(source, destination, store_options, data or as_json or draft is not None, jobs, dask)
         return
     with executor(jobs, dask, store_options, source) as chosen:
-        work = partial(verify_source, data=data, executor=chosen, jobs=jobs, progress=progress)
-        report = in_session(source, store_options, work, store_options)
+        work = partial(verify_source, options=store_options, data=data, executor=chosen, jobs=jobs, progress=progress)
+        report = in_session(source, store_options, work, draft=draft)
     show(report.as_dict(), report.lines(), as_json=as_json)
     if report.found:
         sys.exit(1)
@@ -61,7 +63,9 @@ def _compare(
     source: str, destination: str, options: StoreOptions, has_others: bool, jobs: int | None, dask: str | None
 ) -> None:
     if has_others:
-        raise UsageError("--data and --json are for one dataset; two are compared by their data, and told in lines")
+        raise UsageError(
+            "--data, --draft and --json are for one dataset; two are compared by their data, and told in lines"
+        )
     workers = executor(jobs, dask, options, source, destination)
     with workers as chosen, progress("comparing", None, "task") as advance:
         work = partial(compare, source, destination, options, executor=chosen, jobs=jobs, progress=advance)

@@ -80,7 +80,7 @@ class Hierarchy:
 
     *takes_unsharded*: unsharded arrays are shown as arrays too, not just as stored files; they are then protected
     against half-written documents like sharded ones. *looks_above*: how a node is shown depends on the groups above it.
-    *copies* make what groups say of nodes below them.
+    *copies* make what groups say of nodes below them. Arrays that only *drafts* of the specification allow are read.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Hierarchy:
         self.clock = clock
         self.takes_unsharded = False
         self.looks_above = False
+        self.drafts: tuple[str, ...] = ()
         self._lens: Lens | None = None
         self._worker: Worker | None = None
         self._logged: Cache[str, str] = Cache(lambda _: 0, 0, _MAX_LOGGED)
@@ -111,11 +112,15 @@ class Hierarchy:
         """Let *lens* generate what nodes show; *worker* processes large documents."""
         self._lens, self._worker = lens, worker
         self.copies.show(lens, worker)
-        self.takes_unsharded, self.looks_above = lens.translates, lens.looks_above
+        self.takes_unsharded, self.looks_above, self.drafts = lens.translates, lens.looks_above, lens.drafts
 
     def look_above(self, *, looks: bool = True) -> None:
         """Find out of each node what groups above it say of how it is shown, or do not."""
         self.looks_above = looks
+
+    def read_drafts(self, drafts: tuple[str, ...]) -> None:
+        """Read arrays that only these *drafts* of the specification allow, where no lens says which."""
+        self.drafts = drafts
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
@@ -450,7 +455,7 @@ class Hierarchy:
             with suppress(NotFoundError, NotADirectoryHereError):
                 above = await self.node(path.rpartition("/")[0])
                 in_image = above.in_image if above.reason is None or known is None else known.context.in_image
-        return Context(in_image, self.as_stored(path))
+        return Context(in_image, self.as_stored(path), self.drafts)
 
     async def read_document(self, key: str) -> tuple[bytes, Stat]:
         """Read a document, all of it from one version."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shardfs.errors import MetadataError
+from shardfs.errors import MetadataError, UsageError
 
 Json = Any
 Document = Mapping[str, Json]
@@ -26,6 +26,16 @@ DRAFTS: Final = (SHARDING_1_1,)
 """The drafts of the specification that are read if a user asks for it."""
 _MAX_INDENTED: Final = 32
 _MAX_INDENTED_LENGTH: Final = 2**18
+
+
+def drafts_of(draft: str | None) -> tuple[str, ...]:
+    """Return the drafts that are read where a user asks for *draft*, None for none.
+
+    Raises `UsageError` if there is no such draft.
+    """
+    if draft not in (None, *DRAFTS):
+        raise UsageError(f"there is no draft {draft!r}: choose {DRAFTS[0]}")
+    return () if draft is None else (draft,)
 
 
 @dataclass(frozen=True, slots=True)

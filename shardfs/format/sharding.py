@@ -205,6 +205,10 @@ class ShardGrid:
         """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         return None
 
+    def nelements_at(self, place: Place) -> int:
+        """Return how many elements the chunk at *place* has."""
+        return math.prod(self.chunk_shape)
+
     def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
         """Return the name of the chunk at *coords* for messages; *keys* are those of shards."""
         return keys.encode(coords)
@@ -357,6 +361,14 @@ class CutOffGrid(ShardGrid):
             i - self._chunks(axis, index)[0] for axis, (i, index) in enumerate(zip(coords, shard, strict=True))
         )
         return shard, offset, self._span(shard)
+
+    def nelements_at(self, place: Place) -> int:
+        """Return how many elements the chunk at *place* has."""
+        lengths = []
+        for axis, (index, chunk) in enumerate(zip(place.shard, self.coords(place), strict=True)):
+            start = (chunk - self._chunks(axis, index)[0]) * self.chunk_shape[axis]
+            lengths.append(min(self.shards.dimensions[axis].span(index)[1] - start, self.chunk_shape[axis]))
+        return math.prod(lengths)
 
     def shard_at(self, axis: int, chunk: int) -> int:
         """Return the coordinate along *axis* of the shards that have the inner chunks with coordinate *chunk*."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from shardfs.errors import UsageError
-from shardfs.format.document import DRAFTS
+from shardfs.format.document import drafts_of
 
 VIEWS: Final = ("v3", "v2", "npy")
 """The views; `shardfs.vfs.views.make_view` makes them."""
@@ -74,7 +74,6 @@ class TreeOptions:
             "--dimension-separator needs Zarr v2: add --view v2": separator is not None and not has_v2,
             f"--dimension-separator cannot be {separator!r}: choose . or /": separator not in (None, ".", "/"),
             "--fill-missing needs Zarr v2: add --view v2": not self.fill_missing and not has_v2,
-            f"there is no draft {self.draft!r}: choose {DRAFTS[0]}": self.draft not in (None, *DRAFTS),
             "--draft is read-only: leave out --write": self.draft is not None and self.write,
             "--draft needs --view v3": self.draft is not None and self.view != "v3" and not self.shows_every_view,
             "--decode-cache must be at least 1 byte": self.decode_cache < 1,
@@ -83,6 +82,7 @@ class TreeOptions:
         for mistake, is_made in mistakes.items():
             if is_made:
                 raise UsageError(mistake)
+        drafts_of(self.draft)
 
     @property
     def access(self) -> str:

@@ -20,6 +20,7 @@ from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.slots import hold, slots_of
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted
+from shardfs.format.document import drafts_of
 from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -222,7 +223,7 @@ async def open_tree(
         decoded=options.decode,
         separator=options.dimension_separator,
         fills_missing=options.fill_missing,
-        draft=options.draft,
+        drafts=drafts_of(options.draft),
     )
     with hold(store, mountpoint) if options.write else nullcontext() as state:
         if state is not None:

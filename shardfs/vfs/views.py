@@ -358,20 +358,25 @@ def make_view(
     decoded: bool = False,
     separator: str | None = None,
     fills_missing: bool = True,
-    draft: str | None = None,
+    drafts: tuple[str, ...] = (),
 ) -> View:
     """Return the view *name* of *store*: "v3", "v2" or "npy".
 
     *decoded*: chunks are decoded. *separator* joins the chunk keys of v2; None is ".". Without *fills_missing*, v2
-    shows stored fill values, and no file for a missing chunk. v3 also shows arrays that only a *draft* allows.
+    shows stored fill values, and no file for a missing chunk. v3 also shows arrays that only *drafts* of the
+    specification allow.
+
+    Raises `UsageError` for a view that does not exist, or that contradicts the options.
     """
     match name:
+        case "v2" | "npy" if drafts:
+            raise UsageError("--draft needs --view v3")
         case "npy" if decoded:
             raise UsageError("--view npy is always decoded: leave out --decode")
         case "npy":
             return NpyView(store.url)
         case "v3":
-            return ZarrV3(decoded=decoded, drafts=() if draft is None else (draft,))
+            return ZarrV3(decoded=decoded, drafts=drafts)
         case "v2":
             return ZarrV2(separator or ".", decoded=decoded, fills_missing=fills_missing)
         case _:

@@ -187,3 +187,66 @@ def test_a_grid_of_too_many_cut_off_chunks_is_a_reason(tmp_path: Path, mount: Mo
     mounted = mount(tmp_path / "source", arguments=[DRAFT])
     assert json.loads((mounted.path / "zarr.json").read_text()) == document
     assert "cut off" in mounted.log
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_commands_that_only_read_take_the_draft_as_a_mount_does(mount: Mounter, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "source"
+    chunks = store(source, name)
+    shown = files_below(mount(source, arguments=[DRAFT]).path)
+
+    (item,) = run_json("info", "--json", DRAFT, source)["arrays"]
+    assert item["reason"] is None
+    assert item["views"] == ["--view v3"]
+    (found,) = run_json("map", "--json", DRAFT, source)["arrays"]
+    assert sum(use["chunks"] for use in found["shards"]) >= len(chunks)
+    assert {use["dead"] for use in found["shards"]} == {0}
+    references = json.loads(run("refs", DRAFT, source).stdout)["refs"]
+    assert references.keys() == shown.keys()
+    for key, data in chunks.items():
+        url, offset, nbytes = references[key]
+        assert Path(url.removeprefix("file://")).read_bytes()[offset : offset + nbytes] == data
+    assert run("unpack", DRAFT, source, tmp_path / "unpacked").returncode == 0
+    assert files_below(tmp_path / "unpacked") == shown
+    tools = run("info", "--tools", DRAFT, source).stdout
+    assert f"--view v3 {DRAFT.replace('=', ' ')}" in tools
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_verify_decodes_chunks_of_a_draft_and_names_one_that_is_damaged(tmp_path: Path, name: str, jobs: str) -> None:
+    source = tmp_path / "source"
+    store(source, name)
+    options = ["--json", f"--jobs={jobs}", DRAFT]
+    report = run_json("verify", "--data", *options, source)
+    assert report["sound"]
+    assert report["arrays"] == 1
+    assert not report["unchecked"]
+    shard = source / "c" / "1" / "0"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"\x1f\x8b") + 12] ^= 0xFF  # in the first chunk, behind its header
+    shard.write_bytes(data)
+    ((_, keyword),) = {(problem["shard"], problem["chunk"]) for problem in problems_of(source, *options)}
+    assert keyword is not None
+
+
+def problems_of(source: Path, *options: str) -> list[dict[str, Any]]:
+    done = run("verify", "--data", *options, source)
+    assert done.returncode == 1
+    return list(json.loads(done.stdout)["problems"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["unpack", "--view=v2", DRAFT, "SOURCE", "DEST"],
+        ["refs", "--view=v2", DRAFT, "SOURCE"],
+        ["refs", "--parquet=DEST", DRAFT, "SOURCE"],
+        ["verify", DRAFT, "SOURCE", "DEST"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_show_no_draft_refuse_the_option(source: Path, tmp_path: Path, arguments: list[str]) -> None:
+    names = {"SOURCE": str(source), "DEST": str(tmp_path / "dest"), "--parquet=DEST": f"--parquet={tmp_path / 'dest'}"}
+    assert "--draft" in one_line_of(run(*(names.get(each, each) for each in arguments)), WRONG_USAGE)
+    assert not (tmp_path / "dest").exists()

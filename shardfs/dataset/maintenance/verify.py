@@ -102,15 +102,21 @@ class ShardUse:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDecoder:
-    """Decodes inner chunks to find damage; *nbytes* is the expected size, None if that varies.
+    """Decodes inner chunks of *count* elements to find damage.
 
-    *filters* are codecs before the bytes of *count* elements.
+    *item_nbytes* is the size of an element once the *codecs* are undone, None if that varies; *filters* are codecs
+    before them.
     """
 
     codecs: tuple[Extension, ...]
-    nbytes: int | None
+    count: int
+    item_nbytes: int | None
     filters: tuple[Filter, ...] = ()
-    count: int = 0
+
+    @property
+    def nbytes(self) -> int | None:
+        """The expected size, None if that varies."""
+        return None if self.item_nbytes is None else self.item_nbytes * self.count
 
     @classmethod
     def of(cls, array: Array) -> "ChunkDecoder | None":
@@ -119,13 +125,14 @@ class ChunkDecoder:
             chain = split_chain(array.codecs, "codecs")
         except MetadataError:
             return None
+        count = prod(array.grid.chunk_shape)
         with suppress(NotShownError):
             codec = ChunkCodec.parse(array.document["data_type"], array.grid.chunk_shape, array.codecs)
-            return cls(codec.after, codec.nbytes, codec.filters, prod(codec.chunk_shape))
+            return cls(codec.after, count, codec.data_type.nbytes, codec.filters)
         if any(codec.name != "transpose" for codec in chain.before) or not all(map(is_decodable, chain.after)):
             return None
         nbytes = item_nbytes(array.document["data_type"]) if chain.serializer.name == "bytes" else None
-        return cls(chain.after, None if nbytes is None else nbytes * prod(array.grid.chunk_shape))
+        return cls(chain.after, count, nbytes)
 
     async def check(self, extent: Extent) -> None:
         """Read and decode one chunk; raises `CorruptionError` if it is damaged.
@@ -204,7 +211,8 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
             try:
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and decoder is not None:
-                    await decoder.check(array.stored_extent(shard, extent_range))
+                    count = array.grid.nelements_at(_entered(place, entry))
+                    await replace(decoder, count=count).check(array.stored_extent(shard, extent_range))
             except ShardfsError as error:
                 problems.append(_problem(array, _entered(place, entry), error))
     return problems or None

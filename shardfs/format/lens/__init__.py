@@ -28,11 +28,12 @@ class Context(NamedTuple):
     """What a document does not say itself.
 
     *in_image*: the node is in an OME-Zarr image. *as_stored* are the paths, relative to the node, of sharded arrays
-    that are shown as stored because their writers write shards.
+    that are shown as stored because their writers write shards. What only *drafts* of the specification allow is read.
     """
 
     in_image: bool = False
     as_stored: frozenset[str] = frozenset()
+    drafts: tuple[str, ...] = ()
 
 
 NO_CONTEXT: Final = Context()

@@ -46,7 +46,7 @@ def read_document(document: bytes, lens: Lens | None, context: Context) -> Conte
         copies = _by_path(stored.document)
     if copies:
         stored = GroupMetadata(without_copies(stored.document), is_as_stored=False)
-    array, mark, fault = _describe(stored, lens, context)
+    array, mark, fault = _describe(stored, context)
     shown = _show(lens, stored, array, fault, context) if lens is not None else None
     is_sharded = isinstance(stored, ArrayMetadata) and stored.is_sharded
     return Contents(stored, in_image, array, mark, fault if is_sharded else None, shown, copies)
@@ -109,16 +109,16 @@ def read_large_document(document: bytes, lens: Lens | None, context: Context) ->
 
 def shown_by(lens: Lens, stored: Metadata, context: Context) -> Shown:
     """Return what *lens* generates for a node that was read before."""
-    array, _, fault = _describe(stored, lens, context)
+    array, _, fault = _describe(stored, context)
     return _show(lens, stored, array, fault, context)
 
 
-def _describe(stored: Metadata, lens: Lens | None, context: Context) -> tuple[UnshardedArray | None, bytes, str | None]:
+def _describe(stored: Metadata, context: Context) -> tuple[UnshardedArray | None, bytes, str | None]:
     """Return the description of an array and its fingerprint, or the reason why there is none."""
     if isinstance(stored, GroupMetadata) or (stored.is_sharded and "" in context.as_stored):
         return None, b"", None
     try:
-        return describe(stored, lens.drafts if lens is not None else ()), fingerprint(stored), None
+        return describe(stored, context.drafts), fingerprint(stored), None
     except (MetadataError, NotUnshardable) as error:
         return None, b"", str(error)
 
