@@ -24,9 +24,10 @@ class Tool:
 
     *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
     dataset mounted at /mnt/x with an array `image`. *opens_without* is how to open in Python, without a mount, what
-    `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it. *caveat* says what else
-    it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve` serves; one that is *remote*
-    reads nothing else, and *opens* is a URL then.
+    `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it; *opens_array* is how to
+    open the array at the path that is the second {} in it, if the dataset is no group at its top. *caveat* says what
+    else it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve` serves; one that is
+    *remote* reads nothing else, and *opens* is a URL then.
 
     It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
@@ -40,6 +41,7 @@ class Tool:
     views: tuple[ViewOptions, ...]
     opens: str
     opens_without: str = ""
+    opens_array: str = ""
     data_types: frozenset[str] | None = None
     codecs: frozenset[str] | None = None
     max_codecs: int | None = None
@@ -54,18 +56,33 @@ class Tool:
     is_remote: bool = False
     caveat: str = ""
 
-    def without_mount(self, source: str, shown: ViewOptions, options: StoreOptions) -> str:
-        """Return the line, of Python or a command, with which it reads *source* in the view *shown* without a mount."""
+    def without_mount(
+        self,
+        source: str,
+        shown: ViewOptions,
+        options: StoreOptions,
+        *,
+        drafts: Sequence[str] = (),
+        array: str | None = None,
+    ) -> str:
+        """Return the line, of Python or a command, with which it reads *source* in the view *shown* without a mount.
+
+        It has arrays that only *drafts* allow. If *source* is no group at its top, *array* is the path of one in it.
+        """
+        words = [*options.to_arguments(), *(f"--draft={draft}" for draft in drafts)]
         if self.reads_urls:
-            return shlex.join(["shardfs", "serve", *options.to_arguments(), source])
+            return shlex.join(["shardfs", "serve", *words, source])
         if not self.opens_without:
-            return shlex.join(["shardfs", "unpack", *options.to_arguments(), *shown.text.split(), source, "DIR"])
+            return shlex.join(["shardfs", "unpack", *words, *shown.text.split(), source, "DIR"])
         arguments = [_code(source)]
         arguments += [f"view={_code(shown.view)}"] if shown.view != "v3" else []
         arguments += ["decode=True"] if shown.decode else []
+        arguments += [f"draft={_code(draft)}" for draft in drafts]
         values = [(field, getattr(options, field.name)) for field in fields(options)]
-        words = ", ".join(f"{field.name}={_code(value)}" for field, value in values if value != field.default)
-        arguments += [f"store_options=shardfs.StoreOptions({words})"] if words else []
+        given = ", ".join(f"{field.name}={_code(value)}" for field, value in values if value != field.default)
+        arguments += [f"store_options=shardfs.StoreOptions({given})"] if given else []
+        if array is not None and self.opens_array:
+            return self.opens_array.format(", ".join(arguments), _code(array))
         return self.opens_without.format(", ".join(arguments))
 
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
@@ -151,6 +168,7 @@ TOOLS: Final = (
         (_V2, _V2_DECODED),
         'zarr.open_group("/mnt/x")',
         "zarr.open_group(shardfs.open({}).filesystem().get_mapper())",
+        "zarr.open_array(shardfs.open({}).filesystem().get_mapper({}))",
     ),
     Tool(
         "xarray and dask on zarr-python 2",
@@ -158,6 +176,7 @@ TOOLS: Final = (
         (_V2, _V2_DECODED),
         'xarray.open_zarr("/mnt/x")',
         "xarray.open_zarr(shardfs.open({}).filesystem().get_mapper())",
+        "dask.array.from_zarr(shardfs.open({}).filesystem().get_mapper({}))",
     ),
     Tool(
         "GDAL 3.6 (Debian 12)",
@@ -224,6 +243,7 @@ TOOLS: Final = (
         (_V3, _V3_DECODED),
         'zarr.open("/mnt/x")',
         "zarr.open(shardfs.open({}).store())",
+        "zarr.open_array(shardfs.open({}).store(), path={})",
         _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
         _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*"},
     ),
@@ -233,6 +253,7 @@ TOOLS: Final = (
         (_V3, _V3_DECODED),
         'zarr.open("/mnt/x")',
         "zarr.open(shardfs.open({}).store())",
+        "zarr.open_array(shardfs.open({}).store(), path={})",
         _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
         _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*", "scale_offset", "cast_value"},
         caveat="without a mount, and of arrays that are not sharded, it reads rectilinear grids only after "

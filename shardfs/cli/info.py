@@ -99,6 +99,7 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
     missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
         (tool, shown): {} for tool in TOOLS for shown in tool.views
     }
+    first: dict[tuple[Tool, ViewOptions], str] = {}
     count = 0
     with progress("reading documents", None, "array") as advance:
         async for node in array_nodes(source, array):
@@ -110,14 +111,19 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
                     reason = tool.misses(node, shown, left_out[shown])
                     if reason is not None:
                         reasons[node.path] = reason
+                    else:
+                        first.setdefault((tool, shown), node.path)
+    top = await source.hierarchy.node("")
     items = []
     for tool in TOOLS if count else ():
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
         reads_any = len(reasons) < count
-        drafts = "".join(f" --draft {draft}" for draft in views[shown].lens.drafts)
-        command = f"{start} {shown.text}{drafts}" if reads_any and not tool.is_remote else None
-        instead = tool.without_mount(name, shown, options) if reads_any else None
+        view = views[shown]
+        mount = " ".join([start, shown.text, *(f"--draft={draft}" for draft in view.lens.drafts)])
+        command = mount if reads_any and not tool.is_remote else None
+        opened = None if view.is_group(top) else first.get((tool, shown))
+        instead = tool.without_mount(name, shown, options, drafts=view.lens.drafts, array=opened) if reads_any else None
         items.append(
             {
                 "tool": tool.name,

@@ -109,6 +109,13 @@ class View:
         """Return the documents generated for a *node* that is only read, by name."""
         return self.shown(node).documents if node.is_read_only else {}
 
+    def is_group(self, node: Node) -> bool:
+        """Whether *node* is shown as a group of Zarr."""
+        documents = self.shown(node).documents
+        return isinstance(node.metadata, GroupMetadata) or (
+            node.any_array is None and not self.document_names.isdisjoint(documents)
+        )
+
     def left_out(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason

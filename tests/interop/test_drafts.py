@@ -209,7 +209,9 @@ def test_commands_that_only_read_take_the_draft_as_a_mount_does(mount: Mounter, 
     assert run("unpack", DRAFT, source, tmp_path / "unpacked").returncode == 0
     assert files_below(tmp_path / "unpacked") == shown
     tools = run("info", "--tools", DRAFT, source).stdout
-    assert f"--view v3 {DRAFT.replace('=', ' ')}" in tools
+    assert f"--view v3 {DRAFT}" in tools
+    assert f"shardfs serve {DRAFT} {source}" in tools
+    assert 'draft="sharding-1.1"' in tools
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

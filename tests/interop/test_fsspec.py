@@ -91,6 +91,35 @@ numpy.savez(found, **{{name: opened[name].astype("f8").values for name in names}
         assert (to / name / kind).is_file()
 
 
+@pytest.mark.parametrize(("kind", "path"), [("WKW", "color/1"), ("an array", ""), ("directories", "some/where")])
+def test_what_info_says_of_a_source_that_is_no_group_works_without_a_mount(
+    tmp_path: Path, kind: str, path: str
+) -> None:
+    directory = tmp_path / "data"
+    if kind == "WKW":
+        pytest.importorskip("wkw")
+        from tests.support.wkw import LZ4, layer, write_properties, write_wkw
+
+        values = np.random.default_rng(3).integers(1, 5, (1, 37, 20, 18)).astype("u2")
+        write_wkw(directory / path, values, LZ4)
+        write_properties(directory, layer("color", [(0, 0, 0), values.shape[1:]]))
+    else:
+        values = np.arange(1, 257, dtype="u2").reshape(16, 16)
+        zarr.create_array(directory / path, data=values, chunks=(4, 4), shards=(8, 8))
+    advice = {tool["tool"]: tool["without_mount"] for tool in run_json("info", "--tools", "--json", directory)["tools"]}
+    program = f"""{_BEGIN}
+import dask.array, shardfs
+array = {advice["zarr-python 2.18"]}
+by_dask = {advice["xarray and dask on zarr-python 2"]}
+numpy.savez(found, zarr=array[...], dask=by_dask.compute())
+"""
+    for tool, found in ZARR2.arrays(program, tmp_path, str(directory)).items():
+        np.testing.assert_array_equal(found, values, tool)
+    for tool in ("zarr-python 3.1", "zarr-python 3.4"):
+        found = eval(advice[tool], {"shardfs": shardfs, "zarr": zarr})
+        np.testing.assert_array_equal(found[...], values)
+
+
 def test_zarr_python_2_raises_an_error_for_a_damaged_chunk(tmp_path: Path) -> None:
     directory = tmp_path / "data.zarr"
     group = zarr.create_group(directory)
