@@ -150,6 +150,8 @@ class Worker:
 
     def link(self) -> None:
         with self._a_chunk() as (geometry, at):
+            if geometry.is_plain(self.view) and self.part.nparts > 1:
+                return  # in a bucket, which hosts share, an object has one name
             data, path = self._data(geometry), self._path(geometry, at)
             beside = self._write_file(path, data)
             self._begin(geometry, at, "link another file with O_EXCL", data)
