@@ -52,10 +52,9 @@ async def keys_below(store: Reader, directory: str, names: ChunkKeyEncoding, bel
 async def find_array(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
     """Return the array of another format in the *directory* at *path*, None if there is none.
 
-    It may be as it was *known*. Nothing is looked for in a store that lists no files: it would be asked in vain about
-    every directory.
+    It may be as it was *known*. The chunks of a sparse frame are files that only a listing tells of.
     """
-    for find in (_find_wkw, _find_b2nd) if store.lists else ():
+    for find in (_find_wkw, _find_b2nd) if store.lists else (_find_wkw,):
         with suppress(*_ABSENT):
             described = await while_it_changes(partial(find, store, directory, path, known))
             if described is not None:
@@ -64,7 +63,7 @@ async def find_array(store: Reader, directory: Stat, path: str, known: Described
 
 
 async def _find_wkw(store: Reader, directory: Stat, path: str, known: Described | None) -> Described | None:
-    key, (root, layer, magnification) = join_key(path, wkw.HEADER), _places(path)
+    key, (root, layer, _) = join_key(path, wkw.HEADER), wkw.places_of(path)
     described = join_key(root, wkw.PROPERTIES) if layer else None
     if known is not None:
         stamp = directory.version, (await store.stat(key)).version, await _version(store, described)
@@ -75,21 +74,14 @@ async def _find_wkw(store: Reader, directory: Stat, path: str, known: Described 
     if not data.startswith(wkw.MAGIC):
         return None
     properties, version = await _properties(store, described)
-    layer_of = wkw.find_layer(properties, layer, magnification)
-    files: list[Coords] = []
-    if layer_of is None:
+    layer_of = wkw.find_layer(properties, path)
+    files: list[Coords] | None = None
+    if layer_of is None and store.lists:
         keys = await keys_below(store, path, wkw.NAMES)
         files = [coords for name in keys if (coords := wkw.NAMES.decode(name, 4)) is not None]
     array = wkw.parse_array(data, layer_of, files)
     assert array is not None
     return Described(array, snapshot.stat, (directory.version, snapshot.stat.version, version))
-
-
-def _places(path: str) -> tuple[str, str, str]:
-    """Return the directory of the dataset of an array at *path*, and the names of its layer and magnification."""
-    above, _, magnification = path.rpartition("/")
-    root, _, layer = above.rpartition("/")
-    return root, layer, magnification
 
 
 async def _version(store: Reader, key: str | None) -> object:

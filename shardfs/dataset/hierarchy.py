@@ -570,8 +570,8 @@ async def open_outlines() -> AsyncIterator[OutlineOf]:
     """Yield what reads documents of sources that list nothing: the large ones in a process that ends with the block."""
     worker = Worker()
 
-    async def outline(documents: Mapping[str, bytes]) -> Outline | None:
-        return await worker.work(outline_of, tuple(documents), *documents.values())
+    async def outline(path: str, documents: Mapping[str, bytes]) -> Outline | None:
+        return await worker.work(outline_of, path, tuple(documents), *documents.values())
 
     try:
         yield outline

@@ -1,7 +1,7 @@
 """What the documents of a node say of the names below it, for sources that cannot be listed.
 
 A group names nodes in its consolidated metadata, and in attributes of OME-Zarr; an array has a grid, which says what
-shards there may be. The `info` of a volume names its scales.
+shards there may be. The `info` of a volume names its scales, and the properties of a dataset of webKnossos its arrays.
 
 Sources: Zarr core specification 3.1; the consolidated metadata of zarr-python; OME-Zarr 0.4 and 0.5, "Multiscales",
 "Labels", "Plate", "Well" and "Bioformats2raw.layout".
@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Final
+from operator import lt
+from typing import Final, NamedTuple, Protocol
 
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import DRAFTS, Json, parse_json, parse_lengths
@@ -22,13 +23,110 @@ from shardfs.format.lens.unsharded import ZARR_JSON, describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZATTRS, ZGROUP, ZMETADATA, is_relative_path
 from shardfs.format.metadata import parse_array
 from shardfs.format.precomputed import INFO, parse_volume
+from shardfs.format.wkw import COMPONENTS, HEADER, PROPERTIES, array_paths, find_layer
+from shardfs.format.wkw import parse_array as parse_wkw
 
 _MAX_PATHS: Final = 100_000
 _MAX_PATH: Final = 1024
 _MAX_DEPTH: Final = 32
 
 
-Shards = tuple[ChunkGrid, ChunkKeyEncoding]
+class ShardPaths(Protocol):
+    """The paths that a grid has for its shards, relative to the directory of their array."""
+
+    def is_directory(self, path: str) -> bool | None:
+        """Whether *path* leads to shards, or is one; None if it is neither."""
+
+    def count(self, path: str) -> int:
+        """Return how many names the grid has in the directory *path*."""
+
+    def names(self, path: str) -> Iterator[tuple[str, bool]]:
+        """Yield those names, and whether each is a directory."""
+
+
+class Level(NamedTuple):
+    """One of the components of a path: a number below *length*, between *before* and *after*."""
+
+    before: str
+    length: int
+    after: str
+
+    def has(self, name: str) -> bool:
+        """Whether *name* is such a component."""
+        number = parse_coordinate(name.removeprefix(self.before).removesuffix(self.after))
+        return number is not None and number < self.length and name == self.name(number)
+
+    def name(self, number: int) -> str:
+        """Return the component for *number*."""
+        return f"{self.before}{number}{self.after}"
+
+
+@dataclass(frozen=True)
+class NestedPaths:
+    """Paths with a component for each of *levels*, below *root*."""
+
+    root: str
+    levels: tuple[Level, ...]
+
+    def is_directory(self, path: str) -> bool | None:
+        """Whether *path* leads to shards, or is one; None if it is neither."""
+        depth = self._depth(path)
+        return None if depth is None else depth < len(self.levels)
+
+    def count(self, path: str) -> int:
+        """Return how many names the grid has in the directory *path*."""
+        depth = self._depth(path)
+        return self.levels[depth].length if depth is not None and depth < len(self.levels) else 0
+
+    def names(self, path: str) -> Iterator[tuple[str, bool]]:
+        """Yield those names, and whether each is a directory."""
+        depth = self._depth(path)
+        if depth is not None and depth < len(self.levels):
+            level = self.levels[depth]
+            yield from ((level.name(number), depth + 1 < len(self.levels)) for number in range(level.length))
+
+    def _depth(self, path: str) -> int | None:
+        """Return how many components of a path of a shard are in *path*; None if it leads to none."""
+        if self.root and path != self.root and not path.startswith(f"{self.root}/"):
+            return None
+        parts = [part for part in path[len(self.root) :].split("/") if part]
+        fits = len(parts) <= len(self.levels) and all(
+            level.has(part) for level, part in zip(self.levels, parts, strict=False)
+        )
+        return len(parts) if fits else None
+
+
+@dataclass(frozen=True)
+class FlatPaths:
+    """Paths with one component for all axes of *grid*, as *encoding* has them."""
+
+    grid: ChunkGrid
+    encoding: ChunkKeyEncoding
+
+    def is_directory(self, path: str) -> bool | None:
+        """Whether *path* leads to shards, or is one; None if it is neither."""
+        if not path and self.grid.dimensions:
+            return True
+        coords = self.encoding.decode(path, len(self.grid.dimensions))
+        is_one = coords is not None and all(map(lt, coords, self.grid.shape))
+        return False if is_one else None
+
+    def count(self, path: str) -> int:
+        """Return how many names the grid has in the directory *path*."""
+        return prod(self.grid.shape) if self.is_directory(path) else 0
+
+    def names(self, path: str) -> Iterator[tuple[str, bool]]:
+        """Yield those names, and whether each is a directory."""
+        if self.is_directory(path):
+            yield from ((self.encoding.encode(shard), False) for shard in product(*map(range, self.grid.shape)))
+
+
+def shard_paths(grid: ChunkGrid, encoding: ChunkKeyEncoding) -> ShardPaths:
+    """Return the paths of the shards of *grid* as *encoding* has them."""
+    ndim = len(grid.dimensions)
+    if encoding.is_nested(ndim):
+        return NestedPaths(encoding.root(ndim), tuple(Level("", count, "") for count in grid.shape))
+    return FlatPaths(grid, encoding)
 
 
 @dataclass(frozen=True)
@@ -43,7 +141,7 @@ class Outline:
     below: Mapping[str, frozenset[str]] = field(default_factory=dict)
     may_have: frozenset[str] = frozenset()
     documents: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    shards: Mapping[str, Shards | None] = field(default_factory=dict)
+    shards: Mapping[str, ShardPaths | None] = field(default_factory=dict)
 
     def is_closed(self, path: str) -> bool:
         """Whether the directory *path* is one of shards, or below one, so that there are no nodes in it."""
@@ -54,30 +152,24 @@ class Outline:
         parent, _, name = path.rpartition("/")
         if name in self.below.get(parent, ()):
             return True
-        found = self._place(path)
-        return None if found is None else len(found[1]) < len(found[0][0].dimensions)
+        shards, rest = self._within(path) or (None, path)
+        return None if shards is None else shards.is_directory(rest)
 
     def count(self, path: str) -> int | None:
         """Return how many names a grid has in the directory *path*; None if nobody knows what names there are."""
-        found = self._place(path)
-        if found is None:
-            return None if path in self.shards and self.shards[path] is None else 0
-        (grid, encoding), coords = found
-        is_nested = encoding.is_nested(len(grid.dimensions))
-        return prod(grid.shape[len(coords) : len(coords) + 1] if is_nested else grid.shape)
+        within = self._within(path)
+        if within is None:
+            return 0
+        shards, rest = within
+        return shards.count(rest) if shards is not None else None if not rest else 0
 
     def shard_names(self, path: str) -> Iterator[tuple[str, bool]]:
         """Yield those names, and whether each is a directory."""
-        found = self._place(path)
-        if found is None or not self.count(path):
-            return
-        (grid, encoding), depth, ndim = found[0], len(found[1]), len(found[0][0].dimensions)
-        if encoding.is_nested(ndim):
-            yield from ((str(index), depth + 1 < ndim) for index in range(grid.shape[depth]))
-        else:
-            yield from ((encoding.encode(shard), False) for shard in product(*map(range, grid.shape)))
+        shards, rest = self._within(path) or (None, path)
+        if shards is not None:
+            yield from shards.names(rest)
 
-    def _within(self, path: str) -> tuple[Shards | None, str] | None:
+    def _within(self, path: str) -> tuple[ShardPaths | None, str] | None:
         """Return the shards of the directory that *path* is or is below, and the rest of the path; None without."""
         parts = path.split("/") if path else []
         for depth in range(len(parts) + 1):
@@ -86,39 +178,23 @@ class Outline:
                 return self.shards[directory], "/".join(parts[depth:])
         return None
 
-    def _place(self, path: str) -> tuple[Shards, tuple[int, ...]] | None:
-        """Return a grid, and the coordinates that *path* stands for in it, all or the first; None if it is in none."""
-        shards, rest = self._within(path) or (None, path)
-        if shards is None:
-            return None
-        (grid, encoding), ndim = shards, len(shards[0].dimensions)
-        root = encoding.root(ndim)
-        coords: tuple[int, ...] | None
-        if not encoding.is_nested(ndim):
-            coords = () if not rest and ndim else encoding.decode(rest, ndim)
-        else:
-            if root and rest != root and not rest.startswith(f"{root}/"):
-                return None
-            numbers = [parse_coordinate(part) for part in rest[len(root) :].strip("/").split("/") if part]
-            coords = tuple(number for number in numbers if number is not None)
-            if len(coords) < len(numbers) or len(coords) > ndim:
-                return None
-        if coords is None or any(index >= length for index, length in zip(coords, grid.shape, strict=False)):
-            return None
-        return shards, coords
 
+def outline_of(path: str, names: tuple[str, ...], *texts: bytes) -> Outline | None:
+    """Return what the documents of the node at *path* say; None if they are not those of a node.
 
-def outline_of(names: tuple[str, ...], *texts: bytes) -> Outline | None:
-    """Return what the documents of a node with these *names* and *texts* say; None if they are not those of a node.
-
-    What is no sound document of Zarr says nothing.
+    They have these *names*, which are paths relative to the node, and *texts*. What is no sound document says nothing.
     """
     documents = dict(zip(names, texts, strict=True))
     values: dict[str, Json] = {}
     for name, document in documents.items():
         with suppress(MetadataError):
             values[name] = parse_json(document)
-    own = {"": frozenset(documents)}
+    own = {"": frozenset(name for name in documents if "/" not in name)}
+    if HEADER in documents:
+        properties = next((values.get(name) for name in documents if name.endswith(f"/{PROPERTIES}")), None)
+        return _outline_of_wkw(path, documents[HEADER], properties, own)
+    if PROPERTIES in documents:
+        return Outline(_tree(array_paths(values.get(PROPERTIES))), documents=own)
     if INFO in documents:
         found = _outline_of_info(values.get(INFO))
         return found and replace(found, documents=own)
@@ -141,7 +217,7 @@ def _outline_of_v3(value: Json) -> Outline:
             return Outline(shards={"": None})
         root = array.key_encoding.root(len(array.grid.shards.dimensions))
         named = {"": frozenset({root})} if root else {}
-        return Outline(named, shards={"": (array.grid.shards, array.key_encoding)})
+        return Outline(named, shards={"": shard_paths(array.grid.shards, array.key_encoding)})
     consolidated = _member(value, "consolidated_metadata", "metadata")
     paths = [*consolidated] if isinstance(consolidated, dict) else []
     attributes = value.get("attributes")
@@ -152,7 +228,7 @@ def _outline_of_v3(value: Json) -> Outline:
 def _outline_of_copies(copies: Json) -> Outline:
     """Return what the consolidated metadata of Zarr v2 say; all *copies* are of documents that are there."""
     documents: dict[str, set[str]] = {"": {ZMETADATA}}
-    shards: dict[str, Shards | None] = {}
+    shards: dict[str, ShardPaths | None] = {}
     for key, copy in copies.items() if isinstance(copies, dict) else ():
         path, _, name = key.rpartition("/")
         if name in V2_NAMES and (not path or _is_path(path)):
@@ -164,7 +240,7 @@ def _outline_of_copies(copies: Json) -> Outline:
     )
 
 
-def _shards_of_v2(document: Json) -> Shards | None:
+def _shards_of_v2(document: Json) -> ShardPaths | None:
     """Return the chunk files of an array of Zarr v2; None if its document cannot be used."""
     try:
         shape = parse_lengths(_member(document, "shape"), "shape", minimum=0)
@@ -172,7 +248,7 @@ def _shards_of_v2(document: Json) -> Shards | None:
     except MetadataError:
         return None
     separator = "/" if _member(document, "dimension_separator") == "/" else "."
-    return ChunkGrid.regular(shape, chunks), ChunkKeyEncoding("v2", separator)
+    return shard_paths(ChunkGrid.regular(shape, chunks), ChunkKeyEncoding("v2", separator))
 
 
 def _outline_of_info(value: Json) -> Outline | None:
@@ -180,22 +256,36 @@ def _outline_of_info(value: Json) -> Outline | None:
     if not isinstance(value, dict):
         return None
     volume = parse_volume(value)
-    shards: dict[str, Shards | None] = {}
+    shards: dict[str, ShardPaths | None] = {}
     for scale in _items(value, "scales"):
         key = _member(scale, "key")
         if isinstance(key, str) and _is_path(key):
             shards[key] = None
     for key, sharded in volume.scales.items() if volume is not None else ():
-        shards[key] = (sharded.chunks.grid.shards, sharded.chunks.shard_names) if sharded.chunks else None
+        shards[key] = shard_paths(sharded.chunks.grid.shards, sharded.chunks.shard_names) if sharded.chunks else None
     collection = parse_collection(value)
     for key in directories_of(value):
         shards[key] = None
     for key, values in collection.values.items() if collection is not None else ():
-        shards[key] = (values.grid.shards, values.shard_names) if values.grid and values.shard_names else None
+        shards[key] = (
+            shard_paths(values.grid.shards, values.shard_names) if values.grid and values.shard_names else None
+        )
     if not shards:
         return None
     others = [value.get(name) for name in ("mesh", "skeletons", "segment_properties")]
     return Outline(_tree([*shards, *(path for path in others if isinstance(path, str))]), shards=shards)
+
+
+def _outline_of_wkw(path: str, header: bytes, properties: Json, own: Mapping[str, frozenset[str]]) -> Outline | None:
+    """Return what the header of WKW, and the properties of its dataset, say; None if it is another file."""
+    array = parse_wkw(header, find_layer(properties, path), None)
+    if array is None:
+        return None
+    if array.chunks is None:
+        return Outline(documents=own, shards={"": None})
+    _, *counts = array.chunks.grid.shards.shape
+    levels = [Level(before, count, after) for (before, after), count in zip(COMPONENTS, reversed(counts), strict=True)]
+    return Outline(documents=own, shards={"": NestedPaths("", tuple(levels))})
 
 
 def _named_in(*attributes: Json, beside: Iterable[str] = ()) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:

@@ -12,7 +12,7 @@ Sources: webknossos-wrap, "The webKNOSSOS Wrapper Format", and its library; data
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -62,6 +62,10 @@ _DAMAGED: Final = np.uint64(2**63)  # a length beyond every file
 _KEY: Final = re.compile(r"z([0-9]+)/y([0-9]+)/x([0-9]+)\.wkw")
 _DIRECTORY: Final = re.compile(r"z(?P<z>[0-9]+)(/y(?P<y>[0-9]+))?")
 _MAX_TEXT: Final = 64
+_UNBOUNDED: Final = (
+    f"{PROPERTIES}, two directories above, does not say how large it is, and a web server does not list its files: let "
+    "SOURCE be the dataset, if that file is there; else copy the array, or read it where files can be listed"
+)
 
 
 @dataclass(frozen=True)
@@ -188,8 +192,9 @@ class WkwNames(ChunkKeyEncoding):
 
     def encode(self, coords: tuple[int, ...]) -> str:
         """Return the name of the file at *coords*."""
-        _, x, y, z = coords
-        return f"z{z}/y{y}/x{x}.wkw"
+        _, *numbers = coords
+        parts = zip(COMPONENTS, reversed(numbers), strict=True)
+        return "/".join(f"{before}{number}{after}" for (before, after), number in parts)
 
     def decode(self, key: str, ndim: int) -> tuple[int, ...] | None:
         """Return the coordinates of the file *key*; None if it is none."""
@@ -205,6 +210,8 @@ def _is_number(text: str) -> bool:
 
 
 NAMES: Final = WkwNames("wkw", "")
+COMPONENTS: Final = (("z", ""), ("y", ""), ("x", ".wkw"))
+"""What is before and after the number in each component of the name of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +267,10 @@ class Layer:
     attributes: dict[str, Json]
 
 
-def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords]) -> WkwArray | None:
+def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords] | None) -> WkwArray | None:
     """Return the array whose `header.wkw` begins with *data*; None if it is none of WKW.
 
-    Its shape is that of *layer*, or without one what the *files* at these coordinates cover.
+    Its shape is that of *layer*, or without one what the *files* at these coordinates cover, unless nobody knows them.
     """
     if not data.startswith(MAGIC):
         return None
@@ -274,8 +281,10 @@ def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords]) -> Wk
         return WkwArray(ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC), reason=str(error))
 
 
-def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords]) -> WkwArray:
+def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords] | None) -> WkwArray:
     if layer is None:
+        if files is None:
+            raise MetadataError(_UNBOUNDED)
         last = np.array([coords[1:] for coords in files], np.object_).reshape(-1, len(_AXES)).max(axis=0, initial=-1)
         layer = Layer(tuple((int(index) + 1) * header.file_length for index in last), {})
     if max(layer.shape) > MAX_LENGTH - header.file_length:
@@ -304,14 +313,21 @@ def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords]) 
     return WkwArray(metadata, ForeignChunks(grid, NAMES, document, tuple(codecs), fingerprint))
 
 
-def find_layer(properties: Json, layer: str, magnification: str) -> Layer | None:
-    """Return what `datasource-properties.json` says of an array, in the directory *magnification* of that of *layer*.
+def places_of(path: str) -> tuple[str, str, str]:
+    """Return the directory of the dataset of an array at *path*, and the names of its layer and magnification."""
+    above, _, magnification = path.rpartition("/")
+    root, _, layer = above.rpartition("/")
+    return root, layer, magnification
+
+
+def find_layer(properties: Json, path: str) -> Layer | None:
+    """Return what `datasource-properties.json` says of the array at *path*, two directories below.
 
     None if it says nothing that can be used.
     """
-    layers = properties.get("dataLayers") if isinstance(properties, dict) else None
-    for described in layers if isinstance(layers, list) else []:
-        if not isinstance(described, dict) or described.get("name") != layer:
+    _, layer, magnification = places_of(path)
+    for described in _layers(properties):
+        if described.get("name") != layer:
             continue
         factors, box = _magnification(described, layer, magnification), described.get("boundingBox")
         if factors is None or not isinstance(box, dict):
@@ -332,12 +348,40 @@ def find_layer(properties: Json, layer: str, magnification: str) -> Layer | None
     return None
 
 
+def array_paths(properties: Json) -> Iterator[str]:
+    """Yield the paths of arrays that `datasource-properties.json` names, in whatever format they are."""
+    for described in _layers(properties):
+        layer = described.get("name")
+        for stored in _stored(described):
+            path = stored.get("path")
+            factors = _factors(stored.get("mag", stored.get("resolution")))
+            if isinstance(path, str):
+                yield _relative(path)
+            elif isinstance(layer, str) and factors is not None:
+                is_cubic = len(set(factors)) == 1
+                yield f"{layer}/{factors[0] if is_cubic else '-'.join(map(str, factors))}"
+
+
+def _layers(properties: Json) -> list[dict[str, Json]]:
+    layers = properties.get("dataLayers") if isinstance(properties, dict) else None
+    return [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+
+
+def _stored(layer: dict[str, Json]) -> list[dict[str, Json]]:
+    """Return what is said of the magnifications of a layer, in one of the spellings."""
+    given = layer.get("mags", layer.get("wkwResolutions"))
+    return [stored for stored in given if isinstance(stored, dict)] if isinstance(given, list) else []
+
+
+def _relative(path: str) -> str:
+    return path.removeprefix("./").strip("/")
+
+
 def _magnification(described: dict[str, Json], layer: str, name: str) -> tuple[int, ...] | None:
     """Return the factors of the magnification that is stored in the directory *name*."""
-    given = described.get("mags", described.get("wkwResolutions"))
-    for stored in given if isinstance(given, list) else []:
-        path = stored.get("path") if isinstance(stored, dict) else None
-        if isinstance(path, str) and path.removeprefix("./").strip("/") == f"{layer}/{name}":
+    for stored in _stored(described):
+        path = stored.get("path")
+        if isinstance(path, str) and _relative(path) == f"{layer}/{name}":
             return _factors(stored.get("mag", stored.get("resolution")))
     parts = name.split("-")
     return _factors([int(part) if part.isascii() and part.isdecimal() and len(part) < 10 else 0 for part in parts])

@@ -119,7 +119,7 @@ BOX = {"topLeft": [10, 20, 30], "width": 90, "height": 5, "depth": 1}
 def test_a_bounding_box_is_in_voxels_of_the_first_magnification(
     magnification: str, members: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
-    found = find_layer(properties(BOX, **members), "color", magnification)
+    found = find_layer(properties(BOX, **members), f"color/{magnification}")
     assert found is not None
     assert found.shape == shape
     assert found.attributes["voxel_size"] == {"factor": [1, 2, 3.5], "unit": "nanometer"}
@@ -142,12 +142,12 @@ def test_a_bounding_box_is_in_voxels_of_the_first_magnification(
     ],
 )
 def test_properties_that_cannot_be_used_say_nothing(document: Any) -> None:
-    assert find_layer(document, "color", "1") is None
+    assert find_layer(document, "color/1") is None
 
 
 def test_more_blocks_than_can_be_counted_are_a_reason() -> None:
     box = {"topLeft": [0, 0, 0], "width": 2**40, "height": 2**40, "depth": 2**40}
-    found = parse_array(header(), find_layer(properties(box), "color", "1"), [])
+    found = parse_array(header(), find_layer(properties(box), "color/1"), [])
     assert found is not None
     assert found.reason is not None
     assert "count" in found.reason

@@ -97,7 +97,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
                 yield node
             entries = await source.store.list(path)
         except ShardfsError as error:
-            if isinstance(error, UnsupportedError) and node is not None and node.any_array is not None:
+            if isinstance(error, UnsupportedError) and node is not None and _is_array(node):
                 continue  # the shards in its directory cannot be listed; it has been yielded
             if above is None:
                 raise

@@ -5,21 +5,22 @@ from typing import Final, Protocol
 
 from shardfs.stores.s3.requests import DOCUMENT
 
-NODES: Final = (
-    (DOCUMENT,),
-    ("info",),
-    (".zmetadata",),
-    (".zarray", ".zattrs"),
-    (".zgroup", ".zattrs"),
-)
-"""The documents that a node may have: the first of each is there if any is."""
+_V3: Final = (DOCUMENT,)
+_INFO: Final = ("info",)
+_V2: Final = ((".zarray", ".zattrs"), (".zgroup", ".zattrs"))
+_PROPERTIES: Final = ("datasource-properties.json",)
+_WKW: Final = ("header.wkw", "../../datasource-properties.json")
+NODES: Final = (_V3, _INFO, (".zmetadata",), *_V2, _PROPERTIES, _WKW)
+"""The documents that a node may have, by their paths: the first of each is there if any is."""
 
 BELOW: Final = {
-    DOCUMENT: NODES[:1],
-    "info": NODES[1:2],
-    ".zmetadata": NODES[3:],
-    ".zarray": NODES[3:],
-    ".zgroup": NODES[3:],
+    DOCUMENT: (_V3,),
+    "info": (_INFO,),
+    ".zmetadata": _V2,
+    ".zarray": _V2,
+    ".zgroup": _V2,
+    _PROPERTIES[0]: (_WKW, _V3),
+    _WKW[0]: (),
 }
 """The documents that nodes below a source with such a document may have: its format is that of all of them."""
 
@@ -52,8 +53,8 @@ class Outline(Protocol):
         """Yield those names, and whether each is a directory."""
 
 
-OutlineOf = Callable[[Mapping[str, bytes]], Awaitable[Outline | None]]
-"""Reads the documents of a node, by name, and lets others have their turn if that takes long; None if they are none.
+OutlineOf = Callable[[str, Mapping[str, bytes]], Awaitable[Outline | None]]
+"""Reads the documents of the node at a path, by their own paths relative to it; None if they are none.
 
-What is no sound document says nothing.
+It lets others have their turn if that takes long. What is no sound document says nothing.
 """

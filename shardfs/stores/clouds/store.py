@@ -42,7 +42,8 @@ _MAX_OUTLINES_NBYTES: Final = 32 * 2**20
 """How large all documents may be of which is known what they say, or one of them."""
 
 _MAX_NAMES: Final = 1_000_000
-_LOOKED_FOR: Final = frozenset({DOCUMENT, "info"})  # in each directory, to see whether it is a node
+_LOOKED_FOR: Final = frozenset({DOCUMENT, "info", "header.wkw"})  # in each directory, to see whether it is a node
+_OF_ONE_FORMAT: Final = _LOOKED_FOR - {"info"}  # which other files are called, too
 
 
 class CloudStore(ObjectReader):
@@ -222,6 +223,7 @@ class WebStore(CloudStore):
         super().__init__(client, session, ttl=ttl, cache=cache)
         self._outline_of = outline_of
         self._assumes_complete = assumes_complete
+        self._top: Sequence[Sequence[str]] = NODES
         self._below: Sequence[Sequence[str]] = NODES
         self._outlines = _Outlines()
         self._reading = trio.Lock()
@@ -250,13 +252,15 @@ class WebStore(CloudStore):
     async def _is_no_document(self, key: str) -> bool:
         """Whether *key* would be the document of a node that is not there.
 
-        It is of Zarr v3, below a source in another format, or in a directory below that of an array.
+        It is of another format than the source, or in a directory below that of an array.
         """
         directory, _, name = key.rpartition("/")
-        if not directory or name not in _LOOKED_FOR:
+        if name not in _LOOKED_FOR:
             return False
-        if name == DOCUMENT and all(names[0] != DOCUMENT for names in self._below):
+        if name in _OF_ONE_FORMAT and all(names[0] != name for names in (self._below if directory else self._top)):
             return True
+        if not directory:
+            return False
         above = directory.rpartition("/")[0]
         return any([outline.is_closed(_relative(above, path) or "") async for path, outline in self._above(above)])
 
@@ -356,7 +360,7 @@ class WebStore(CloudStore):
                 continue
             if outline is not None:
                 if not path:
-                    self._below = BELOW[names[0]]
+                    self._top, self._below = (names,), BELOW[names[0]]
                     self._client.ask_for(names[0])
                 return outline
         if denied is not None:
@@ -364,11 +368,14 @@ class WebStore(CloudStore):
         return None
 
     async def _read_outline(self, path: str, names: Sequence[str]) -> Outline | None:
-        """Return what the documents *names* of the node at *path* say; None if they are not there."""
+        """Return what the documents *names* of the node at *path* say; None if the first is not there."""
         snapshots: dict[str, Snapshot] = {}
         for name in names:
+            key = _beside(path, name)
+            if key is None:
+                continue
             try:
-                snapshots[name] = await self.objects.open(join_key(path, name), head_nbytes=_FIRST_NBYTES)
+                snapshots[name] = await self.objects.open(key, head_nbytes=_FIRST_NBYTES)
             except (NotFoundError, IsADirectoryHereError):
                 if not snapshots:
                     return None
@@ -383,7 +390,7 @@ class WebStore(CloudStore):
         async with self._reading:  # many may ask for names below the same node
             outline = self._outlines.get(path, versions)
             if outline is None:
-                outline = await self._outline_of(documents)
+                outline = await self._outline_of(path, documents)
                 if outline is not None:
                     self._outlines.put(path, versions, outline, sum(map(len, documents.values())))
         return outline
@@ -416,8 +423,18 @@ class WebStore(CloudStore):
             return f"{self.url} is {file_format(name, b'')}"
         return (
             f"there is no {DOCUMENT} at {self.url}, nor a document of another format: web servers list nothing, so "
-            "SOURCE must be the URL of an array, a group or a volume itself"
+            "SOURCE must be the URL of an array, a group or a volume itself, or of a dataset of webKnossos with its "
+            "datasource-properties.json"
         )
+
+
+def _beside(path: str, name: str) -> str | None:
+    """Return the key of the document *name* of the node at *path*; None if it would be outside of the source."""
+    while name.startswith("../"):
+        if not path:
+            return None
+        path, name = path.rpartition("/")[0], name.removeprefix("../")
+    return join_key(path, name)
 
 
 def _relative(key: str, path: str) -> str | None:

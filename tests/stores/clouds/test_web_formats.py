@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ from tests.support.commands import one_line_of, run, run_json
 from tests.support.mounting import Mounter
 from tests.support.opened import in_trio
 from tests.support.precomputed import KEY, info, read_volume, scale, sharding, write_volume
+from tests.support.serving import served
 from tests.support.web_server import Web, web_server
+from tests.support.wkw import LZ4, RAW, layer, write_properties, write_wkw
 
 SIZE, CHUNK = (40, 40, 40), (10, 10, 10)
 HALF = "16_16_40"
@@ -182,3 +184,101 @@ def test_a_source_without_any_document_is_refused_with_the_reason(web: Web) -> N
     (web.root / "other").mkdir()
     (web.root / "other/info").write_text('{"name": "of something else"}')
     assert "web servers list nothing" in one_line_of(run("info", f"{web.url}/other"), 3)
+
+
+def write_dataset(path: Path, kind: str = LZ4) -> dict[str, np.ndarray]:
+    """A dataset of webKnossos: two magnifications of a layer, files of one of which are missing; returns its values."""
+    values = {
+        "1": np.random.default_rng(3).integers(1, 5, (2, 37, 20, 18)).astype("u2"),
+        "2-2-1": np.random.default_rng(4).integers(1, 5, (2, 19, 10, 18)).astype("u2"),
+    }
+    for name, one in values.items():
+        write_wkw(path / "color" / name, one, kind)
+    (path / "color/1/z1/y1/x2.wkw").unlink()
+    values["1"][:, 32:, 16:, 16:] = 0
+    write_properties(
+        path, layer("color", [(0, 0, 0), (37, 20, 18)], wkwResolutions=[{"resolution": 1}, {"resolution": [2, 2, 1]}])
+    )
+    return {f"color/{name}": one for name, one in values.items()}
+
+
+@in_trio
+async def test_a_dataset_of_webknossos_is_found_by_its_properties_and_a_block_takes_one_request(web: Web) -> None:
+    write_dataset(web.root / "dataset")
+    names = [f"color/1/c/0/{x}/{y}/4" for x, y in [(8, 0), (8, 1), (7, 3), (0, 0)]]
+    async with opened(str(web.root / "dataset")) as paths:
+        expected = [bytes(await paths.read(name)) for name in names]
+        documents = [bytes(await paths.read(f"color/{name}/zarr.json")) for name in ("1", "2-2-1")]
+    async with opened(f"{web.url}/dataset") as paths:
+        assert {one.name for one in await paths.names("")} == {"datasource-properties.json", "color"}
+        assert {one.name for one in await paths.names("color")} == {"1", "2-2-1"}
+        assert [bytes(await paths.read(f"color/{name}/zarr.json")) for name in ("1", "2-2-1")] == documents
+        asked(web)
+        counts = []
+        for name, block, file in zip(names, expected, ("x2", "x2", "x1", "x0"), strict=True):
+            assert bytes(await paths.read(name)) == block
+            requests = asked(web)
+            assert set(requests) == {("GET", f"/dataset/color/1/z1/y0/{file}.wkw")}
+            counts.append(len(requests))
+        assert counts[1] == 1  # the index of its file is known
+        assert max(counts) == 2
+        for name in ("8/4/4", "12/0/0"):  # in a file that is missing, and outside of the bounding box
+            with pytest.raises(NotFoundError):
+                await paths.read(f"color/1/c/0/{name}")
+        with pytest.raises(UnsupportedError, match="--assume-complete"):
+            await paths.names("color/1/c/0/8")
+
+
+@pytest.mark.parametrize("kind", [RAW, LZ4])
+def test_commands_and_mounts_read_a_dataset_of_webknossos(web: Web, tmp_path: Path, mount: Mounter, kind: str) -> None:
+    values = write_dataset(web.root / "dataset", kind)
+    url, complete = f"{web.url}/dataset", ["--jobs=1", "--assume-complete"]
+    described = {one["path"]: one for one in run_json("info", "--json", "--assume-complete", url)["arrays"]}
+    assert {path: one["shape"] for path, one in described.items()} == {
+        path: list(one.shape) for path, one in values.items()
+    }
+    assert (described["color/1"]["stored_shards"], described["color/1"]["shards"]) == (11, 12)
+    assert run_json("verify", "--json", "--data", *complete, url)["sound"]
+    mapped = run_json("map", "--json", *complete, url)["arrays"]
+    assert sum(len(found["shards"]) for found in mapped) == 11 + 4
+    assert run("unpack", *complete, url, tmp_path / "unpacked").returncode == 0
+    assert run("pack", *complete, url, tmp_path / "packed").returncode == 0
+    with served(url) as server:
+        for root in (mount(url).path, tmp_path / "unpacked", tmp_path / "packed", f"{server.url}/v3"):
+            for path, expected in values.items():
+                found = zarr.open_array(f"{root}/{path}", mode="r")[...]
+                assert np.array_equal(found, expected), (root, path)
+
+
+def test_an_array_of_webknossos_of_unknown_size_has_a_reason_and_a_way_out(
+    web: Web, tmp_path: Path, mount: Mounter
+) -> None:
+    write_dataset(web.root / "dataset")
+    (item,) = run_json("info", "--json", f"{web.url}/dataset/color/1")["arrays"]
+    assert "let SOURCE be the dataset" in item["reason"]
+    mounted = mount(f"{web.url}/dataset/color/1")
+    assert not (mounted.path / "c/0/0/0/0").exists()
+    assert "let SOURCE be the dataset" in mounted.log
+    (web.root / "dataset/datasource-properties.json").unlink()
+    assert "datasource-properties.json" in one_line_of(run("info", f"{web.url}/dataset"), 3)
+
+
+def test_arrays_of_zarr_in_a_dataset_of_webknossos_are_found_by_its_properties(web: Web) -> None:
+    path = web.root / "dataset"
+    zarr.create_array(path / "color/1", data=VALUES, chunks=(8, 8), shards=(16, 16))
+    write_properties(path, layer("color", [(0, 0, 0), (40, 40, 1)], mags=[{"mag": [1, 1, 1], "path": "./color/1"}]))
+    (item,) = run_json("info", "--json", f"{web.url}/dataset")["arrays"]
+    assert (item["path"], item["shape"]) == ("color/1", [40, 40])
+
+
+@in_trio
+async def test_other_sources_are_never_asked_for_headers_of_webknossos(web: Web) -> None:
+    write_v2(web.root / "v2", consolidated=False)
+    zarr.create_array(web.root / "v3/some/0", data=VALUES, chunks=(8, 8), shards=(16, 16))
+    zarr.create_group(web.root / "v3")
+    for name in ("v2", "v3", "volume"):
+        async with opened(f"{web.url}/{name}") as paths:
+            for path in ("", "some", "some/0", "more", "nothing"):
+                with suppress(NotFoundError, UnsupportedError):
+                    await paths.names(path)
+    assert not [path for _, path, _ in web.asked() if path.endswith(("header.wkw", "chunks.b2frame"))]
