@@ -2,6 +2,7 @@
 
 import enum
 import os
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ Buffer = bytes | bytearray | memoryview
 APPEND_NBYTES: Final = 8 * 2**20
 """The largest step of an append, in bytes, without padding and tail."""
 
-_RESERVED: Final = ".shardfs"
+_RESERVED: Final = re.compile(r"\.shardfs(-([0-9a-f]{16}|[a-z0-9_]{8})\.tmp|-probe-[0-9a-f]{16})?")
+"""All names that shardfs has ever made beside stored data: the directory, temporary files, and objects to try a server.
+
+Any other one may be a user's: `rsync` stores `shardfs-notes` by way of `.shardfs-notes.Ab12Cd`.
+"""
 
 
 class Descriptor:
@@ -361,7 +366,7 @@ def join_key(directory: str, name: str) -> str:
 
 def is_reserved(name: str) -> bool:
     """Whether a name, without its path, is one that shardfs uses itself beside stored data."""
-    return name == _RESERVED or name.startswith(_RESERVED + "-")
+    return _RESERVED.fullmatch(name) is not None
 
 
 MAX_TOP: Final = 1000

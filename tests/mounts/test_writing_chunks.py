@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.datasets import LONG_AGO, files_below, store
 from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
+from tests.support.writers import tool
 
 New = Callable[..., Path]
 KEY, NEIGHBOUR, LAST = "c/0/0", "c/0/1", "c/3/3"
@@ -502,7 +504,9 @@ REFUSED: dict[str, tuple[int, Callable[[Path], object]]] = {
     "one of ours": (errno.EOPNOTSUPP, lambda root: os.setxattr(root / KEY, "user.shardfs.shard", b"elsewhere")),
     "a file named .shardfs": (errno.EPERM, lambda root: (root.parent / ".shardfs").write_bytes(b"")),
     "one among chunks": (errno.EPERM, lambda root: (root / "c/0/.shardfs").write_bytes(b"")),
-    "a name that begins so": (errno.EPERM, lambda root: os.mkdir(root / ".shardfs-mine")),
+    "a name of a temporary file": (errno.EPERM, lambda root: os.mkdir(root / ".shardfs-0123456789abcdef.tmp")),
+    "one of its early form": (errno.EPERM, lambda root: (root / ".shardfs-a_z01234.tmp").write_bytes(b"")),
+    "the name of a trial": (errno.EPERM, lambda root: (root / "c/.shardfs-probe-0123456789abcdef").write_bytes(b"")),
 }
 
 
@@ -530,6 +534,22 @@ def test_mknod_makes_an_empty_file(root: Path) -> None:
 
 
 # Temporary files
+
+
+def test_names_that_begin_like_ours_are_those_of_users(mount: Mounter, tmp_path: Path) -> None:
+    if not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    plain, source = tmp_path / "plain", tmp_path / "source"
+    for name in ("shardfs-notes.txt", ".shardfs-notes", "shardfs", ".shardfs.conf", "shardfs-folder/shardfs-0"):
+        (plain / name).parent.mkdir(parents=True, exist_ok=True)
+        (plain / name).write_text(name)
+    store(source, DOCUMENT)
+    before = files_below(plain)
+    mounted = mount(source, write=True)
+    tool("rsync", "-a", f"{plain}/", mounted.path / "copy/")
+    assert files_below(mounted.path / "copy") == before
+    mounted.unmount()
+    assert files_below(source / "copy") == before
 
 
 def test_temporary_files_are_kept_outside_the_dataset_and_survive_a_remount(mount: Mounter, tmp_path: Path) -> None:

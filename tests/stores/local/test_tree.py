@@ -23,7 +23,8 @@ from shardfs.errors import (
     ShardfsError,
     UnsupportedError,
 )
-from shardfs.stores.base import ABSENT, ANY, Splice
+from shardfs.stores.base import ABSENT, ANY, Splice, is_reserved
+from shardfs.stores.local.atomic_write import temporary_name
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import content, content_of, files
@@ -99,6 +100,21 @@ async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_remov
     await store.unlink("d/.shardfs-notes")
     await store.rmdir("d")
     assert not (root / "d").exists()
+
+
+def test_names_that_shardfs_makes_are_reserved_and_those_of_users_are_not() -> None:
+    early = [f".shardfs-{letters}.tmp" for letters in ("abcd_0z9", "________")]  # as tempfile made them
+    names = [".shardfs", temporary_name(), f".shardfs-probe-{'0f' * 8}", *early]
+    assert all(map(is_reserved, names))
+    users = [
+        "shardfs",
+        ".shardfs.conf",
+        ".shardfs-notes",
+        ".shardfs-notes.txt.Ab12cD",
+        ".shardfs-0f.tmp",
+        ".shardfs-probe",
+    ]
+    assert not any(map(is_reserved, [*users, *(f"{name}.Ab12cD" for name in names), *(f".{name}" for name in names)]))
 
 
 @in_trio

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import SourceError
+from shardfs.stores.base import is_reserved
 from shardfs.stores.s3.probe import Conditions, probe
 from tests.stores.s3.hosts import Host, host, run
 from tests.support.s3_faults import Ignore, LostReply, NoETag, Reply
@@ -43,6 +44,7 @@ def test_an_endpoint_that_honours_conditions_is_found_out(s3_bucket: Bucket, her
     assert nothing_is_left(s3_bucket, here)
     (key,) = {request.key for request in s3_proxy.log}
     assert key.startswith("data/x.zarr/.shardfs-probe-")
+    assert is_reserved(key.rpartition("/")[2])
 
 
 def test_an_endpoint_that_ignores_conditions_is_found_out(unconditional_bucket: Bucket, tmp_path: Path) -> None:
