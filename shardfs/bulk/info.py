@@ -176,8 +176,10 @@ async def _measure(source: Source, array: Array | None, advance: Advance, *, has
     stored = stored_nbytes = nelements = nlinks = 0
     error = None
     try:
-        async for coords in walk_shards(array):
-            stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
+        async for coords in walk_shards(array, others=lambda strays: nodes.extend(strays.nodes)):
+            stat: Stat | None = None
+            with suppress(NotFoundError):
+                stat = await source.store.stat(array.layout.shard_key(coords))
             nlinks += stat is not None and stat.kind is Kind.SYMLINK
             if stat is not None and stat.kind is not Kind.FILE:
                 state = await array.shard(coords)  # a link to a shard counts as one

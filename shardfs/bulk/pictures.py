@@ -168,10 +168,12 @@ def _summary(found: ArrayMap) -> str:
     wasteful = sum(bool(use.dead) for use in total.uses)
     damaged = f", {total.damaged:,} damaged" if total.damaged else ""
     damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
-    is_known = not found.uses or any(use.dead is not None for use in total.uses)
+    dead = f", {_share(total.dead, total.nbytes)} dead"
+    if found.uses and all(use.dead is None for use in total.uses):  # where a format is only read, nothing removes them
+        dead = "" if found.array.grid.is_read_only else ", ? dead"
     return (
         f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored{full}{damaged}; {_count(nchunks, most)}; "
-        f"{size(total.nbytes)}, {_share(total.dead, total.nbytes) if is_known else '?'} dead"
+        f"{size(total.nbytes)}{dead}"
     )
 
 

@@ -125,6 +125,8 @@ class ShardListing:
             if is_nested:
                 index = parse_coordinate(name)
                 coords = () if index is None else (*prefix, index)
+        missing = set(encoding.required).difference(entry.name for entry in entries)
+        entries = [*entries, *(ListedName(name, Kind.FILE) for name in missing)]  # which is an error when it is opened
             else:
                 coords = encoding.decode(name, ndim) or ()
             are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]

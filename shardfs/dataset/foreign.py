@@ -116,13 +116,13 @@ async def _find_b2nd(store: Reader, directory: Stat, path: str, known: Described
     if not head.startswith(b2nd.MAGIC):
         return None
     try:
-        array = await _read_frame(store, path, snapshot, head)
+        array = await _read_frame(snapshot, head)
     except (MetadataError, CorruptionError) as error:
         array = b2nd.unreadable(error)
     return Described(array, snapshot.stat, (directory.version, snapshot.stat.version))
 
 
-async def _read_frame(store: Reader, path: str, snapshot: Snapshot, head: bytes) -> ForeignArray:
+async def _read_frame(snapshot: Snapshot, head: bytes) -> ForeignArray:
     """Return the array of the frame in *snapshot*, which begins with *head*; raises the reason why it is not read."""
     if find_spec("blosc2") is None:
         raise MetadataError(f"Blosc2 needs blosc2; install it with: {how_to_install('b2nd')}")
@@ -133,5 +133,4 @@ async def _read_frame(store: Reader, path: str, snapshot: Snapshot, head: bytes)
     if not frame.is_sparse:
         return b2nd.contiguous_array(frame)
     tail = await snapshot.read(frame.offsets_at, snapshot.size - frame.offsets_at)
-    names = {entry.name for entry in await store.list(path)}
-    return await trio.to_thread.run_sync(b2nd.sparse_array, frame, tail, names)
+    return await trio.to_thread.run_sync(b2nd.sparse_array, frame, tail)

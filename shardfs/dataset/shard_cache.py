@@ -178,6 +178,8 @@ class ShardCache:
             await while_it_changes(open_it)
         except NotFoundError:
             state.snapshot = state.stat = None
+            if layout.key_encoding.requires(coords):
+                state.error = CorruptionError(f"{key} is missing, though the array lists it as stored")
         except IsADirectoryHereError:
             what = "chunk" if layout.grid.is_unsharded else "shard"
             state.error = CorruptionError(f"{key} is a directory where a {what} should be")

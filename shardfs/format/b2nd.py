@@ -420,6 +420,15 @@ class B2ndLevel(ShardingLevel):
 class FrameName(ChunkKeyEncoding):
     """The name of the one shard of a contiguous frame."""
 
+    @property
+    def required(self) -> Collection[str]:
+        """The name of the frame."""
+        return (FRAME,)
+
+    def requires(self, coords: tuple[int, ...]) -> bool:
+        """Return True: the array is what this very file says."""
+        return True
+
     def begins(self, name: str, ndim: int) -> bool:
         """Whether *name* is that of the frame."""
         return name == FRAME
@@ -440,13 +449,22 @@ class ChunkFileNames(ChunkKeyEncoding):
     grid_shape: Coords
     numbers: bytes
 
+    @property
+    def required(self) -> Collection[str]:
+        """The names of all files that the frame lists."""
+        return [_file_name(number) for number in _places(self.numbers)]
+
+    def requires(self, coords: tuple[int, ...]) -> bool:
+        """Whether the frame lists a file for the chunk at *coords*."""
+        return self._numbers[index_in_c_order(coords, self.grid_shape)] != _NO_FILE
+
     def begins(self, name: str, ndim: int) -> bool:
         """Whether *name* is that of a file of a chunk."""
         return name.endswith(".chunk") and len(name) == len("00000000.chunk")
 
     def encode(self, coords: tuple[int, ...]) -> str:
         """Return the name of the file at *coords*; one that no file has, if it is not stored."""
-        return f"{self._numbers[index_in_c_order(coords, self.grid_shape)]:08X}.chunk"
+        return _file_name(self._numbers[index_in_c_order(coords, self.grid_shape)])
 
     def decode(self, key: str, ndim: int) -> tuple[int, ...] | None:
         """Return the coordinates of the file *key*; None if it is none of the frame."""
@@ -459,6 +477,10 @@ class ChunkFileNames(ChunkKeyEncoding):
     @property
     def _numbers(self) -> "memoryview[int]":
         return memoryview(self.numbers).cast("q")
+
+
+def _file_name(number: int) -> str:
+    return f"{number:08X}.chunk"
 
 
 @lru_cache(8)
@@ -529,8 +551,8 @@ def contiguous_array(frame: Frame) -> B2ndArray:
     return _described(frame, FrameName("b2nd", ""), 0)
 
 
-def sparse_array(frame: Frame, tail: Buffer, names: Collection[str]) -> B2ndArray:
-    """Return the array of a sparse frame; *tail* is what follows its header, and *names* are those in its directory.
+def sparse_array(frame: Frame, tail: Buffer) -> B2ndArray:
+    """Return the array of a sparse frame; *tail* is what follows its header.
 
     Raises `MetadataError` and `CorruptionError`.
     """
@@ -547,9 +569,6 @@ def sparse_array(frame: Frame, tail: Buffer, names: Collection[str]) -> B2ndArra
     if are_nans.any() and not is_float:
         raise MetadataError(f"it has chunks of NaNs that are not stored, of the dtype {frame.dtype.str}")
     numbers = np.where(offsets < 0, _NO_FILE, offsets)
-    missing = [name for n in np.unique(offsets[offsets >= 0]).tolist() if (name := f"{n:08X}.chunk") not in names]
-    if missing:
-        raise CorruptionError(f"{len(missing)} of its files are missing, such as {missing[0]}")
     if len(np.unique(offsets[offsets >= 0])) != np.count_nonzero(offsets >= 0):
         raise CorruptionError("its index has one file for several chunks")
     names_of = ChunkFileNames("b2nd", "", frame.grid_shape, numbers.astype(np.int64).tobytes())

@@ -9,7 +9,7 @@ grid extension; seed design "Unified Chunk Grid", version 6.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -181,6 +181,15 @@ class ChunkKeyEncoding:
 
         Directories of nested keys, which have a component for each axis, in order, are listed one by one.
         """
+        return False
+
+    @property
+    def required(self) -> Collection[str]:
+        """The names of the shards that must be there, as an index elsewhere says that they are stored."""
+        return ()
+
+    def requires(self, coords: tuple[int, ...]) -> bool:
+        """Whether the name of the shard at *coords* is `required`: without a file, it is damaged, and not missing."""
         return False
 
     def encode(self, coords: tuple[int, ...]) -> str:

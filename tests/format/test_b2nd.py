@@ -174,18 +174,19 @@ def test_offsets_beyond_the_chunks_are_damage_of_one_chunk(tmp_path: Path) -> No
         FrameIndex("little", (), (), hostile).decode(encoded, frame.grid_shape, size + 1)
 
 
-def test_a_sparse_frame_whose_files_are_missing_is_refused(tmp_path: Path) -> None:
+def test_the_files_that_a_sparse_frame_lists_are_required(tmp_path: Path) -> None:
     path = tmp_path / "a.b2nd"
     write_b2nd(path, SMALL, sparse=True)
     data, names = (path / "chunks.b2frame").read_bytes(), {file.name for file in path.iterdir()}
     frame = parse_frame(data, len(data))
     tail = data[frame.offsets_at :]
-    array = sparse_array(frame, tail, names)
+    array = sparse_array(frame, tail)
     assert array.chunks is not None
     shards = array.chunks.shard_names
     stored = {shards.decode(name, 2) for name in names} - {None}
     assert len(stored) == len(names) - 1
     assert all(shards.encode(coords) in names for coords in stored if coords is not None)
     assert shards.encode((0, 0)) not in names
-    with pytest.raises(CorruptionError, match=r"1 of its files are missing, such as 00000003\.chunk"):
-        sparse_array(frame, tail, names - {"00000003.chunk"})
+    assert {*shards.required} == names - {"chunks.b2frame"}
+    assert all(shards.requires(coords) for coords in stored if coords is not None)
+    assert not shards.requires((0, 0))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -364,13 +365,54 @@ def test_a_large_file_in_place_of_a_chunk_is_not_read(mount: Mounter, tmp_path: 
     assert mounted.peak_memory() < 250 * 2**20
 
 
-def test_a_missing_file_of_a_chunk_is_no_chunk_of_zeros(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_chunk_is_an_error_for_that_chunk_as_for_the_library(
+    mount: Mounter, tmp_path: Path
+) -> None:
     path = tmp_path / "a"
-    write_b2nd(path, SMALL, sparse=True)
+    values = write_b2nd(path, SMALL, sparse=True)
+    assert values[40:, 40:].any()
     (path / "00000005.chunk").unlink()
-    assert "00000005.chunk" in run_json("verify", "--json", path, status=1)["problems"][0]["message"]
-    assert "00000005.chunk" in run_json("info", "--json", path)["arrays"][0]["reason"]
-    assert "00000005.chunk" in str(run("pack", path, tmp_path / "packed"))
+    frame = blosc2.open(str(path))
+    with pytest.raises(RuntimeError):
+        frame[40:, 40:]
+    assert np.array_equal(frame[:40], values[:40])
+    mounted = mount(path)
+    mounted.expect("00000005.chunk is missing")
+    lost = {"4/4", "5/4"}
+    for coords in grid(SMALL.shape, SMALL.shown):
+        chunk = mounted.path.joinpath("c", *map(str, coords))
+        part = values[tuple(slice(10 * i, 10 * i + 10) for i in coords)]
+        if "/".join(map(str, coords)) in lost:
+            with pytest.raises(OSError, match="Input/output"):
+                chunk.read_bytes()
+        elif chunk.exists():
+            assert chunk.read_bytes() == part.tobytes()
+        else:
+            assert not part.any()
+    assert lost <= {str(chunk.relative_to(mounted.path / "c")) for chunk in (mounted.path / "c").rglob("*")}
+    (problem,) = run_json("verify", "--json", path, status=1)["problems"]
+    assert problem["shard"] == "00000005.chunk"
+    assert "is missing" in problem["message"]
+    (item,) = run_json("info", "--json", path)["arrays"]
+    assert item["reason"] is None
+    assert "00000005.chunk is missing" in item["error"]
+    drawn = succeed("map", path)
+    assert re.search(r"00000005.chunk: 0 .*, damaged: 00000005.chunk is missing", drawn)
+    assert "? dead" not in drawn
+    packed = run("pack", path, tmp_path / "packed")
+    assert packed.returncode != 0
+    assert "00000005.chunk is missing" in packed.stderr
+    assert np.array_equal(read_zarr(tmp_path / "packed")[:40], values[:40])
+
+
+def test_a_file_that_is_removed_while_it_is_mounted_is_no_array_of_zeros(mount: Mounter, tmp_path: Path) -> None:
+    write_b2nd(tmp_path / "a.b2nd", SMALL)
+    mounted = mount(tmp_path / "a.b2nd", metadata_ttl=3600)
+    assert (mounted.path / "zarr.json").read_bytes()
+    (tmp_path / "a.b2nd").unlink()
+    mounted.expect("is missing")
+    with pytest.raises(OSError, match="Input/output"):
+        (mounted.path / "c/4/4").read_bytes()
 
 
 def test_a_writing_mount_changes_nothing_of_an_array(mount: Mounter, tmp_path: Path) -> None:
