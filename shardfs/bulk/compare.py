@@ -11,10 +11,18 @@ from typing import Any, Final
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
 from shardfs.bulk.engine import Context, Task, in_batches, open_context, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError, StaleError, counted
+from shardfs.dataset.maintenance.walk import among_shards, walk_shards
+from shardfs.errors import (
+    MetadataError,
+    NotFoundError,
+    NotShownError,
+    NotUnshardable,
+    ShardfsError,
+    StaleError,
+    counted,
+)
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
@@ -150,11 +158,15 @@ class _Pair:
     async def shards(self, failed: Callable[[ShardfsError], None]) -> Sequence[Coords]:
         """Return the shards of the coarser grid in which either has anything.
 
-        *failed* is called with what cannot be listed.
+        *failed* is called with what cannot be listed, or is among the shards of the source and is not compared.
         """
-        found = {
-            shard for form in (self.source, self.packed) async for shard in walk_shards(form.array, self.coarse, failed)
-        }
+
+        def others(strays: Strays) -> None:
+            for key in strays.nodes:
+                failed(NotUnshardable(f"{key}: {among_shards(self.source.array.layout.path)}"))
+
+        found = {shard async for shard in walk_shards(self.source.array, self.coarse, failed, others)}
+        found |= {shard async for shard in walk_shards(self.packed.array, self.coarse, failed)}
         nmissing = self.coarse.shards.nchunks - len(found)
         if self.has_all and nmissing:
             failed(NotFoundError(f"all of {counted(nmissing, 'shard')} missing, which would read as another value"))

@@ -175,13 +175,14 @@ async def _measure(source: Source, array: Array | None, advance: Advance, *, has
         return {}
     stored = stored_nbytes = nelements = nlinks = 0
     error = None
+    nodes: list[str] = []
     try:
         async for coords in walk_shards(array, others=lambda strays: nodes.extend(strays.nodes)):
             stat: Stat | None = None
             with suppress(NotFoundError):
                 stat = await source.store.stat(array.layout.shard_key(coords))
             nlinks += stat is not None and stat.kind is Kind.SYMLINK
-            if stat is not None and stat.kind is not Kind.FILE:
+            if stat is None or stat.kind is not Kind.FILE:
                 state = await array.shard(coords)  # a link to a shard counts as one
                 state.check()
                 stat = state.stat
@@ -201,6 +202,7 @@ async def _measure(source: Source, array: Array | None, advance: Advance, *, has
         "stored_nbytes": stored_nbytes,
         "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
         "error": error,
+        "among_shards": nodes,
     }
 
 

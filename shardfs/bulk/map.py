@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from shardfs.bulk.shards import look_at_shards
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, lay_out, measure
 from shardfs.dataset.maintenance.walk import (
     Progress,
+    among_shards,
     array_nodes,
     no_progress,
     walk_all_shards,
@@ -106,10 +107,13 @@ async def map_source(
     def failed(path: str, error: ShardfsError) -> None:
         maps[path].error = str(error)
 
+    def others(path: str, strays: Strays) -> None:
+        reasons.update(dict.fromkeys(strays.nodes, among_shards(path)))
+
     shards = await look_at_shards(
         source,
         options,
-        walk_all_shards(nodes(), "mapping", progress, failed),
+        walk_all_shards(nodes(), "mapping", progress, failed, others),
         measure,
         reads_chunks=False,
         executor=executor,

@@ -30,8 +30,9 @@ from shardfs.bulk.engine import Context, batched, each
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
+from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import walk_files, walk_shards
+from shardfs.dataset.maintenance.walk import among_shards, walk_files, walk_shards
 from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
@@ -373,8 +374,10 @@ class PackPlan(Plan):
 
         beside: Counter[str] = Counter()
 
-        def others(key: str, count: int) -> None:
-            beside[next(iter(beside), key)] += count
+        def others(strays: Strays) -> None:
+            self.report.problems.extend(left_out(key, among_shards(path)) for key in strays.nodes)
+            if strays.first is not None:
+                beside[next(iter(beside), strays.first)] += strays.nothers
 
         touched = walk_shards(transfer.array, transfer.target.grid, fail, others)
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):

@@ -15,7 +15,15 @@ from typing import ClassVar, Final, Protocol, TextIO
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_files, walk_nodes, what_else
+from shardfs.dataset.maintenance.walk import (
+    Progress,
+    among_shards,
+    no_progress,
+    nodes_among_shards,
+    walk_files,
+    walk_nodes,
+    what_else,
+)
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
     CorruptionError,
@@ -223,6 +231,10 @@ async def write_references(
                         add(key, reference)
                         count += 1
                         advance(1)
+                if node.any_array is not None:
+                    async for key in nodes_among_shards(node.any_array):
+                        failed, left_out = failed + 1, left_out + 1
+                        tell(f"{key} cannot be referenced: {among_shards(node.path)}")
                 continue
             except NotShownError as error:
                 reason = str(error)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
@@ -22,7 +22,7 @@ from shardfs.bulk.delivery import (
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import among_shards, nodes_among_shards, walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import ShardfsError
 from shardfs.format.document import drafts_of
@@ -124,14 +124,9 @@ class WriteFiles(StoreTask):
 
 @dataclass
 class UnpackPlan(Plan):
-    """What unpacking a source amounts to; all documents are files, too.
-
-    *unlisted* are the paths of arrays that no listing had until now, by the keys under which the view shows them: where
-    it has no name for one, who copies it must be told.
-    """
+    """What unpacking a source amounts to; all documents are files, too."""
 
     unpacking: Unpacking
-    unlisted: dict[str, str] = field(init=False, default_factory=dict)
 
     def __str__(self) -> str:
         return f"unpack {self.unpacking}"
@@ -154,20 +149,19 @@ class UnpackPlan(Plan):
                 if node.document is not None:  # else what cannot be read is left out, and reported then
                     yield f"{name}: stays as it is stored: {node.reason}"
             else:
-                if node.any_array is not None:
-                    self.unlisted[view.key_of_array(node.path)] = node.path
-                    if self.unpacking.view != "npy":
-                        self.report.expect(node.any_array.grid.nchunks)
+                if node.any_array is not None and self.unpacking.view != "npy":
+                    self.report.expect(node.any_array.grid.nchunks)
                 if view.caveat(node) is not None:
                     yield f"{name}: {view.caveat(node)}"
+            if node.any_array is not None and not view.shows_among_shards(node):
+                async for key in nodes_among_shards(node.any_array):
+                    self.report.problems.append(left_out(key, among_shards(node.path)))
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks that write all files but documents."""
         tree = await self.unpacking.tree(context, job)
         async for batch, nbytes in batched(self._files(tree), itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
             yield WriteFiles(manifest.items(key for key, _ in batch), nbytes, job, self.unpacking)
-        reason = f"the {self.unpacking.view} view has no name for it"
-        self.report.problems.extend(left_out(path, reason) for path in self.unlisted.values())
 
     def store_documents(self, job: Job, items: tuple[Item, ...]) -> StoreTask:
         """Return the task that stores these documents."""
@@ -176,7 +170,6 @@ class UnpackPlan(Plan):
 
     async def _files(self, tree: Filesystem) -> AsyncIterator[tuple[str, int]]:
         """Yield all files with their sizes; the documents among them are only noted."""
-        self.unlisted.pop("", None)
         pending = [("", ROOT)]
         while pending:
             path, ino = pending.pop()
@@ -186,7 +179,6 @@ class UnpackPlan(Plan):
                 async for batch in (await tree.entry(ino)).list(0):
                     for name, number, size, _ in batch.rows:
                         key = join_key(path, os.fsdecode(name))
-                        self.unlisted.pop(key, None)
                         if copy is not None and copy.has_shards_at(os.fsdecode(name)):
                             continue  # it was reported that the array is left out
                         if batch.attributes.status.kind is Kind.DIRECTORY:
@@ -198,7 +190,6 @@ class UnpackPlan(Plan):
                             yield key, size
             except ShardfsError as error:
                 self.report.problems.append(left_out(path, error))
-                self.unlisted.pop(tree.view.key_of_array(path), None)
             if path:
                 tree.drop_references(ino, 1)
             pending += reversed(below)

@@ -8,10 +8,17 @@ from typing import Any, Final
 
 from shardfs.bulk.engine import batched
 from shardfs.bulk.shards import look_at_shards
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
-from shardfs.dataset.maintenance.walk import Progress, array_nodes, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.maintenance.walk import (
+    Progress,
+    among_shards,
+    array_nodes,
+    no_progress,
+    some_arrays,
+    walk_all_shards,
+)
 from shardfs.dataset.node import ForeignNode, Node, StoredValues
 from shardfs.errors import ShardfsError, UnsupportedError, counted
 from shardfs.format.document import brief
@@ -117,8 +124,11 @@ async def verify_source(
             raise error
         report.found.append(Problem(path or "(root)", None, str(error)))
 
+    def others(path: str, strays: Strays) -> None:
+        report.unchecked += [{"array": key, "reason": among_shards(path)} for key in strays.nodes]
+
     async def shards() -> AsyncIterator[tuple[Array, Coords]]:
-        async for shard in walk_all_shards(nodes(), "verifying", progress, failed):
+        async for shard in walk_all_shards(nodes(), "verifying", progress, failed, others):
             report.shards += 1
             yield shard
 

@@ -15,7 +15,7 @@ from shardfs.cli.options import array_argument, command, draft_option, json_opti
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import array_nodes, what_else
+from shardfs.dataset.maintenance.walk import among_shards, array_nodes, what_else
 from shardfs.errors import counted, first_of, size
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json
@@ -152,6 +152,9 @@ def _render_table(described: Sequence[Described]) -> list[str]:
         for kind, note in found:
             if note is not None:
                 notes.setdefault((kind, note), []).append(item["path"] or "(root)")
+    for item in described:
+        if item.get("among_shards"):
+            notes.setdefault(("not read", among_shards(item["path"])), []).extend(item["among_shards"])
     lines += [f"{kind}: {first_of(paths, _MAX_NAMED)}: {note}" for (kind, note), paths in notes.items()]
     sized = [item for item in described if "shards" in item]
     sharded = [item for item in sized if item["sharded"]]

@@ -32,25 +32,34 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
-from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
 from shardfs.format.sharding import Coordinates, Coords, Place, Segment
-from shardfs.stores.base import Buffer, Kind, Reader, Stat, in_pieces, join_key
+from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
 
 _MAX_LISTED: Final = 1024
 
 
-class _Listed(NamedTuple):
-    """The next coordinates after some prefix, as listed when `PendingShards.listing` had this value.
+class Strays(NamedTuple):
+    """The keys in a directory of shards that belong to no shard of the grid.
 
-    *others* are the first name that belongs to no shard of the grid, and how many there are.
+    *nodes* are directories and documents, which may be those of other arrays. Of all others, of which there are
+    *nothers*, the *first* is named.
     """
+
+    first: str | None
+    nothers: int
+    nodes: Sequence[str]
+
+
+class _Listed(NamedTuple):
+    """The next coordinates after some prefix, as listed when `PendingShards.listing` had this value."""
 
     children: Mapping[Coords, Sequence[int]]
     time: float
     listing: int
-    others: tuple[str, int] | None
+    strays: Strays | None
 
 
 class ShardListing:
@@ -80,13 +89,10 @@ class ShardListing:
         known = await self._listed.get(directory, partial(self._list, directory), is_current)
         return known.children.get(prefix, ())
 
-    def others(self, prefix: Coords) -> tuple[str, int] | None:
-        """Return the first of the keys below *prefix* that belong to no shard of the grid, and how many there are.
-
-        They were found by the last call of `children`, where only shards belong.
-        """
+    def strays(self, prefix: Coords) -> Strays | None:
+        """Return what the last call of `children` has found where only shards belong; None if nothing else is there."""
         known = self._listed.peek(prefix)
-        return known.others if known is not None else None
+        return known.strays if known is not None else None
 
     def forget(self) -> None:
         """List again at the next request."""
@@ -112,21 +118,21 @@ class ShardListing:
         ndim = len(dimensions)
         is_nested, root = encoding.is_nested(ndim), encoding.root(ndim)
         directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
-        names: Sequence[str] = ()
+        entries: Sequence[ListedName] = ()
         try:
-            names = await keys_below(self._store, directory, encoding)
+            entries = await keys_below(self._store, directory, encoding)
         except NotFoundError:
             pass
         except NotADirectoryHereError as error:
             raise CorruptionError(f"{error}, where shards should be") from None
+        missing = set(encoding.required).difference(entry.name for entry in entries)
+        entries = [*entries, *(ListedName(name, Kind.FILE) for name in missing)]  # which is an error when it is opened
         indices_below: dict[Coords, set[int]] = {}
-        others: list[str] = []
-        for name in names:
+        others, nodes = [], []
+        for name, kind in entries:
             if is_nested:
                 index = parse_coordinate(name)
                 coords = () if index is None else (*prefix, index)
-        missing = set(encoding.required).difference(entry.name for entry in entries)
-        entries = [*entries, *(ListedName(name, Kind.FILE) for name in missing)]  # which is an error when it is opened
             else:
                 coords = encoding.decode(name, ndim) or ()
             are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]
@@ -134,10 +140,13 @@ class ShardListing:
                 if not are_outside[depth]:
                     indices_below.setdefault(coords[:depth], set()).add(coords[depth])
             is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(name)
-            if is_foreign or any(are_outside):
+            if is_foreign and (kind is Kind.DIRECTORY or name == ZARR_JSON):
+                nodes.append(join_key(directory, name))
+            elif is_foreign or any(are_outside):
                 others.append(join_key(directory, name))
         children = {at: sorted(indices) for at, indices in indices_below.items()}
-        return _Listed(children, begun, listing, (min(others), len(others)) if others else None)
+        strays = Strays(min(others, default=None), len(others), sorted(nodes)) if others or nodes else None
+        return _Listed(children, begun, listing, strays)
 
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file

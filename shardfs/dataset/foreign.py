@@ -14,7 +14,7 @@ from shardfs.format.document import Json, parse_json
 from shardfs.format.foreign import ForeignArray
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, Reader, Snapshot, Stat, join_key
+from shardfs.stores.base import Kind, ListedName, Reader, Snapshot, Stat, join_key
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import how_to_install
 
@@ -32,14 +32,19 @@ class Described(NamedTuple):
     stamp: object
 
 
-async def keys_below(store: Reader, directory: str, names: ChunkKeyEncoding, below: str = "") -> list[str]:
-    """Return what is in *directory*, and in the directories below that lead to shards with these *names*."""
-    keys: list[str] = []
+async def keys_below(store: Reader, directory: str, names: ChunkKeyEncoding, below: str = "") -> list[ListedName]:
+    """Return what is in *directory*, and in the directories below that lead to shards with these *names*.
+
+    The names are keys relative to *directory*.
+    """
+    keys: list[ListedName] = []
     directories: list[str] = []
     for entry in await store.list(join_key(directory, below) if below else directory):
         key = join_key(below, entry.name)
-        is_one = entry.kind is Kind.DIRECTORY and names.leads(key)
-        (directories if is_one else keys).append(key)
+        if entry.kind is Kind.DIRECTORY and names.leads(key):
+            directories.append(key)
+        else:
+            keys.append(ListedName(key, entry.kind))
 
     async def look(key: str) -> None:
         with suppress(NotFoundError, NotADirectoryHereError):  # it was removed meanwhile
@@ -78,7 +83,7 @@ async def _find_wkw(store: Reader, directory: Stat, path: str, known: Described 
     files: list[Coords] | None = None
     if layer_of is None and store.lists:
         keys = await keys_below(store, path, wkw.NAMES)
-        files = [coords for name in keys if (coords := wkw.NAMES.decode(name, 4)) is not None]
+        files = [coords for entry in keys if (coords := wkw.NAMES.decode(entry.name, 4)) is not None]
     array = wkw.parse_array(data, layer_of, files)
     assert array is not None
     return Described(array, snapshot.stat, (directory.version, snapshot.stat.version, version))

@@ -45,7 +45,7 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Json, parse_json
 from shardfs.format.keyed import ShardedValues, parse_collection
-from shardfs.format.lens import Context, Lens, Shown
+from shardfs.format.lens import ArrayAbove, Context, Lens, Shown
 from shardfs.format.lens.show import (
     Contents,
     Rest,
@@ -54,7 +54,7 @@ from shardfs.format.lens.show import (
     read_large_document,
 )
 from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, describe_values
-from shardfs.format.metadata import GroupMetadata
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
 from shardfs.stores.base import ListedName, Reader, Stat, Store, join_key, writable
@@ -79,7 +79,7 @@ class Hierarchy:
     """The nodes of a source; each is checked again *ttl* seconds after it was last checked.
 
     *takes_unsharded*: unsharded arrays are shown as arrays too, not just as stored files; they are then protected
-    against half-written documents like sharded ones. *looks_above*: how a node is shown depends on the groups above it.
+    against half-written documents like sharded ones. *looks_above*: how a node is shown depends on the nodes above it.
     *copies* make what groups say of nodes below them. Arrays that only *drafts* of the specification allow are read.
     """
 
@@ -115,7 +115,7 @@ class Hierarchy:
         self.takes_unsharded, self.looks_above, self.drafts = lens.translates, lens.looks_above, lens.drafts
 
     def look_above(self, *, looks: bool = True) -> None:
-        """Find out of each node what groups above it say of how it is shown, or do not."""
+        """Find out of each node what the nodes above it say of how it is shown, or do not."""
         self.looks_above = looks
 
     def read_drafts(self, drafts: tuple[str, ...]) -> None:
@@ -450,12 +450,17 @@ class Hierarchy:
 
     async def _context(self, path: str, known: Node | None) -> Context:
         """Return what must be known to show the node at *path*; below a broken group, what was known before."""
-        in_image = False
+        context = Context(as_stored=self.as_stored(path), drafts=self.drafts, path=path)
         if self.looks_above and path:
             with suppress(NotFoundError, NotADirectoryHereError):
-                above = await self.node(path.rpartition("/")[0])
-                in_image = above.in_image if above.reason is None or known is None else known.context.in_image
-        return Context(in_image, self.as_stored(path), self.drafts)
+                node = await self.node(path.rpartition("/")[0])
+                if node.reason is not None and known is not None:
+                    return context._replace(in_image=known.context.in_image, above=known.context.above)
+                above = node.context.above
+                if isinstance(node.metadata, ArrayMetadata):
+                    above = ArrayAbove(node.metadata, node.context)
+                return context._replace(in_image=node.in_image, above=above)
+        return context
 
     async def read_document(self, key: str) -> tuple[bytes, Stat]:
         """Read a document, all of it from one version."""

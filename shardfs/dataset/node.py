@@ -314,15 +314,15 @@ class Node:
         elif isinstance(self.kind, StoredCollection):
             keys = self.kind.collection.values
         elif isinstance(self.kind, ForeignNode):
-            return self.kind.hides(name) or self.has_shards_at(name)
+            return self.kind.hides(name) or (self.any_array is not None and self.has_shards_at(name))
         return (name == INFO and self.info_below is not None) or any(key.split("/")[0] == name for key in keys)
 
     def has_shards_at(self, name: str) -> bool:
-        """Whether *name*, in the directory of an array of another format, is a shard or leads to shards."""
-        if not isinstance(self.kind, ForeignNode) or self.kind.array is None:
-            return False
-        layout = self.kind.array.layout
-        return layout.key_encoding.begins(name, layout.grid.ndim)
+        """Whether *name*, in the directory of an array, is a shard or leads to shards."""
+        if self.any_array is not None:
+            layout = self.any_array.layout
+            return layout.key_encoding.begins(name, layout.grid.ndim)
+        return isinstance(self.metadata, ArrayMetadata) and self.metadata.has_shards_at(name)
 
     @property
     def copies(self) -> Copies:

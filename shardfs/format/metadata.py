@@ -35,7 +35,7 @@ from shardfs.format.document import (
     parse_lengths,
 )
 from shardfs.format.dtype import DataType, item_nbytes
-from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.indexed import INDEXED, is_indexed, sharding_of
 from shardfs.format.sharding import MAX_LEVELS
 
@@ -79,6 +79,13 @@ class ArrayMetadata:
     def is_sharded(self) -> bool:
         """Whether the array is sharded, by a codec of its own chain or by a storage transformer."""
         return any(codec.name == "sharding_indexed" for codec in self.codecs)
+
+    def has_shards_at(self, name: str) -> bool:
+        """Whether *name*, in its directory, is a shard or leads to shards; of unknown keys, what others begin with."""
+        try:
+            return ChunkKeyEncoding.parse(self.chunk_key_encoding).begins(name, self.ndim)
+        except MetadataError:
+            return name == "c" or parse_coordinate(name) is not None
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,12 @@ class View:
         """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason
 
-    def key_of_array(self, path: str) -> str:
-        """Return the key of the directory or the file as which the array at *path* is shown, if it is."""
-        return path
+    def shows_among_shards(self, node: Node) -> bool:
+        """Whether directories among the shards of an array are shown: those of its chunks have the same names then."""
+        chunk_view = self.chunk_view(node)
+        if chunk_view is None:  # its files pass through, if it is shown at all
+            return not self.translates
+        return chunk_view.key_encoding == chunk_view.array.layout.key_encoding
 
     def caveat(self, node: Node) -> str | None:
         """Return why some readers get wrong values from an array; None if all are right."""
@@ -336,10 +339,6 @@ class NpyView(View):
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
         self.nopened: Counter[str] = Counter()
         self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()
-
-    def key_of_array(self, path: str) -> str:
-        """Return the key of the .npy file."""
-        return f"{path or self.source_name}.npy"
 
     def chunk_view(self, node: Node) -> None:
         """Return None: chunks are not shown."""

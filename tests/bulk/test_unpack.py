@@ -39,21 +39,6 @@ def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, 
     assert not (tmp_path / "unpacked/link").is_symlink()
 
 
-@pytest.mark.parametrize("view", ["v3", "v2", "npy"])
-def test_an_array_for_which_the_view_has_no_name_is_named(tmp_path: Path, view: str) -> None:
-    source, long = tmp_path / "source", "x" * 253
-    arrays = ["plain", "plain/inside", long, ".zarray", ".zarray/below"]
-    zarr.create_group(source)
-    for path in arrays:
-        zarr.create_array(source / path, shape=(4,), shards=(4,), chunks=(2,), dtype="i4")[:] = 1
-    hidden = {"v3": [], "v2": arrays[3:], "npy": ["plain/inside", long, ".zarray/below"]}[view]
-    done = run("unpack", "--jobs", "1", "--view", view, source, tmp_path / "unpacked")
-    assert sorted(done.stderr.splitlines()) == sorted(
-        f"shardfs: left out: {path}: the {view} view has no name for it" for path in hidden
-    )
-    assert done.returncode == (FAILED if hidden else 0)
-
-
 def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say_the_same(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     group = zarr.open_group(tmp_path / "source")

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Final, Protocol
 
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.node import DOCUMENT, Broken, Node
 from shardfs.errors import (
@@ -26,7 +26,6 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.format.b2nd import FRAME
-from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
@@ -104,12 +103,9 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
             if node is None or node.reason is None:  # else it has reported that already
                 yield Node(path, above, Broken(str(error)))
             continue
-        is_array = isinstance(node.metadata, ArrayMetadata)
         directories = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
         names = sorted(name for name in directories if not is_reserved(name) and not node.has_shards_at(name))
-        pending += [
-            (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and holds_chunks(name))
-        ]
+        pending += [(join_key(path, name), node.stat) for name in reversed(names)]
 
 
 async def walk_files(store: Reader, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:
@@ -138,12 +134,12 @@ async def walk_shards(
     array: Array,
     grid: ShardGrid | None = None,
     failed: Callable[[ShardfsError], None] | None = None,
-    others: Callable[[str, int], None] = lambda key, count: None,
+    others: Callable[[Strays], None] = lambda strays: None,
 ) -> AsyncIterator[Coords]:
     """Yield, in C order, the coordinates of the shards of *grid* in which *array* has anything stored.
 
     By default they are its own shards. *failed* is called with what cannot be listed; without it, the error is raised.
-    *others* is called with files among shards that are none: one key, and their number.
+    *others* is called with what is among shards and is none.
     """
     chosen = grid or array.grid
 
@@ -162,8 +158,8 @@ async def walk_shards(
                     raise
                 failed(error)
                 continue
-            if (beside := array.listing.others(above)) is not None:
-                others(*beside)
+            if (strays := array.listing.strays(above)) is not None:
+                others(strays)
             for index in children:
                 for number in [index] if grid is None else _touched(grid, axis, array.grid.covered(axis, index)):
                     by_name.setdefault(number, []).append((*above, index))
@@ -180,6 +176,22 @@ async def walk_shards(
             yield shard
 
 
+async def nodes_among_shards(array: Array) -> AsyncIterator[str]:
+    """Yield the keys of directories and documents that are among the shards of *array*, as far as those are listed."""
+    if not array.layout.key_encoding.is_nested(array.grid.ndim):
+        return
+    keys: list[str] = []
+    async for _ in walk_shards(array, None, lambda error: None, lambda strays: keys.extend(strays.nodes)):
+        pass
+    for key in keys:
+        yield key
+
+
+def among_shards(path: str) -> str:
+    """Say why no command looks into a directory among the shards of the array at *path*, and what to do."""
+    return f"it is among the shards of {path or 'the source'}, where no array or group can be: move it elsewhere"
+
+
 def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
     """Return the shards of *grid* along *axis* that contain any of these inner chunks."""
     if not chunks:
@@ -192,11 +204,12 @@ async def walk_all_shards(
     label: str,
     progress: Progress,
     failed: Callable[[str, ShardfsError], None] | None = None,
+    others: Callable[[str, Strays], None] = lambda path, strays: None,
 ) -> AsyncIterator[tuple[Array, Coords]]:
     """Yield every stored shard of *nodes*, after all were listed; *label* names the work.
 
     *failed* is called with the path of an array for each directory of its shards that cannot be listed; without it, the
-    error is raised.
+    error is raised. *others* is called with what is among its shards and is none.
     """
     listed: list[tuple[Array, Coords]] = []
     with progress("listing shards", None, "shard") as advance:
@@ -204,18 +217,13 @@ async def walk_all_shards(
             if node.shards is None:
                 continue
             fail = partial(failed, node.path) if failed is not None else None
-            async for coords in walk_shards(node.shards, failed=fail):
+            async for coords in walk_shards(node.shards, None, fail, partial(others, node.path)):
                 listed.append((node.shards, coords))
                 advance(1)
     with progress(label, len(listed), "shard") as advance:
         for shard in listed:
             yield shard
             advance(1)
-
-
-def holds_chunks(name: str) -> bool:
-    """Whether a name in the directory of an array leads to chunks."""
-    return name == "c" or parse_coordinate(name) is not None
 
 
 async def prune(store: Store, directory: str, *, locks: bool = False) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from shardfs.dataset.maintenance.walk import holds_chunks
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.state.directory import DIRECTORY, StateDirectory, make_directory, needed, prepare, shown
 from shardfs.errors import ShardfsError, SourceError
@@ -276,17 +275,18 @@ def _descendants(root: str) -> Iterator[str]:
     for path, names, _ in os.walk(root):
         if path != root and DIRECTORY in names:
             yield path
-        is_array = _is_array(path)
-        names[:] = [name for name in names if name != DIRECTORY and not (is_array and holds_chunks(name))]
+        array = _array_at(path)
+        names[:] = [name for name in names if name != DIRECTORY and not (array and array.has_shards_at(name))]
 
 
-def _is_array(directory: str) -> bool:
-    """Whether a directory has the document of an array; if that cannot be determined, it is treated as none."""
+def _array_at(directory: str) -> ArrayMetadata | None:
+    """Return what the document in a directory says of an array; None if there is none, or it cannot be read."""
     try:
         with open(os.open(os.path.join(directory, DOCUMENT), READ), "rb") as file:
-            return isinstance(parse_document(file.read(MAX_DOCUMENT_NBYTES + 1)), ArrayMetadata)
+            node = parse_document(file.read(MAX_DOCUMENT_NBYTES + 1))
     except (OSError, ShardfsError):
-        return False
+        return None
+    return node if isinstance(node, ArrayMetadata) else None
 
 
 def tidy(state: StateDirectory, file: Descriptor) -> None:

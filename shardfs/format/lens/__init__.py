@@ -29,11 +29,25 @@ class Context(NamedTuple):
 
     *in_image*: the node is in an OME-Zarr image. *as_stored* are the paths, relative to the node, of sharded arrays
     that are shown as stored because their writers write shards. What only *drafts* of the specification allow is read.
+    *path* is that of the node, and *above* the nearest array above it, where Zarr has no nodes; both *in_image* and
+    *above* are known if the hierarchy `looks_above`.
     """
 
     in_image: bool = False
     as_stored: frozenset[str] = frozenset()
     drafts: tuple[str, ...] = ()
+    path: str = ""
+    above: "ArrayAbove | None" = None
+
+
+class ArrayAbove(NamedTuple):
+    """An array in whose directory a node is, at any depth, and its own *context*."""
+
+    metadata: ArrayMetadata
+    context: Context
+
+    def __str__(self) -> str:
+        return f"the array {self.context.path}" if self.context.path else "the array that is the source"
 
 
 NO_CONTEXT: Final = Context()
@@ -89,13 +103,12 @@ class Shown:
 class Lens(ABC):
     """The pure part of a view.
 
-    *looks_above*: how a node is shown depends on the groups above it. *shows_copies*: documents of groups are shown
-    with their copies of other documents. It shows arrays that only *drafts* of the specification allow.
+    *shows_copies*: documents of groups are shown with their copies of other documents. It shows arrays that only
+    *drafts* of the specification allow.
 
     `put(stored, get(stored))` is the stored document, and `get(put(stored, shown))` means the same as *shown*.
     """
 
-    looks_above = False
     shows_copies = False
     drafts: tuple[str, ...] = ()
 
@@ -108,6 +121,11 @@ class Lens(ABC):
     def translates(self) -> bool:
         """Whether arrays are shown in another format, unsharded ones too; some may not be shown at all."""
         return True
+
+    @property
+    def looks_above(self) -> bool:
+        """Whether how a node is shown depends on the nodes above it."""
+        return False
 
     @abstractmethod
     def get(self, stored: ArrayMetadata) -> Document:
@@ -129,6 +147,10 @@ class Lens(ABC):
         Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.
         """
         raise NotShownError("it has no form in this view")
+
+    def check_name(self, context: Context) -> None:
+        """Raise `NotShownError` with the reason if the view has no name for a node, though it shows the array above."""
+        return
 
     def show_volume(self, volume: Volume) -> Shown:
         """Return what is generated for a volume in the format precomputed: by default nothing, as it is no node."""

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.document import Document, Json, parse_json
+from shardfs.format.foreign import ForeignMetadata
 from shardfs.format.lens import Context, Lens, Shown
 from shardfs.format.lens.unsharded import UnshardedArray, describe
 from shardfs.format.lens.v2_attributes import is_image
@@ -127,9 +128,20 @@ def _show(lens: Lens, stored: Metadata, array: UnshardedArray | None, fault: str
     if isinstance(stored, ArrayMetadata) and array is None:
         return Shown(reason=fault if lens.translates else None)
     try:
+        _check_name(lens, context)
         return lens.show(stored, array, context)
     except (NotShownError, NotUnshardable, MetadataError) as error:
         return Shown(reason=str(error))
+
+
+def _check_name(lens: Lens, context: Context) -> None:
+    """Raise `NotShownError` with the reason if the view has no name for a node: where it shows no array, nothing is."""
+    above = context.above
+    if above is not None and not isinstance(above.metadata, ForeignMetadata):
+        reason = shown_by(lens, above.metadata, above.context).reason
+        if reason is not None:
+            raise NotShownError(f"it is inside {above}, which is left out itself: {reason}")
+    lens.check_name(context)
 
 
 def _without_bulk(document: Document) -> dict[str, Json]:

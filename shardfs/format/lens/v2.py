@@ -140,6 +140,19 @@ class V2(V3):
         fill, caveat = lens._fill(array)
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
+    def check_name(self, context: Context) -> None:
+        """Refuse names that v2 gives to documents, and to chunks of the array above."""
+        names = V2_NAMES.intersection(context.path.split("/"))
+        if names:
+            raise NotShownError(f"the name {min(names)} is that of a document of Zarr v2: rename it, or use --view v3")
+        above = context.above
+        if above is None:
+            return
+        name = context.path[len(above.context.path) :].lstrip("/").partition("/")[0]
+        separator = self.within(above.context.in_image).separator
+        if ChunkKeyEncoding("v2", separator).begins(name, above.metadata.ndim):
+            raise NotShownError(f"the name {name} is that of chunks of {above}: move it out of that, or use --view v3")
+
     def show_volume(self, volume: Volume) -> Shown:
         """Show a group."""
         return Shown({ZGROUP: encode_json({"zarr_format": 2})})

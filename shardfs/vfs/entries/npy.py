@@ -16,9 +16,9 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.dataset.shard import OpenShard
-from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
-from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.lens import NpyForm, Shown
+from shardfs.format.lens.npy import ARRAY, ATTRIBUTES
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.npy import Copy
 from shardfs.format.sharding import Coords
@@ -71,7 +71,7 @@ class NpyDirectory(Directory):
                     files = self._files_of(node, view.source_name)
                 if name in files:
                     return files[name]
-        if view.hides(node, name) or _is_of_chunks(node, name):
+        if view.hides(node, name) or node.has_shards_at(name):
             return self.fs.nothing()
         attributes = await self.fs.lookup_stored(self.path, name)
         if attributes.status.kind in (Kind.DIRECTORY, Kind.SYMLINK):
@@ -95,14 +95,15 @@ class NpyDirectory(Directory):
 
         kinds = (Kind.DIRECTORY, Kind.SYMLINK)
         entries = await self.fs.store.list(self.path)
-        await for_each(sorted(entry.name for entry in entries if entry.kind in kinds), look, _AT_ONCE)
+        names = [entry.name for entry in entries if entry.kind in kinds and not node.has_shards_at(entry.name)]
+        await for_each(sorted(names), look, _AT_ONCE)
         generated = {} if self.path else self._files_of(node, view.source_name)
         for name, below in children.items():
             generated |= self._files_of(below, name)
 
         def hides(name: str) -> bool:
             is_array = name in children and isinstance(children[name].metadata, ArrayMetadata)
-            return is_array or name in generated or view.hides(node, name) or _is_of_chunks(node, name)
+            return is_array or name in generated or view.hides(node, name) or node.has_shards_at(name)
 
         async for batch in self.fs.list_stored(self.path, cookie, hides, dict(sorted(generated.items()))):
             yield batch
@@ -115,7 +116,7 @@ class NpyDirectory(Directory):
 
     async def _child(self, node: Node, name: str) -> Node | None:
         """Return the node *name* in this directory, which is that of *node*; None if there is none."""
-        if name in ("", ".", "..") or is_reserved(name) or isinstance(node.metadata, ArrayMetadata):
+        if name in ("", ".", "..") or is_reserved(name) or node.has_shards_at(name):
             return None
         try:
             return await self.fs.hierarchy.node(join_key(self.path, name))
@@ -133,16 +134,6 @@ class NpyDirectory(Directory):
                 file.keep_inode(self.fs.inodes.keyed((kind, node.path, file.identity), kind, file))
                 files[name + suffix] = file.attributes_in(node)
         return files
-
-
-def _is_of_chunks(node: Node, name: str) -> bool:
-    """Whether *name*, in the directory of an array, belongs to its chunks."""
-    if not isinstance(node.metadata, ArrayMetadata):
-        return False
-    try:
-        return ChunkKeyEncoding.parse(node.metadata.chunk_key_encoding).begins(name, node.metadata.ndim)
-    except MetadataError:
-        return False
 
 
 class NodeFile(Entry, ABC):
@@ -254,7 +245,7 @@ class NpyArray(NamedTuple):
         return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.form.codec, self.form.fill
 
 
-_KINDS: Final[dict[str, type[AttributesNode | NpyNode]]] = {".json": AttributesNode, ".npy": NpyNode}
+_KINDS: Final[dict[str, type[AttributesNode | NpyNode]]] = {ATTRIBUTES: AttributesNode, ARRAY: NpyNode}
 
 
 class Ahead(NamedTuple):
