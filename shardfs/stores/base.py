@@ -462,6 +462,9 @@ class Reader(Protocol):
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory, in no particular order."""
 
+    async def expect_names(self, key: str) -> None:
+        """Note that several names in the directory *key* will be asked for soon: one request may answer for all."""
+
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several *names* in the directory *key*; None for those that are gone."""
 

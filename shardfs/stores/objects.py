@@ -47,6 +47,9 @@ class ObjectReader:
             return isinstance(error, NotFoundError)
         return False
 
+    async def expect_names(self, key: str) -> None:
+        """Do nothing: each name takes a request."""
+
     async def stat_in(self: _Objects, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
         stats: list[Stat | None] = []

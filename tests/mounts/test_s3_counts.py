@@ -116,10 +116,26 @@ def test_a_leaf_takes_the_index_of_each_of_its_shards_once(remote: Remote) -> No
     requests = Counter(remote.asked())
     indexes = [f"GET image/c/{row}/{column} -68" for row in range(2) for column in range(6)]
     listings = [f"LIST {name}" for name in ("/", "image/", "image/c/", "image/c/0/", "image/c/1/")]
-    missing = [f"GET {name} {DOCUMENT_HEAD} 404" for name in ("zarr.json", "info")]
-    missing += ["GET header.wkw 0-15 404", "GET chunks.b2frame 0-4095 404"]
-    documents = [*missing, f"GET image/zarr.json {DOCUMENT_HEAD}"]
+    documents = [f"GET zarr.json {DOCUMENT_HEAD} 404", f"GET image/zarr.json {DOCUMENT_HEAD}"]
     assert requests == Counter([*indexes, *listings, *documents])
+
+
+def test_a_directory_that_is_no_node_takes_its_listing_and_one_request_more_when_it_is_first_seen(
+    remote: Remote,
+) -> None:
+    fill(remote, "plain/image", bytes_of(16))
+    root = remote.mount()
+    (root / "plain/image").stat()
+    asked = [words for words in remote.asked() if "image" not in words]
+    first = [f"GET zarr.json {DOCUMENT_HEAD} 404", "LIST /", f"GET plain/zarr.json {DOCUMENT_HEAD} 404", "LIST plain/"]
+    assert asked == first
+    assert (os.listdir(root), os.listdir(root / "plain")) == (["plain"], ["image"])
+    assert remote.asked() == []
+    root = remote.mount(metadata_ttl=0)
+    (root / "plain/image").stat()
+    remote.taken()
+    (root / "plain/image").stat()
+    assert {words for words in remote.asked() if "image" not in words} == {"LIST /", "LIST plain", "LIST plain/"}
 
 
 def test_within_the_metadata_ttl_known_names_take_no_request(remote: Remote, tmp_path: Path) -> None:

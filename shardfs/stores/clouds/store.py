@@ -140,6 +140,10 @@ class BucketStore(CloudStore):
             raise not_found(key)
         return stat
 
+    async def expect_names(self, key: str) -> None:
+        """List the directory *key*, if it is short: that tells of all names in it."""
+        await self.heads.expect_names(key)
+
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         listing = await self.heads.list(key)

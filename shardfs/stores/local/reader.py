@@ -351,6 +351,9 @@ class LocalReader:
         descriptor, status = await self.open_to_read(key)
         return self.snapshot(key, descriptor, status)
 
+    async def expect_names(self, key: str) -> None:
+        """Do nothing: names are not cached."""
+
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
 

@@ -293,6 +293,20 @@ class Heads:
             raise ConflictError(f"{key} was replaced")
         return present.properties
 
+    async def expect_names(self, key: str) -> None:
+        """Fetch the listing of the directory *key*, if it may have one page: several names in it will be asked for."""
+        record = self._records.get(key)
+        is_long = record is not None and record.is_long
+        if is_long or not self._can_list or self._listing(key) is not None or isinstance(self.find_stored(key), Absent):
+            return
+        now = self._clock()
+        with suppress(AccessDeniedError):  # then each name takes a request
+            is_long = not (await self._walk(key, max_pages=1)).is_complete
+        if is_long:
+            with self._lock:
+                record = self._record(key)
+                record.asked, record.is_long = now, True
+
     async def list(self, key: str) -> Listing:
         """Return the names in the directory *key*, fetched once for all who want them."""
         listing = self._listing(key)

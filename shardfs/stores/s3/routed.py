@@ -105,6 +105,10 @@ class RoutedStore:
         """Return the names in a directory; at the top those of the remote store."""
         return await self._store_of(key).list(key)
 
+    async def expect_names(self, key: str) -> None:
+        """Note that several names in the directory *key* will be asked for soon."""
+        await self._store_of(key).expect_names(key)
+
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
         return await self._store_of(key).stat_in(key, names)

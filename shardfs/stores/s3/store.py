@@ -162,6 +162,10 @@ class S3Store(ObjectReader):
             pass
         return False
 
+    async def expect_names(self, key: str) -> None:
+        """List the directory *key*, if it is short: that tells of all names in it."""
+        await self.heads.expect_names(key)
+
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)

@@ -83,6 +83,34 @@ async def test_a_listing_goes_on_when_the_one_who_began_it_is_cancelled() -> Non
     assert fake.take_log() == lists("") * 4  # the second page was cancelled
 
 
+@on_mock_clock
+async def test_names_that_are_expected_take_one_request_together_unless_their_directory_is_long() -> None:
+    fake = bucket("short/a", "short/b", *(f"long/{number}" for number in range(4)), page_size=3)
+    store = reader_of(fake)
+    for directory, taken in (("short", 0), ("long", 2), ("absent", 0)):
+        for _ in range(2):
+            await store.expect_names(directory)
+        assert fake.take_log() == lists(f"{directory}/")
+        for name in ("info", "zarr.json"):
+            with pytest.raises(NotFoundError):
+                await store.open(f"{directory}/{name}", head_nbytes=1)
+        assert len(fake.take_log()) == taken
+    await trio.sleep(TTL)
+    await store.expect_names("short")
+    assert fake.take_log() == lists("short/")
+
+
+@on_mock_clock
+async def test_nothing_is_listed_that_is_known_to_be_absent() -> None:
+    fake = bucket("a")
+    store = reader_of(fake)
+    await store.list("")
+    fake.take_log()
+    await store.expect_names("absent")
+    await store.expect_names("absent/below")
+    assert fake.take_log() == []
+
+
 async def _by_request(store: S3Store, key: str) -> None:
     with suppress(NotFoundError):
         await store.heads.head(key)
