@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.format.lens.v2 import array_documents, edit_array
+from shardfs.format.lens import NO_CONTEXT
+from shardfs.format.lens.show import shown_by
+from shardfs.format.lens.v2 import V2, array_documents, edit_array
 from shardfs.format.metadata import parse_array
 from tests.support.clients import ZARR2, read_zarr2
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, extension, transpose
@@ -191,6 +193,32 @@ def test_zarr_python_2_reads_every_codec_and_data_type(converted: tuple[Path, di
     root, values = converted
     found = read_zarr2(root / "v2", values, tmp_path)
     assert [name for name in values if not same(found[name], values[name])] == []
+
+
+def test_varying_bytes_that_are_not_stored_are_none_in_zarr_python_2_which_is_said(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    (root, _), name = converted, "variable bytes"
+    assert read_zarr2(root / "v2", [name], tmp_path)[name][-1, -1] is None
+    assert zarr.open_array(root / "v2" / name, mode="r", zarr_format=2)[-1, -1] == b""
+    caveat = shown_by(V2(), parse_array(documents()[name]), NO_CONTEXT).caveat
+    assert caveat is not None
+    assert "None instead of empty bytes" in caveat
+    shutil.copytree(root / "v2" / name, tmp_path / "empty")
+    shown = (tmp_path / "empty/.zarray").read_text()
+    (tmp_path / "empty/.zarray").write_text(shown.replace('"fill_value": null', '"fill_value": ""'))
+    program = """
+import sys, zarr
+array = zarr.open_array(sys.argv[1], mode="r+")
+assert array[-1, -1] == ""
+try:
+    array[-1, -1] = b"written"
+except TypeError as error:
+    assert "expected byte string" in str(error)
+else:
+    raise AssertionError("an empty text as fill value could be shown instead")
+"""
+    ZARR2.run(program, tmp_path / "empty")
 
 
 def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:

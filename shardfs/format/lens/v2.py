@@ -74,6 +74,9 @@ _STORED_FILLS: Final = (
     "xarray and netCDF take its fill value, which is not its _FillValue, as missing value: mount without "
     "--fill-missing no"
 )
+_MISSING_BYTES: Final = (
+    "zarr-python 2 reads elements that are not stored as None instead of empty bytes, whatever fill value v2 has"
+)
 _REQUIRED: Final = ("shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters")
 
 
@@ -138,6 +141,8 @@ class V2(V3):
             array = replace(array, document=naming_no_axes(array.document))
         codec = codec_of(array) if self.decodes else None
         fill, caveat = lens._fill(array)
+        if DataType.parse(array.document["data_type"]).dtype.kind == "O":
+            caveat = _MISSING_BYTES
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
     def check_name(self, context: Context) -> None:
