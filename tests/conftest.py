@@ -20,7 +20,22 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the tests marked slow too, as scripts/test does")
+    parser.addoption("--all", action="store_true", help="run all tests, as scripts/test does, though none is named")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let `pytest` alone be quick: without what is slow or needs programs of others, and in two processes."""
+    option = config.option
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    if option.all:
+        config.args = [str(config.rootpath / "tests")]
+        return
+    option.markexpr = option.markexpr or "not slow and not client"
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and option.numprocesses is None and not option.usepdb:
+        option.numprocesses = 2
 
 
 _BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash", "torture"}
@@ -28,20 +43,14 @@ _BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "cras
 _WITH_CLIENTS = {"interop"}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs FUSE or programs of others; leave out what is slow, unless all tests are to run."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs FUSE or programs of others."""
     for item in items:
         directory = item.path.parent.relative_to(item.config.rootpath / "tests").parts[:1]
         if directory and directory[0] in _WITH_CLIENTS:
             item.add_marker("client")
         elif not directory or directory[0] not in _BARE or {"mount", "module_mount"} & set(item.fixturenames):  # type: ignore[attr-defined]
             item.add_marker("mount")
-        if "crash" in directory:
-            item.add_marker("slow")
-    if not config.getoption("--all"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        items[:] = [item for item in items if item not in slow]
-        config.hook.pytest_deselected(items=slow)
 
 
 def pytest_collection_finish() -> None:

@@ -34,6 +34,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data set"
 
 
+@pytest.mark.slow
 def test_every_inner_chunk_of_the_corpus_is_read(tmp_path: Path) -> None:
     encoded = {case.name: write_case(case, tmp_path / case.name) for case in CASES}
     opened = shardfs.open(tmp_path)
@@ -97,6 +98,7 @@ def test_a_replaced_shard_is_seen_at_the_next_read_and_a_replaced_document_after
     assert opened["array"].metadata["attributes"] == {"changed": True}
 
 
+@pytest.mark.slow
 def test_a_read_that_is_interrupted_keeps_no_connection_and_the_next_one_gets_its_answer(
     dataset: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_mount_lasts_from_one_cell_of_a_notebook_to_another(dataset: Path) -> 
     assert not mounted.path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_mount_left")
 def test_a_mount_that_is_not_unmounted_ends_with_its_process(dataset: Path) -> None:
     code = "import shardfs, sys; m = shardfs.mount(sys.argv[1], write=True); (m.path / 'image/c/0/1').write_bytes(b'x')"
@@ -191,6 +194,7 @@ def test_a_block_that_leaves_a_file_open_raises_and_deletes_nothing(dataset: Pat
     assert files_below(dataset) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_mount_left")
 def test_values_that_commands_refuse_are_refused(dataset: Path, tmp_path: Path) -> None:
     for options in ({"metadata_ttl": -1}, {"view": "v4"}, {"shards": (2,)}, {"view": "npy", "write": True}):

@@ -82,6 +82,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.slow
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     site = ["-n", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", TOP / "docs", tmp_path / "site"]
     done = subprocess.run([sys.executable, "-m", "sphinx", *site], env=environment(), capture_output=True, text=True)
@@ -127,6 +128,7 @@ def test_options_that_are_named_exist() -> None:
             assert named <= known, f"{page.name}: {code}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")], ids=lambda page: page.stem)
 def test_what_is_typed_in_a_console_works(page: Path, dataset: Path) -> None:
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
@@ -142,6 +144,7 @@ def messages() -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
 
 
+@pytest.mark.slow
 def test_messages_that_are_explained_are_those_of_shardfs_or_the_system() -> None:
     texts = [*messages(), *map(os.strerror, errno.errorcode)]
     rows = re.findall(r"^\| (.*?) \|", text_of(TOP / "docs/troubleshoot.md"), re.MULTILINE)
@@ -159,6 +162,7 @@ def keys_in(value: object) -> set[str]:
     return set(value).union(*map(keys_in, value.values())) if isinstance(value, dict) else set()
 
 
+@pytest.mark.slow
 def test_the_keys_of_json_that_are_written_down_are_printed(dataset: Path, mount: Mounter) -> None:
     mounted = mount(dataset / "chunks.zarr").path
     (dataset / "data.zarr/image/c/0/0/0").write_bytes(bytes(1000))
@@ -181,6 +185,7 @@ def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
         run(_BEGIN + line.replace("/mnt/x", "mnt") + "\nls mnt\nshardfs umount mnt", dataset)
 
 
+@pytest.mark.slow
 def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> None:
     s3_bucket.upload(dataset / "data.zarr", "data.zarr")
     codes = [code for page in PAGES if page != README for code in blocks(page, "python")]

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -13,7 +14,6 @@ import shardfs
 from tests.support.mounting import environment
 
 SOURCE = Path(shardfs.__file__).parent
-TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 HEIGHTS = {
     "errors": 0,
     "version": 0,
@@ -39,6 +39,12 @@ NEED_S3_CLIENTS = ("shardfs.stores.s3.", "shardfs.stores.clouds.buckets")
 TELL_NOTHING = {"said", "made", "told", "found", "each"}
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """All modules, as they are written."""
+    return {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+
+
 def room_of(module: Path) -> str:
     return module.relative_to(SOURCE).with_suffix("").parts[0]
 
@@ -46,7 +52,7 @@ def room_of(module: Path) -> str:
 def imported(module: Path) -> Iterator[str]:
     """Dotted names of all that *module* imports, wherever in it the statement stands."""
     package = ["shardfs", *module.relative_to(SOURCE).parts[:-1]]
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,7 +62,7 @@ def imported(module: Path) -> Iterator[str]:
 
 
 def test_nothing_imports_upward_or_sideways() -> None:
-    for module in TREES:
+    for module in trees():
         room = room_of(module)
         others = {name.split(".")[1] for name in imported(module) if name.startswith("shardfs.")} - {room}
         if room in HEIGHTS:
@@ -65,8 +71,8 @@ def test_nothing_imports_upward_or_sideways() -> None:
 
 def module_names() -> dict[str, Path]:
     """All modules, by their dotted names."""
-    names = (path.relative_to(SOURCE.parent).with_suffix("") for path in TREES)
-    return dict(zip((".".join(name.parts).removesuffix(".__init__") for name in names), TREES, strict=True))
+    names = (path.relative_to(SOURCE.parent).with_suffix("") for path in trees())
+    return dict(zip((".".join(name.parts).removesuffix(".__init__") for name in names), trees(), strict=True))
 
 
 def test_no_module_needs_itself() -> None:
@@ -113,13 +119,13 @@ def test_only_the_module_of_a_class_sets_attributes_of_its_objects(room: str) ->
     height = HEIGHTS.get(room, TOP)
     within_reach = {
         module: tree
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         if room_of(module) == room or HEIGHTS.get(room_of(module), TOP) < height
     }
-    counted = attributes_of(TREES[SOURCE / "dataset/statistics.py"])
-    counted |= attributes_of(TREES[SOURCE / "stores/s3/requests.py"])
+    counted = attributes_of(trees()[SOURCE / "dataset/statistics.py"])
+    counted |= attributes_of(trees()[SOURCE / "stores/s3/requests.py"])
     owned = {name for tree in within_reach.values() for name in attributes_of(tree)} - counted
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if room_of(module) == room:
             foreign = {
                 node.attr
@@ -131,7 +137,7 @@ def test_only_the_module_of_a_class_sets_attributes_of_its_objects(room: str) ->
 
 @pytest.mark.parametrize("room", ["dataset", "vfs", "fuse"])
 def test_values_are_called_what_they_are(room: str) -> None:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if room_of(module) == room:
             names = {node.id for node in ast.walk(tree) if is_name(node) and isinstance(node.ctx, ast.Store)}
             names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)} | attributes_of(tree)
@@ -139,7 +145,7 @@ def test_values_are_called_what_they_are(room: str) -> None:
 
 
 def test_the_format_is_pure() -> None:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if room_of(module) == "format":
             for node in ast.walk(tree):
                 assert not isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)), module
@@ -148,7 +154,7 @@ def test_the_format_is_pure() -> None:
 
 
 def test_vendors_stay_in_their_rooms() -> None:
-    for module in TREES:
+    for module in trees():
         roots = {name.split(".")[0] for name in imported(module)}
         assert "pyfuse3" not in roots or room_of(module) == "fuse", module
         assert roots & set(DOORS) <= {name for name, doors in DOORS.items() if module.name in doors}, module
@@ -156,7 +162,7 @@ def test_vendors_stay_in_their_rooms() -> None:
 
 
 def test_s3_clients_need_not_be_installed() -> None:
-    names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in TREES]
+    names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in trees()]
     wanted = [name for name in names if not name.startswith(NEED_S3_CLIENTS) and not name.endswith("__main__")]
     code = (
         f"import importlib, sys; sys.modules.update(dict.fromkeys({sorted(S3_CLIENTS)}))\n"
@@ -168,14 +174,14 @@ def test_s3_clients_need_not_be_installed() -> None:
 
 
 def test_every_module_says_what_it_is_and_is_short() -> None:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         assert ast.get_docstring(tree), module
         assert len(module.read_text().splitlines()) <= 700, module
 
 
 def test_what_becomes_of_a_write_buffer_is_in_one_table() -> None:
     """Its state is set when it begins, and by the table of transitions; nobody else sets it."""
-    tree = TREES[SOURCE / "vfs/write_buffer.py"]
+    tree = trees()[SOURCE / "vfs/write_buffer.py"]
     setters = [
         function.name
         for function in ast.walk(tree)

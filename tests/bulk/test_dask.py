@@ -170,6 +170,7 @@ def test_a_worker_with_another_version_is_refused(cluster: Cluster, damaged: Pat
     assert reason in one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_find_the_same_files_is_refused(cluster: Cluster, damaged: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -44,6 +44,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+@pytest.mark.slow
 def test_packed_arrays_have_parameters_that_every_library_reads(source: Path, tmp_path: Path) -> None:
     done = run("pack", "--shards", "4", source, tmp_path / "packed")
     assert done.returncode == 0, str(done)
@@ -53,6 +54,7 @@ def test_packed_arrays_have_parameters_that_every_library_reads(source: Path, tm
     assert "transcoded" not in done.stdout
 
 
+@pytest.mark.slow
 def test_arrays_copied_into_the_v2_view_are_stored_sharded(source: Path, tmp_path: Path, mount: Mounter) -> None:
     (tmp_path / "empty").mkdir()
     mounted = mount(tmp_path / "empty", write=True, shards="4", arguments=["--view=v2"])
@@ -68,6 +70,7 @@ def test_arrays_copied_into_the_v2_view_are_stored_sharded(source: Path, tmp_pat
         assert_same(read_tensorstore(tmp_path / "empty" / str(number)), VALUES)
 
 
+@pytest.mark.slow
 def test_an_array_that_cannot_be_packed_is_named_and_the_rest_is_packed(source: Path, tmp_path: Path) -> None:
     document = json.loads((source / "0/.zarray").read_bytes())
     document["compressor"] = {"id": "foreign"}

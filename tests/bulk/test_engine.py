@@ -32,6 +32,7 @@ def run(tasks: Iterable[Task], **how: Any) -> list[Result]:
     return results
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
     for how in ({"jobs": 1}, {"jobs": 2}, {"executor": ThreadPoolExecutor(2)}):
         results = run([Task(("a",)), Corrupt(("x",)), Task(("b",)), Faulty(("y",)), Task(("c",))], **how)

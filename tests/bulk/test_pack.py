@@ -126,6 +126,7 @@ def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, opt
     assert not [name for name in files_below(tmp_path / "packed") if "/.z" in f"/{name}" or ".shardfs" in name]
 
 
+@pytest.mark.slow
 def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Path) -> None:
     """Readers of v2 would take shards for chunks."""
     source, packed = tmp_path / "source", tmp_path / "packed"
@@ -138,6 +139,7 @@ def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Pat
     assert run("verify", source, packed).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codecs", ["zstd", "none", '["bytes", {"name": "blosc"}]'])
 def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else(tmp_path: Path, codecs: str) -> None:
     write_v3(tmp_path / "source")
@@ -158,6 +160,7 @@ def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else
     assert_same(READERS["tensorstore"](tmp_path / "packed/numcodecs"), np.arange(64, dtype="i4"))
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     source = zarr.open_group(tmp_path / "source")
@@ -182,6 +185,7 @@ def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Pa
     assert_same(np.asarray(packed["below/table"][...]), table)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_path: Path) -> None:
     source, packed, fresh, elsewhere = (tmp_path / name for name in ("source", "packed", "fresh", "elsewhere"))
     write_v3(source)

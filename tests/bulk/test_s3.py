@@ -78,6 +78,7 @@ def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     assert s3_proxy.log.of("PutObject", "UploadPart", "CreateMultipartUpload") == []
 
 
+@pytest.mark.slow
 def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:
@@ -111,6 +112,7 @@ def test_uploads_of_a_killed_run_are_given_up_by_the_next(
     assert_packed(tmp_path, s3_bucket)
 
 
+@pytest.mark.slow
 def test_a_shard_is_stored_by_a_server_whose_reply_has_no_etag(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:

@@ -48,7 +48,13 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-@pytest.fixture(params=list(product(("directory", "bucket"), repeat=2)), ids=" to ".join)
+KINDS = [
+    pytest.param(kinds, marks=pytest.mark.slow if "bucket" in kinds else ())
+    for kinds in product(("directory", "bucket"), repeat=2)
+]
+
+
+@pytest.fixture(params=KINDS, ids=" to ".join)
 def places(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """Source and destination, each in a directory or in a bucket."""
     bucket = None
@@ -103,6 +109,7 @@ def test_names_need_not_be_utf8(tmp_path: Path) -> None:
     assert set(files_below(made)) == set(files_below(source))
 
 
+@pytest.mark.slow
 def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_v3(source)
@@ -143,6 +150,7 @@ def test_a_shard_that_was_stored_whole_is_kept_when_the_source_is_damaged(
         assert [*zarr.open_array(path)[:8]].count(-1) == 4 * len(damaged)
 
 
+@pytest.mark.slow
 def test_a_shard_of_other_codecs_is_made_again_also_if_the_source_is_damaged(places: Places) -> None:
     source, made, fresh = places.source, places.made(), places.made("fresh")
     words = ("pack", "--shards", "4", "--codecs", "gzip")
@@ -275,6 +283,7 @@ def test_a_name_that_is_a_folder_now_or_a_file_now_is_followed(places: Places, h
     assert summary(*words, how, source.url, made.url).startswith("0 objects stored")
 
 
+@pytest.mark.slow
 def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_else(tmp_path: Path) -> None:
     source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
     write_v3(source)
@@ -314,6 +323,7 @@ def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_
     assert not (made / "notes").exists()
 
 
+@pytest.mark.slow
 def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_path: Path) -> None:
     source, place = tmp_path / "source", tmp_path / "a place"
     write_v3(source)
@@ -372,6 +382,7 @@ BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Root, who may read as little as others do."""
 
 
+@pytest.mark.slow
 def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(tmp_path: Path, mount: Mounter) -> None:
     """As where another user writes through a mount, which may be that of a third one."""
     if os.geteuid() != 0:

@@ -21,6 +21,7 @@ EXPECTED = ("is left out of the", "is not read correctly by all users")
 VIEWS = [("v3",), ("v2", "--decode"), ("npy",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
 def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, view: tuple[str, ...]) -> None:
     source = tmp_path / "source"
@@ -39,6 +40,7 @@ def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, 
     assert not (tmp_path / "unpacked/link").is_symlink()
 
 
+@pytest.mark.slow
 def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say_the_same(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     group = zarr.open_group(tmp_path / "source")
@@ -57,6 +59,7 @@ def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say
             assert after[name] == data
 
 
+@pytest.mark.slow
 def test_the_chunks_of_a_damaged_shard_are_named_and_left_out(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     edit(tmp_path / "source/below/table/c/3/1", flip(-3))
@@ -70,6 +73,7 @@ def test_the_chunks_of_a_damaged_shard_are_named_and_left_out(tmp_path: Path) ->
     assert not chunks & damaged
 
 
+@pytest.mark.slow
 def test_a_link_out_of_the_source_is_named_and_not_followed(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     (tmp_path / "secret").write_text("secret")
@@ -88,6 +92,7 @@ def differences(source: Path, made: Path) -> list[str]:
     return lines[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "options", "view"), [(write_v3, ["--codecs", "gzip"], ["v2"]), (write_v2, [], ["v2", "--decode"])]
 )
@@ -105,6 +110,7 @@ def test_what_was_packed_and_unpacked_is_the_same_however_it_is_stored(
     assert differences(source, tmp_path / "made") == []
 
 
+@pytest.mark.slow
 def test_unpacked_v2_with_the_missing_value_as_fill_value_is_the_same_if_no_chunk_is_missing(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     group = zarr.open_group(source, mode="w")
@@ -128,6 +134,7 @@ def test_unpacked_v2_with_the_missing_value_as_fill_value_is_the_same_if_no_chun
     assert "table: all of 2 shards missing, which would read as another value" in differences(source, made)
 
 
+@pytest.mark.slow
 def test_whatever_differs_is_named(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_v3(source)

@@ -81,6 +81,7 @@ numpy.savez(found, **values)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.client
 def test_every_codec_and_data_type_of_v2_is_packed_for_every_library(tmp_path: Path) -> None:
     arrays = json.dumps({name: SMALL | array for name, array in ARRAYS.items()})

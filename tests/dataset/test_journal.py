@@ -120,6 +120,7 @@ undo_fields = (st.just(0), names, coordinates, names, names, uint63, uint63, uin
 undos = st.tuples(st.builds(UndoRecord, *undo_fields), st.just(b""))
 
 
+@pytest.mark.slow
 @given(st.lists(puts | erases | shrinks | undos, max_size=8), st.sampled_from([64, 300, 2**20]))
 def test_what_is_appended_is_read_in_its_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, bytes]], segment_nbytes: int
@@ -202,6 +203,7 @@ def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path, is_replaced: b
     assert segments_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_reads_and_syncs_run_beside_appends_and_what_is_carried_forward(tmp_path: Path) -> None:
     log = opened(tmp_path, Syscalls(), segment_nbytes=100_000)
     carried = put(log, b"carried" * 100)
@@ -375,6 +377,7 @@ def hit(written: Written, name: str, begin: int, end: int) -> set[int]:
     }
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_overwritten_ranges_cost_no_more_than_their_records(written: Written, data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(written.files)))
@@ -389,6 +392,7 @@ def test_overwritten_ranges_cost_no_more_than_their_records(written: Written, da
     check(path, written, hit(written, name, begin, begin + len(garbage)))
 
 
+@pytest.mark.slow
 def test_a_segment_may_be_torn_anywhere(written: Written, tmp_path: Path) -> None:
     for name, data in written.files.items():
         for length in (*range(100), *range(100, len(data), 3)):
@@ -530,6 +534,7 @@ def test_a_checkpoint_of_what_is_none_releases_nothing_it_should_not(tmp_path: P
     assert len(contents.damage) == (not is_sound)
 
 
+@pytest.mark.slow
 def test_naming_the_same_records_over_and_over_costs_no_more_than_once(tmp_path: Path) -> None:
     count = 20_000
     shrinks = [shrink_of(n) for n in range(1, count)]
@@ -560,6 +565,7 @@ def test_records_out_of_order_are_damage(tmp_path: Path) -> None:
     assert [found.reason for found in contents.damage] == ["record 3 is out of order", "record 5 is out of order"]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(CLASSES)), st.binary(max_size=200), st.binary(max_size=100))
 def test_no_record_whatever_makes_reading_fail(written: Written, kind: int, meta: bytes, payload: bytes) -> None:
     path = written.path.parent / "made"

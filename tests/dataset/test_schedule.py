@@ -81,6 +81,7 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+@pytest.mark.slow
 @partial(in_trio, jump_after=5)  # the clock stands still while chunks are written
 async def test_who_commits_what_is_due_looks_at_no_other_array(arrays: Path) -> None:
     document = json.loads((arrays / "end/zarr.json").read_text())

@@ -109,6 +109,7 @@ with hold(remote()) as state:
 """
 
 
+@pytest.mark.slow
 def test_a_slot_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of root, who used the home of somebody else."""
     with shared_directory() as home:

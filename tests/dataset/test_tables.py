@@ -27,6 +27,7 @@ NOT_SHOWN = json.dumps(array((8,), (4,), extension("crc32c"), sharding((2,))))
 PATHS = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=4).map("/".join)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), PATHS)), PATHS)
 def test_a_table_finds_what_is_below_a_directory(changes: list[tuple[bool, str]], directory: str) -> None:
     table, model = PathTable[int](), dict[str, int]()
@@ -66,6 +67,7 @@ FORGET: dict[str, Callable[[Opened], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forget", FORGET.values(), ids=FORGET)
 @in_trio
 async def test_thousands_of_arrays_are_forgotten_in_as_many_steps_each_as_a_few(
@@ -87,6 +89,7 @@ async def test_thousands_of_arrays_are_forgotten_in_as_many_steps_each_as_a_few(
     assert steps[1] < 1.5 * steps[0]
 
 
+@pytest.mark.slow
 @in_trio
 async def test_to_forget_one_array_takes_as_many_steps_however_many_others_are_known(tmp_path: Path) -> None:
     steps = []

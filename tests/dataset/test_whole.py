@@ -183,6 +183,7 @@ async def take(store: Store, directory: Path, steps: list[Step]) -> None:
     assert not await store.is_absent("a/zarr.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [on_disk, on_s3, on_s3_without_conditions_on_delete])
 def test_an_unsharded_array_is_a_mapping_of_coordinates_to_bytes(begin: Callable[[Path], Awaitable[Store]]) -> None:
     @given(st.lists(STEPS, max_size=12))
@@ -285,6 +286,7 @@ def chunks_of(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / "a/c").iterdir()}
 
 
+@pytest.mark.slow
 @in_trio
 async def test_what_another_program_changed_since_is_replaced_only_by_recover(root: Path) -> None:
     state = root / ".shardfs"

@@ -21,6 +21,7 @@ from tests.support.documents import GROUP, write
 from tests.support.opened import in_trio, open_source
 
 
+@pytest.mark.slow
 @in_trio
 async def test_one_that_dies_needs_much_memory_or_is_given_up_is_replaced() -> None:
     worker, pids = Worker(), []
@@ -59,6 +60,7 @@ def large_group(root: Path) -> dict[str, Any]:
     return group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [ZarrV3(), ZarrV2()], ids=["v3", "v2"])
 @in_trio
 async def test_large_documents_are_shown_as_small_ones_are(view: View, tmp_path: Path) -> None:
@@ -76,6 +78,7 @@ async def test_large_documents_are_shown_as_small_ones_are(view: View, tmp_path:
         await fs.worker.end()
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_large_document_of_a_group_is_written_as_a_small_one_is(tmp_path: Path) -> None:
     root = tmp_path / "source"

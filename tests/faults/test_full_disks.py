@@ -18,8 +18,6 @@ from tests.support.hosts import NEW, OTHER, kill, make_host
 from tests.support.mounting import Mount, Mounter, flush, refuses
 from tests.support.s3_server import Bucket
 
-pytestmark = pytest.mark.slow
-
 MIB = 2**20
 NBYTES = {"ext4": 32 * MIB, "btrfs": 128 * MIB}
 LARGE = 20_000

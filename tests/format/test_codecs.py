@@ -151,6 +151,7 @@ def chains(draw: st.DrawFn) -> tuple[Any, tuple[int, ...], list[Any]]:
     return data_type, shape, [*(transpose(*order) for order in orders), draw(st.sampled_from([LITTLE, BIG]))]
 
 
+@pytest.mark.slow
 @given(chains(), st.sampled_from(COMPRESSION), st.sampled_from([bytes, bytearray, memoryview]), st.data())
 @settings(max_examples=100, deadline=None)
 def test_what_is_encoded_decodes_to_the_same_bytes(
@@ -325,6 +326,7 @@ CHUNK_BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHUNK_BOMBS)
 def test_bombs_are_stopped_at_the_size_of_the_chunk(name: str) -> None:
     compression, make = CHUNK_BOMBS[name]

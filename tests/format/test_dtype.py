@@ -115,6 +115,7 @@ def test_a_known_type_that_is_written_wrongly_is_refused(data_type: Any) -> None
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.slow
 @given(json_values)
 def test_any_json_is_a_type_or_is_judged(value: Any) -> None:
     try:

@@ -138,6 +138,7 @@ def test_a_fill_value_in_another_spelling_is_the_element_that_zarr_python_reads(
         assert filled(data_type, value) * 2 == read_zarr(tmp_path).astype(DataType.parse(data_type).dtype).tobytes()
 
 
+@pytest.mark.slow
 @given(st.sampled_from([*NATIVE, DATE, TEXT, BYTES, RAW, STRUCT, PAIRS]), json_values)
 def test_any_json_is_an_element_or_is_refused(data_type: Any, fill_value: Any) -> None:
     try:

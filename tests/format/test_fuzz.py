@@ -40,6 +40,7 @@ def outcome(data: bytes) -> dict[str, Any] | str:
     return unsharded.document
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
 def test_texts_with_a_part_replaced_are_judged(data: st.DataObject) -> None:
@@ -50,6 +51,7 @@ def test_texts_with_a_part_replaced_are_judged(data: st.DataObject) -> None:
     outcome(bytes(text))
 
 
+@pytest.mark.slow
 @given(mutated_documents())
 @settings(max_examples=100)
 def test_copies_with_a_part_replaced_are_judged(document: Any) -> None:
@@ -58,6 +60,7 @@ def test_copies_with_a_part_replaced_are_judged(document: Any) -> None:
     assert isinstance(shown, dict)
 
 
+@pytest.mark.slow
 @given(mutated_documents())
 @settings(max_examples=200)
 def test_what_is_shown_is_a_valid_document_with_the_same_extent(document: Any) -> None:

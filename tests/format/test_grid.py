@@ -53,6 +53,7 @@ def test_chunks_without_elements_cut_an_axis_without_elements_only() -> None:
         parsed(grid, (1, 6))
 
 
+@pytest.mark.slow
 @given(st.lists(axes(), max_size=3))
 def test_a_rectilinear_grid_is_its_list_of_edges(sample: list[tuple[Any, int]]) -> None:
     shape = tuple(extent for _, extent in sample)

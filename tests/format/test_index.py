@@ -42,6 +42,7 @@ def indexes(draw: st.DrawFn) -> tuple[list[Any], np.ndarray]:
     return codecs, np.array(entries, np.uint64).reshape(*shape, 2)
 
 
+@pytest.mark.slow
 @given(indexes())
 def test_decoding_undoes_the_encoder(sample: tuple[list[Any], np.ndarray]) -> None:
     codecs, entries = sample
@@ -77,6 +78,7 @@ def test_an_entry_is_empty_or_within_the_shard_or_damaged(entry: tuple[int, int]
             index.range(0)
 
 
+@pytest.mark.slow
 @given(st.lists(pairs, min_size=1, max_size=12), st.one_of(st.sampled_from(SIZES), st.integers(0, 1200)))
 def test_entries_are_judged_together_like_each_of_them(entries: list[tuple[int, int]], size: int) -> None:
     index = index_of(entries, size)

@@ -115,6 +115,7 @@ def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layou
         find_last_index(layout, shard)
 
 
+@pytest.mark.slow
 def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_ROW", 128)
     monkeypatch.setattr(index_module, "_ROWS", 64)

@@ -121,6 +121,7 @@ def test_deep_nesting_does_no_harm() -> None:
         deep = deep.pop()
 
 
+@pytest.mark.slow
 @given(mutated_documents())
 @settings(max_examples=133)
 def test_every_valid_document_has_one(document: Any) -> None:

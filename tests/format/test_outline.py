@@ -42,6 +42,7 @@ def test_consolidated_metadata_and_ome_attributes_name_nodes() -> None:
     assert below(consolidated) == {"": {"a", "c"}, "a": {"b"}}
 
 
+@pytest.mark.slow
 def test_hostile_documents_name_nothing() -> None:
     paths = ["../x", "/x", "", "a//b", "a/./b", "x" * 5000, "a/" * 100 + "b", "nul\0", 7, None, ["x"]]
     assert below(group({"ome": {"labels": paths}})) == {}

@@ -37,6 +37,7 @@ def volumes(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(volumes(), st.randoms(use_true_random=False))
 def test_every_chunk_that_tensorstore_writes_is_found(document: dict[str, Any], random: Any) -> None:

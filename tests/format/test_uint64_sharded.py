@@ -122,6 +122,7 @@ def listed_in(data: bytes, minishard: int, specification: dict[str, Any]) -> Lis
     return None if where is None else inner.index_codecs.decode_listed(data[where[0] : sum(where)], len(data))
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(ids, st.binary(max_size=9)), min_size=4, max_size=4), st.booleans())
 def test_every_chunk_of_a_shard_is_found(minishards: list[dict[int, bytes]], is_gzip: bool) -> None:
     specification = sharding(minishard_bits=2, index="gzip" if is_gzip else "raw")
@@ -198,6 +199,7 @@ def test_bytes_that_are_no_index_are_damage(data: bytes, encoding: str) -> None:
     assert 24 * index.nentries == len(data)
 
 
+@pytest.mark.slow
 def test_an_index_that_explodes_is_damage() -> None:
     """A compressed index of zeros lists the same id again and again, or is larger than what is read."""
     codecs = MinishardCodecs("little", (), (), "gzip", 64)

@@ -101,6 +101,7 @@ def shapes_and_codecs(draw: st.DrawFn) -> tuple[list[Any], tuple[int, ...]]:
     return [*codecs, draw(st.sampled_from([LITTLE, BIG])), *[CRC32C] * draw(st.integers(0, 2))], shape
 
 
+@pytest.mark.slow
 @given(shapes_and_codecs(), st.booleans(), st.data())
 def test_many_changes_leave_what_a_dictionary_would_hold(
     sample: tuple[list[Any], tuple[int, ...]], at_start: bool, data: st.DataObject

@@ -187,7 +187,6 @@ def test_any_sequence_of_requests_has_the_results_of_a_dictionary(url: str) -> N
         run_state_machine_as_test(lambda: ZarrStoreStateMachine(store), settings=STATEFUL)
 
 
-@pytest.mark.slow
 def test_any_hierarchy_that_zarr_python_makes_is_as_in_memory(url: str) -> None:
     with shardfs.open(url, write=True) as dataset:
         run_state_machine_as_test(lambda: ZarrHierarchyStateMachine(dataset.store()), settings=STATEFUL)

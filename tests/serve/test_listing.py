@@ -32,6 +32,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_directory_of_very_many_chunks_is_listed_in_the_memory_of_a_few(source: Path) -> None:
     with served(source) as site:
         assert site.ask("/many/c/7").status == 200  # the index is in memory from now on

@@ -74,6 +74,7 @@ def test_our_own_commits_are_not_taken_for_those_of_another_program_in_any_view(
         assert figures(site)["shardfs_replaced_shards_total",] == 1
 
 
+@pytest.mark.slow
 def test_serve_says_what_is_pending_elsewhere(source: Path) -> None:
     """As a mount does."""
     with served(source, write=True) as site:
@@ -84,6 +85,7 @@ def test_serve_says_what_is_pending_elsewhere(source: Path) -> None:
     assert "a journal of chunks that may not be committed yet, and that is not shown here" in note
 
 
+@pytest.mark.slow
 def test_a_view_that_shows_nothing_of_a_foreign_source_is_refused(tmp_path: Path) -> None:
     """As a mount does."""
     (tmp_path / "attributes.json").write_text("{}")
@@ -93,6 +95,7 @@ def test_a_view_that_shows_nothing_of_a_foreign_source_is_refused(tmp_path: Path
     assert "it is N5" in done.stderr
 
 
+@pytest.mark.slow
 def test_systemd_is_told_that_the_server_is_ready_and_that_it_ends(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

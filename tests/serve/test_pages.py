@@ -211,6 +211,7 @@ def test_a_page_may_load_what_is_ours_and_nothing_else(site: Served) -> None:
         assert site.ask(f"/-/{name}", If_None_Match=reply["ETag"]).status == 304
 
 
+@pytest.mark.slow
 def test_a_directory_of_very_many_names_is_cut_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for number in range(2100):
@@ -229,6 +230,7 @@ def test_a_map_of_very_many_shards_is_left_to_the_command(tmp_path: Path, monkey
         assert "too many shards to look at now" in page(site, "/image/")
 
 
+@pytest.mark.slow
 def test_a_page_of_a_bucket_asks_for_little(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_only_the_chunks_of_a_plane_are_decoded(tmp_path: Path) -> None:
 HUGE = 2**22
 
 
+@pytest.mark.slow
 def test_sizes_that_are_mere_claims_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardfs.serve.pages.plane.MAX_CHUNKS", 256)
     for name, shape, chunk in (
@@ -408,6 +409,7 @@ def test_a_picture_has_no_version_until_what_it_shows_is_committed_and_has_a_tim
         assert site.ask("/-/plane/image")["ETag"] is not None
 
 
+@pytest.mark.slow
 def test_a_picture_that_nobody_waits_for_any_more_is_not_drawn(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +454,7 @@ def test_what_is_written_is_seen_in_the_next_picture(tmp_path: Path) -> None:
         assert site.ask("/-/plane/image", If_None_Match=before["ETag"]).status == 200
 
 
+@pytest.mark.slow
 def test_the_first_picture_of_a_bucket_takes_few_requests_most_at_the_same_time(
     tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def test_more_connections_than_allowed_are_turned_away_until_others_end(source: 
         assert site.ask("/notes.txt").status == 200
 
 
+@pytest.mark.slow
 def test_idle_and_slow_clients_and_many_requests_at_once_disturb_nobody(source: Path) -> None:
     with served(source, limits=replace(LIMITS, connections=900)) as site:
         idle = [site.connect() for _ in range(500)]

@@ -200,6 +200,7 @@ def test_damage_that_two_readers_find_at_the_same_time_is_counted_once(
 # Eviction
 
 
+@pytest.mark.slow
 def test_several_mounts_exceed_the_size_by_a_tenth_each_at_most(make: Make, directory: Path) -> None:
     mounts = [make(4 * MIB) for _ in range(3)]
     for i in range(300):
@@ -292,6 +293,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 # The directory
 
 
+@pytest.mark.slow
 def test_however_many_entries_there_are_no_memory_is_taken_before_they_are_wanted(make: Make, directory: Path) -> None:
     make()
     for i in range(4000):
@@ -442,6 +444,8 @@ class TwoSmallMounts(TwoMounts):
 
 SETTINGS = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestTwoMounts = TwoMounts.TestCase
+TestTwoMounts.pytestmark = pytest.mark.slow
 TestTwoMounts.settings = SETTINGS
 TestTwoSmallMounts = TwoSmallMounts.TestCase
+TestTwoSmallMounts.pytestmark = pytest.mark.slow
 TestTwoSmallMounts.settings = SETTINGS

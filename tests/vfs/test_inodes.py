@@ -125,6 +125,7 @@ class Kernel(RuleBasedStateMachine):
 
 
 TestKernel = Kernel.TestCase
+TestKernel.pytestmark = pytest.mark.slow
 
 
 def test_names_of_one_file_share_its_number_until_the_last_of_them_is_removed() -> None:

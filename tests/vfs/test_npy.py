@@ -81,6 +81,7 @@ async def test_who_reads_in_order_gets_every_byte_whatever_is_made_ready(
     assert b"".join(found[at] for at in sorted(found)) == content
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_read_of_very_many_chunks_lets_others_work_and_can_be_given_up(tmp_path: Path) -> None:
     write(tmp_path / "a", array((2, 2**31), (2, 2), LITTLE, data_type="uint8", fill_value=7))

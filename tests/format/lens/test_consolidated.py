@@ -106,6 +106,7 @@ groups = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(groups)
 def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> None:
     by_path = dict(every_copy(document))

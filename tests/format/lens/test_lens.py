@@ -47,6 +47,7 @@ def test_an_array_obeys_the_laws(lens: Lens, stored: dict[str, Any], edit: dict[
     assert canonical(lens.get(after)) == canonical(edited)
 
 
+@pytest.mark.slow
 @every_lens
 @given(copies=st.dictionaries(st.sampled_from(["a", "b", "c/d", "e"]), st.sampled_from(ARRAYS), max_size=3), edit=edits)
 @settings(max_examples=60)

@@ -198,6 +198,7 @@ def test_the_reason_says_why_it_is_stored_as_written(
     assert text.isprintable()
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=133)
 def test_any_document_becomes_sharded_or_has_a_reason(data: st.DataObject) -> None:

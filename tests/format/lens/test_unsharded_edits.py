@@ -244,6 +244,7 @@ def total(axis: list[Any]) -> int:
     return sum(run[0] * run[1] if isinstance(run, list) else run for run in axis)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=100)
 def test_no_shard_of_a_rectilinear_grid_moves(data: st.DataObject) -> None:
@@ -298,6 +299,7 @@ def test_more_chunks_than_can_be_shown_are_refused(shape: list[int]) -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
 def test_no_edit_changes_what_stored_bytes_mean(data: st.DataObject) -> None:

@@ -171,6 +171,7 @@ def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_for
     }
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=100)
 def test_every_document_shows_or_has_a_reason_not_to(data: st.DataObject) -> None:

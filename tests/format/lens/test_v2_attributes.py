@@ -19,6 +19,7 @@ _members = st.dictionaries(
 _attributes = st.builds(lambda attributes, ome: {**attributes, **({"ome": ome} if ome else {})}, _members, _members)
 
 
+@pytest.mark.slow
 @given(_attributes)
 def test_writing_what_is_shown_changes_nothing(attributes: dict[str, Any]) -> None:
     shown = image_attributes(attributes)
@@ -26,6 +27,7 @@ def test_writing_what_is_shown_changes_nothing(attributes: dict[str, Any]) -> No
     assert canonical(stored_image_attributes(attributes, shown)) == canonical(attributes)
 
 
+@pytest.mark.slow
 @given(_attributes, _members)
 def test_what_is_written_is_shown_as_far_as_nothing_is_hidden(stored: dict[str, Any], written: dict[str, Any]) -> None:
     edited = stored_image_attributes(stored, written)

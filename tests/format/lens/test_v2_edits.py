@@ -231,6 +231,7 @@ typed_fill_values = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(codecs, names, attributes, typed_fill_values, st.sampled_from("./"))
 @settings(max_examples=133)
 def test_writing_what_is_shown_changes_nothing(
@@ -287,6 +288,7 @@ def test_what_is_no_consolidated_metadata_is_refused(document: Any) -> None:
         check_document(".zmetadata", text(document))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=166)
 def test_whatever_is_written_is_taken_or_refused(data: st.DataObject) -> None:

@@ -73,6 +73,7 @@ def missing_values(draw: st.DrawFn) -> tuple[str, Any, Any]:
     return data_type, value, value
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(missing_values())
 def test_the_attribute_is_the_fill_value_and_back(missing: tuple[str, Any, Any]) -> None:
@@ -98,6 +99,7 @@ def test_the_attribute_is_the_fill_value_and_back(missing: tuple[str, Any, Any])
     ), "xarray writes it to the .zarray only"
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(missing_values(), st.booleans())
 def test_an_array_that_gets_names_for_its_axes_goes_on_showing_its_fill_value(
@@ -157,6 +159,7 @@ def test_an_array_without_axes_says_that_it_names_none() -> None:
     assert named.document["attributes"] == {"_FillValue": base64_of(3)}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["float32", "int16", "bool", "string"]), json_values)
 @settings(max_examples=100)
 def test_whatever_the_attribute_says_is_shown_or_left_out_and_comes_back(data_type: str, value: Any) -> None:

@@ -240,6 +240,7 @@ async def test_directories_of_new_files_are_moved(store: Store, subject: Subject
     assert await read(await subject.again(store), "e/new") == b"x"
 
 
+@pytest.mark.slow
 @with_store
 async def test_names_may_be_odd_and_files_large(store: Store, subject: Subject) -> None:
     data = bytes(range(256)) * (9 * 2**20 // 256)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -116,6 +117,7 @@ async def compare(subject: Subject, steps: list[Step], directory: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @given(steps=st.lists(STEPS, max_size=20))
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_stores_come_to_the_same(steps: list[Step]) -> None:

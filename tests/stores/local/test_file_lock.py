@@ -45,6 +45,7 @@ async def append(store: LocalStore, data: bytes) -> None:
         pause = min(2 * pause, 1.0)
 
 
+@pytest.mark.slow
 @in_trio
 async def test_appends_of_many_tasks_and_stores_lose_nothing(source: Path) -> None:
     stores = [LocalStore(str(source)) for _ in range(3)]
@@ -81,6 +82,7 @@ async def test_a_lock_file_that_nobody_has_locked_is_waited_for_while_it_is_youn
     assert (source / "d/f").read_bytes() == OLD + b"x"
 
 
+@pytest.mark.slow
 @in_trio
 async def test_the_lock_file_of_a_killed_process_is_taken_over(source: Path) -> None:
     await trio.run_process([sys.executable, "-c", DIE, str(source)])

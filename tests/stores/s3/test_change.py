@@ -73,6 +73,7 @@ SPLICES = {
 }
 
 
+@pytest.mark.slow
 def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host) -> None:
     for name, splice in SPLICES.items():
         s3_bucket.put(f"{PREFIX}/{name}", LARGE)
@@ -233,6 +234,7 @@ def test_what_a_program_stores_with_our_metadata_is_not_taken_for_our_version(
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
 def test_a_lost_reply_is_success_though_a_program_has_filled_the_metadata(
     s3_bucket: Bucket, here: Host, there: Host, s3_proxy: S3Proxy, operation: str
@@ -256,6 +258,7 @@ def test_a_lost_reply_is_success_though_a_program_has_filled_the_metadata(
     assert found["CacheControl"].startswith("no-cache, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
 def test_a_request_that_arrives_late_is_no_conflict_with_itself(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, operation: str
@@ -310,6 +313,7 @@ async def test_a_full_disk_is_what_a_change_fails_with_that_fetches_more_than_me
 # A single writer, where conditions are ignored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
 def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
     here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)

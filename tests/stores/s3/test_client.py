@@ -52,6 +52,7 @@ def test_a_range_is_what_the_object_has_of_it(s3_bucket: Bucket, tried: Tried, k
         assert (fetched.stat.size, fetched.stat.etag, fetched.offset, bytes(fetched.data)) == (0, etag, 0, b""), part
 
 
+@pytest.mark.slow
 def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -> None:
     async def main() -> None:
         for key in KEYS:

@@ -52,6 +52,7 @@ def test_every_part_is_one_that_s3_takes(splice: Splice) -> None:
     assert parts[-1].nbytes > 0 or parts == (Sent(()),)
 
 
+@pytest.mark.slow
 @given(splices)
 def test_at_each_seam_less_than_two_smallest_parts_of_old_bytes_are_sent(splice: Splice) -> None:
     parts = plan_parts(splice, len(OLD), SMALL)
