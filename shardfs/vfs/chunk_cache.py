@@ -302,13 +302,18 @@ class ChunkView(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """A key that is equal for views whose chunks are in the same places, mean the same and look the same.
+        """A key that is equal for views whose chunks are in the same places, mean the same and look the same."""
+        return blake2b(repr(self.array.grid).encode() + self.kind, digest_size=16).digest()
+
+    @property
+    def kind(self) -> bytes:
+        """A key that is equal for views whose chunks have such names, mean the same and look the same, in any shape.
 
         The fill value is what missing chunks are shown as.
         """
         array = self.array
         fill_value = array.document["fill_value"]
-        parts = (array.grid, array.layout.key_encoding, self.key_encoding, self.codec is None, fill_value)
+        parts = (array.layout.key_encoding, self.key_encoding, self.codec is None, fill_value)
         return blake2b(repr(parts).encode() + array.fingerprint, digest_size=16).digest()
 
     @property

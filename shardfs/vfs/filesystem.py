@@ -135,9 +135,8 @@ class Filesystem:
         """Return where *ino* is in a chunk tree, None if it is in none; raises `StaleError`."""
         if in_table(ino):
             entry = self.inodes.row(ino).entry
-            return entry if isinstance(entry, TreePosition) else None
-        numbers = self.ranges.find(ino)
-        return TreePosition(numbers, numbers.position(ino))
+            return self.ranges.present(entry) if isinstance(entry, TreePosition) else None
+        return self.ranges.find(ino)
 
     async def _tree(self, numbers: ArrayNumbers) -> ChunkTree:
         """Return the chunk tree with these *numbers*, an earlier one only if somebody has it; raises `StaleError`."""
@@ -474,7 +473,7 @@ class Filesystem:
         if tree is not None:
             self._recent.pop(tree, None)
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
-            numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
+            numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.kind, chunk_view.numbering)
         numbers.use_layout(chunk_view.array.layout.serial)
         tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import Final, NamedTuple
 
 from shardfs.dataset.path_table import is_below
@@ -25,6 +25,7 @@ _FIRST: Final = 1 << 46
 _END: Final = 1 << 64
 
 _MAX_UNTOLD: Final = 2**14
+_MAX_EARLIER: Final = 16
 
 ROOT: Final = 1
 GONE: Final = "gone"
@@ -278,18 +279,24 @@ class ChunkNumbering:
 
 @dataclass(slots=True, eq=False)
 class ArrayNumbers:
-    """The inode numbers of the array at *path*: *npositions* per generation, beginning at *start*.
+    """The inode numbers of the array at *path*: one for each position in *numbering*, per generation, from *start* on.
 
-    *key* changes when the chunks of the array do. *epoch* counts how often its *layout* was dropped, and with it the
-    versions that were seen.
+    *key* changes when the chunks of the array do, and *kind* when they do by more than the shape. *epoch* counts how
+    often its *layout* was dropped, and with it the versions that were seen.
     """
 
     path: str
     key: bytes
+    kind: bytes
     start: int
-    npositions: int
+    numbering: ChunkNumbering
     layout: int | None = None
     epoch: int = 0
+
+    @property
+    def npositions(self) -> int:
+        """The number of positions."""
+        return self.numbering.count
 
     def use_layout(self, layout: int) -> None:
         """Number the versions in *layout*; which were seen in an earlier one is not known any more."""
@@ -308,6 +315,13 @@ class ArrayNumbers:
         """Return the position of which *ino* is a number."""
         return (ino - self.start) % self.npositions
 
+    def directory_in(self, later: "ArrayNumbers", position: int) -> int | None:
+        """Return the position in *later* numbers of the directory at *position*; None if there is no such directory."""
+        if self.kind != later.kind or position >= self.numbering.bases[-1]:
+            return None
+        coords = self.numbering.coords(position)
+        return later.numbering.of_directory(coords) if all(map(lt, coords, later.numbering.grid_shape)) else None
+
 
 class TreePosition(NamedTuple):
     """Where a chunk, or a directory of chunks, that has a row is in the tree: its array and its position there.
@@ -322,46 +336,67 @@ class TreePosition(NamedTuple):
 class ArrayRanges:
     """The ranges of inode numbers given to arrays.
 
-    No range is given twice, so inodes of a removed array stay stale.
+    No range is given twice, so inodes of a removed array stay stale. So do those of chunks when an array gets another
+    range. Its directories stay what they are if only the shape has changed: programs work on in them, and the kernel
+    finds chunks by them for as long as it caches their names. For that, the last `_MAX_EARLIER` ranges stay known.
     """
 
     def __init__(self) -> None:
         self._known: list[ArrayNumbers] = []  # sorted by start
-        self._by_path: dict[str, ArrayNumbers] = {}
+        self._by_path: dict[str, list[ArrayNumbers]] = {}  # the present ones at the end
         self._next = _FIRST
 
-    def add(self, path: str, key: bytes, npositions: int) -> ArrayNumbers:
-        """Give the array at *path* a new range; an earlier one becomes stale."""
-        if self._next + npositions * GENERATIONS > _END:
+    def add(self, path: str, key: bytes, kind: bytes, numbering: ChunkNumbering) -> ArrayNumbers:
+        """Give the array at *path* a new range."""
+        if self._next + numbering.count * GENERATIONS > _END:
             raise StoreError("the arrays that were opened through this mount have used all inode numbers; mount again")
-        self.remove(path)
-        numbers = self._by_path[path] = ArrayNumbers(path, key, self._next, npositions)
-        self._next += npositions * GENERATIONS
+        of_array = self._by_path.setdefault(path, [])
+        if len(of_array) > _MAX_EARLIER:
+            self._forget(of_array.pop(0))
+        numbers = ArrayNumbers(path, key, kind, self._next, numbering)
+        self._next += numbering.count * GENERATIONS
+        of_array.append(numbers)
         self._known.append(numbers)
         return numbers
 
     def at(self, path: str) -> ArrayNumbers | None:
         """Return the numbers of the array at *path*."""
-        return self._by_path.get(path)
+        of_array = self._by_path.get(path)
+        return of_array[-1] if of_array else None
 
     def remove(self, path: str) -> None:
         """Make the inodes of an array stale."""
-        numbers = self._by_path.pop(path, None)
-        if numbers is not None:
-            del self._known[bisect_right(self._known, numbers.start, key=_start) - 1]
+        for numbers in self._by_path.pop(path, ()):
+            self._forget(numbers)
 
     def remove_below(self, *paths: str) -> None:
         """Make the inodes of the arrays at and below *paths* stale."""
         gone = {path for path in self._by_path if any(is_below(path, above) for above in paths)}
-        starts = {self._by_path.pop(path).start for path in gone}
+        starts = {numbers.start for path in gone for numbers in self._by_path.pop(path)}
         self._known = [numbers for numbers in self._known if numbers.start not in starts]
 
-    def find(self, ino: int) -> ArrayNumbers:
-        """Return the numbers that contain *ino*; raises `StaleError`."""
+    def find(self, ino: int) -> TreePosition:
+        """Return where *ino* is now; raises `StaleError`."""
         i = bisect_right(self._known, ino, key=_start) - 1
-        if i < 0 or ino - self._known[i].start >= self._known[i].npositions * GENERATIONS:
-            raise StaleError("the array has changed")
-        return self._known[i]
+        if i >= 0 and ino - self._known[i].start < self._known[i].npositions * GENERATIONS:
+            numbers = self._known[i]
+            place = self.present(TreePosition(numbers, numbers.position(ino)))
+            if place.numbers is self.at(numbers.path):
+                return place
+        raise StaleError("the array has changed")
+
+    def present(self, place: TreePosition) -> TreePosition:
+        """Return where a directory is since its array has another range; all else is where it was."""
+        numbers, position = place
+        of_array = self._by_path.get(numbers.path, [])
+        if numbers in of_array[:-1]:
+            now = numbers.directory_in(of_array[-1], position)
+            if now is not None:
+                return TreePosition(of_array[-1], now)
+        return place
+
+    def _forget(self, numbers: ArrayNumbers) -> None:
+        del self._known[bisect_right(self._known, numbers.start, key=_start) - 1]
 
 
 _start: Final = attrgetter("start")

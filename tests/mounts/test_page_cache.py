@@ -1,6 +1,7 @@
 """With `--page-cache`, whoever has a chunk open or mapped keeps its version, whatever others write meanwhile."""
 
 import errno
+import json
 import mmap
 import os
 import subprocess
@@ -135,3 +136,19 @@ def test_who_opens_a_chunk_to_write_while_it_is_read_and_writes_nothing_changes_
         look()
         assert chunk.read_bytes() == OLD
         assert chunk.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_chunk_that_is_read_is_written_through_a_directory_of_an_earlier_shape(chunk: Path) -> None:
+    """The kernel looks a name up once more for each open, so only one number on the way to a chunk may be stale."""
+    document = chunk.parents[1] / "zarr.json"
+    directory = os.open(chunk.parent, os.O_RDONLY)
+    try:
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"shape": [3001]}))
+        with reader(chunk) as look:
+            fd = os.open(chunk.name, os.O_WRONLY | os.O_TRUNC, dir_fd=directory)
+            os.write(fd, NEW)
+            os.close(fd)
+            look()
+    finally:
+        os.close(directory)
+    assert chunk.read_bytes() == NEW

@@ -163,17 +163,19 @@ def test_attributes_and_names_of_axes_are_edited_and_the_document_stays_sharded(
 def test_a_shrink_removes_chunks_for_good_and_open_files_keep_their_version(mounted: Mount, root: Path) -> None:
     stored, old = mounted.source / root.name, (root / LAST).read_bytes()
     values = read_zarr(stored)
-    directory = os.open(root / "c/0", os.O_RDONLY)
+    inside, outside = (os.open(root / name, os.O_RDONLY) for name in ("c/0", "c/3"))
     with (root / LAST).open("rb", buffering=0) as file:
         (root / LAST).write_bytes(b"\1" * NBYTES)  # pending, and outside
         for name in ("c/0/temporary", "c/3/temporary"):
             (root / name).write_bytes(b"1")
         edit(root, shape=[3, 7])
         with refuses(errno.ESTALE):
-            os.listdir(directory)
+            os.listdir(outside)
         assert file.read() == old
-    os.close(directory)
-    assert [sorted(os.listdir(root / name)) for name in ("c", "c/0")] == [["0", "1"], ["0", "1", "2", "temporary"]]
+    names = [sorted(os.listdir(directory)) for directory in (root / "c", root / "c/0", inside)]
+    assert names == [["0", "1"], ["0", "1", "2", "temporary"], ["0", "1", "2", "temporary"]]
+    for directory in (inside, outside):
+        os.close(directory)
     edit(root, shape=[8, 12])
     expected = np.zeros_like(values)
     expected[:4, :9] = values[:4, :9]
@@ -188,6 +190,22 @@ def test_a_shrink_removes_chunks_for_good_and_open_files_keep_their_version(moun
     subprocess.run(["rm", "-r", root], check=True)
     assert not (mounted.source / ".shardfs/scratch" / root.name).exists()
     assert not stored.exists()
+
+
+def test_a_program_works_on_in_a_directory_of_chunks_when_the_shape_changes(root: Path) -> None:
+    directory = os.open(root / "c/1", os.O_RDONLY)
+    for number, shape in enumerate([[3, 7], [8, 12], [4, 40]]):
+        edit(root, shape=shape)
+        content = bytes([number]) * NBYTES
+        for name in ("0", "2"):
+            with os.fdopen(os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, dir_fd=directory), "wb") as file:
+                file.write(content)
+        os.rename("2", "1", src_dir_fd=directory, dst_dir_fd=directory)
+        os.unlink("0", dir_fd=directory)
+        assert (root / "c/1/1").read_bytes() == content
+        assert sorted(os.listdir(directory)) == sorted(os.listdir(root / "c/1"))
+        assert not (root / "c/1/0").exists()
+    os.close(directory)
 
 
 def test_a_shrink_whose_document_could_not_be_stored_is_not_finished_later(mount: Mounter, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shardfs.errors import StaleError
-from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, Inodes, in_table
+from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, ChunkNumbering, Inodes, TreePosition, in_table
 
 
 def known(table: Inodes, path: str) -> int | None:
@@ -15,18 +15,22 @@ def known(table: Inodes, path: str) -> int | None:
     return row.ino if row is not None else None
 
 
+def flat(nchunks: int) -> ChunkNumbering:
+    """A directory of so many chunks."""
+    return ChunkNumbering.of((nchunks,), nested=False)
+
+
 @given(st.lists(st.integers(1, 2**36), min_size=1, max_size=8), st.data())
 def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data: st.DataObject) -> None:
     ranges = ArrayRanges()
-    arrays = [ranges.add(str(n), b"", size) for n, size in enumerate(sizes)]
+    arrays = [ranges.add(str(n), b"", b"", flat(size)) for n, size in enumerate(sizes)]
     for numbers in arrays:
         generation = data.draw(st.integers(0, 2**20))
         position = data.draw(st.integers(0, numbers.npositions - 1))
         ino = numbers.ino(generation, position)
         assert 2**46 <= ino < 2**64
         assert not in_table(ino)
-        assert ranges.find(ino) is numbers
-        assert numbers.position(ino) == position
+        assert ranges.find(ino) == (numbers, position)
         assert ino == numbers.ino(generation + 1024, position) != numbers.ino(generation + 1, position)
         version = numbers.version(generation, position)
         assert version == numbers.version(generation + 1023, position) != numbers.version(generation + 1, position)
@@ -35,17 +39,43 @@ def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data
 
 def test_an_array_in_place_of_another_has_other_numbers() -> None:
     ranges = ArrayRanges()
-    first, other, second = (ranges.add(path, b"", 10) for path in ("a/b", "c", "a/b"))
+    first, other, second = (
+        ranges.add(path, b"", kind, flat(10)) for path, kind in (("a/b", b"1"), ("c", b""), ("a/b", b"2"))
+    )
     assert ranges.at("a/b") is second
-    assert ranges.find(second.ino(0, 9)) is second
-    assert ranges.find(other.ino(1023, 9)) is other
-    for ino in (first.ino(0, 0), second.ino(1023, 9) + 1, 2**46 - 1):
+    assert ranges.find(second.ino(0, 9)) == (second, 9)
+    assert ranges.find(other.ino(1023, 9)) == (other, 9)
+    for ino in (first.ino(0, 0), first.ino(0, 1), second.ino(1023, 9) + 2, 2**46 - 1):
         with pytest.raises(StaleError):
             ranges.find(ino)
     ranges.remove_below("a", "x")
     assert ranges.at("a/b") is None
     with pytest.raises(StaleError):
         ranges.find(second.ino(0, 0))
+
+
+def test_directories_of_an_array_that_gets_another_shape_stay_what_they_are() -> None:
+    ranges = ArrayRanges()
+    shapes = [(4, 5, 6), (4, 2, 9), (1, 5, 6)]
+    first, _, last = (ranges.add("a", bytes(shape), b"", ChunkNumbering.of(shape, nested=True)) for shape in shapes)
+    for coords in ((), (0,), (0, 4)):
+        before, now = first.numbering.of_directory(coords), last.numbering.of_directory(coords)
+        assert ranges.find(first.ino(7, before)) == (last, now)
+        assert ranges.present(TreePosition(first, before)) == (last, now)
+    chunk = first.numbering.of_chunk((0, 0, 0))
+    for position in (first.numbering.of_directory((1,)), first.numbering.of_directory((1, 0)), chunk):
+        with pytest.raises(StaleError):
+            ranges.find(first.ino(0, position))
+        assert ranges.present(TreePosition(first, position)) == (first, position)
+    for _ in range(20):
+        ranges.add("a", b"", b"", last.numbering)
+    ranges.remove("a")
+    again = ranges.add("a", b"", b"", last.numbering)
+    for numbers in (first, last):
+        assert ranges.present(TreePosition(numbers, 0)) == (numbers, 0)
+        with pytest.raises(StaleError):
+            ranges.find(numbers.ino(0, 0))
+    assert ranges.find(again.ino(0, 0)) == (again, 0)
 
 
 PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]

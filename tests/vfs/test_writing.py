@@ -106,6 +106,39 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(ro
         await files.open(first)
 
 
+@in_trio
+async def test_writers_who_keep_away_from_pages_have_to_look_only_once_more(root: Path) -> None:
+    """The kernel does no more for an open, however fast others publish versions, and read them in pages."""
+    process = await Process.start(root, Syscalls())
+    files = process.fs
+    directory = (await find(process.fs, "unchecked/c")).ino
+
+    async def look() -> int:
+        return (await files.lookup(directory, b"0")).ino
+
+    async def has_pages(ino: int) -> bool:
+        return files.gives_pages((await files.open(ino)).handle, chunks=True)
+
+    async def publish(number: int, text: bytes) -> None:
+        await files.open_files[number].write(0, text)
+        await files.open_files[number].flush()
+
+    await write(files, directory, b"0", b"first")
+    other, _ = await files.open_to_write(await look(), os.O_WRONLY)
+    await publish(other, b"second")
+    read = await look()
+    assert await has_pages(read)
+    for _ in range(2):
+        with pytest.raises(StaleError):
+            await files.open_to_write(read, os.O_WRONLY | os.O_TRUNC)
+    for text in (b"third", b"fourth"):
+        await publish(other, text)
+        assert not await has_pages(await look())
+        await files.open_to_write(await look(), os.O_WRONLY | os.O_TRUNC)
+    await publish(other, b"fifth")
+    assert await has_pages(await look())
+
+
 @pytest.mark.parametrize("is_committed", [False, True])
 @in_trio
 async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_number_and_bytes(

@@ -84,7 +84,7 @@ class ChunkTree:
         self.array, self.encoding, self.codec, _ = chunk_view
         self.path = self.array.layout.path
         self.numbers = numbers
-        self.numbering = chunk_view.numbering
+        self.numbering = numbers.numbering
         self._ndim = self.array.grid.ndim
         self.root = self.encoding.root(self._ndim)
         self.is_nested = self.encoding.is_nested(self._ndim)
@@ -496,15 +496,17 @@ class Chunk(PublishedEntry):
         """
         fs = self.fs.writable
         if self.ino in fs.pages or (fs.pages and not self.ino):
+            fs.pages.await_writer(self.path)
             handle = await self.current()
             if handle is not None and handle.ino in fs.pages:
                 own = OwnVersion(self.fs.inodes.reserve(), handle.attributes.own_mtime_ns)
                 fs.writer.source.shards.generations.own(self.chunks.array.layout, self.coords, own)
                 self.chunks.keep_version(own.ino, self.coords)
-                fs.pages.leave_to_writers(own.ino)
             if self.ino in fs.pages:
                 raise StaleError(f"{self.path} is read by programs that would see what is written")
-        return await super()._begin(flags, new)
+        buffer = await super()._begin(flags, new)
+        fs.pages.writer_came(self.path)
+        return buffer
 
     async def check_removable(self) -> None:
         """Raise the error that prevents changing the shard."""
