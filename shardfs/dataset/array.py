@@ -464,6 +464,7 @@ class Array:
         numbers = [file.start async for file in self.covered(prefix) if start <= file.start < stop]
         for first in range(0, len(numbers), _BATCH):
             batch = numbers[first : first + _BATCH]
+            ncommits = self._shards.generations.ncommits
             pending = [self._pending(prefix, range(n, n + 1), (*prefix, n)) for n in batch]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
@@ -471,11 +472,12 @@ class Array:
             with suppress(NotFoundError, NotADirectoryHereError):
                 stats = await self._shards.store.stat_in(directory, names)
             for number, stat, changes in zip(batch, stats, pending, strict=True):
-                if stat is None or stat.kind is Kind.FILE:
+                is_old = self._shards.generations.has_committed(self.layout, (*prefix, number), ncommits)
+                if not is_old and (stat is None or stat.kind is Kind.FILE):
                     state = self._shards.listed(self.layout, (*prefix, number), stat)
                     sizes = () if stat is None else (stat.size,)
                     run = _with_pending(ListedRun(number, 1, state, (number,) * len(sizes), sizes), changes)
-                else:  # a link, or an error that prevents reading the chunk
+                else:  # committed meanwhile, a link, or an error that prevents reading the chunk
                     run = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
                 if run.numbers:
                     yield run

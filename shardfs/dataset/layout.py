@@ -94,7 +94,8 @@ class ShardVersion:
     others wrote. Our own commits change neither *generation* nor *mtime_ns*, because chunks that they do not touch stay
     the same. *own* are the versions of chunks that were published through this mount. If the shard has a history,
     *layout* is set, which keeps it alive. *begins_with_chunk*: `GroupCommit` has seen that no foreign data precede.
-    *is_ours*: our own commit made this version, or one before it that others have not changed.
+    *is_ours*: our own commit made this version, or one before it that others have not changed. *commit* is the number
+    of our last commit.
     """
 
     generation: int
@@ -104,6 +105,7 @@ class ShardVersion:
     layout: "ArrayLayout | None" = None
     begins_with_chunk: bool = False
     is_ours: bool = False
+    commit: int = 0
 
     def saw_beginning(self, *, is_chunk: bool) -> None:
         """Note whether its first bytes are those of a chunk, or of an index, now."""
@@ -210,6 +212,7 @@ class InodeGenerations:
     """
 
     def __init__(self, statistics: Statistics, forget: Callable[[ArrayLayout, Coords], None], *, max_own: int) -> None:
+        self.ncommits = 0
         self._statistics = statistics
         self._forget = forget
         self._max_own = max_own
@@ -272,7 +275,16 @@ class InodeGenerations:
         if not version.is_ours or stat is None:  # else it is in every listing since our last commit
             layout.pending.listing += 1
         version.is_ours = stat is not None
+        self.ncommits += 1
+        version.commit = self.ncommits
         self._forget(layout, coords)
+
+    def has_committed(self, layout: ArrayLayout, coords: Coords, since: int) -> bool:
+        """Whether our own commit has changed the shard at *coords* since *ncommits* was so large.
+
+        What somebody has seen of it before says nothing of its present version.
+        """
+        return self.ncommits != since and self.known(layout, coords).commit > since
 
     def retire(self, layouts: Iterable[ArrayLayout]) -> None:
         """Forget in time the runs and shards of layouts that no array has any more. What is pending is in the next one.

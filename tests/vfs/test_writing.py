@@ -16,6 +16,7 @@ from shardfs.dataset.array import Array
 from shardfs.errors import ExistsError, NoSpaceError, RefusedError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
+from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import documents, write_buffer
@@ -28,7 +29,7 @@ from shardfs.vfs.texts import TextCache
 from shardfs.vfs.writable import WritableFilesystem
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace
 from tests.crash.harness import Process
-from tests.support.opened import find, in_trio, read_file
+from tests.support.opened import find, in_trio, list_directory, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
 LOCK = b"0.__lock"
@@ -165,6 +166,40 @@ async def test_what_is_published_while_a_reader_waits_for_the_store_has_its_own_
     now = await files.lookup(directory, b"0")
     assert (now.size, await read_file(process.fs, now.ino)) == (11, b"the new one")
     assert seen.ino != now.ino or (seen.size, seen.mtime_ns) == (now.size, now.mtime_ns)
+
+
+@pytest.mark.parametrize("is_published", [False, True], ids=["pending", "published"])
+@in_trio
+async def test_a_chunk_file_that_is_committed_while_it_is_listed_keeps_its_number(
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """A listing that has looked at the file before its commit must not take it for one that others have changed."""
+    process = await Process.start(root, Syscalls(), v2=True)
+    files = process.fs
+    directory = (await find(process.fs, "unsharded")).ino
+    await process.write("unsharded", 0, b"old")
+    await process.writing.commit()
+    if is_published:
+        await process.write("unsharded", 0, b"the new one")
+    stat_in = LocalReader.stat_in
+
+    async def commit_before_the_answer(self: LocalReader, key: str, names: list[str]) -> Any:
+        states = await stat_in(self, key, names)
+        monkeypatch.setattr(LocalReader, "stat_in", stat_in)
+        if not is_published:
+            await process.write("unsharded", 0, b"the new one")
+        await process.writing.commit()
+        return states
+
+    before = await files.lookup(directory, b"0")
+    monkeypatch.setattr(LocalReader, "stat_in", commit_before_the_answer)
+    listed = {name: (ino, size) for name, ino, size, _ in await list_directory(files, directory)}
+    after = await files.lookup(directory, b"0")
+    assert listed[b"0"] == (after.ino, 11)
+    assert after.size == 11
+    if is_published:
+        assert (after.ino, after.own_mtime_ns) == (before.ino, before.own_mtime_ns)
+    assert await files.lookup(directory, b"0") == after
 
 
 @in_trio
