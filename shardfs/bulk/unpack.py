@@ -134,6 +134,7 @@ class UnpackPlan(Plan):
     async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
         """Look at all nodes, and yield lines about them: which are left out, and which stay as they are."""
         view = (await self.unpacking.tree(context, job)).view
+        job.reading(context).hierarchy.look_above()
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
             reason = view.left_out(node)

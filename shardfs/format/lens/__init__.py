@@ -124,7 +124,10 @@ class Lens(ABC):
 
     @property
     def looks_above(self) -> bool:
-        """Whether how a node is shown depends on the nodes above it."""
+        """Whether how a node is shown depends on the nodes above it.
+
+        Whether it is shown at all may, too: what is inside an array that is left out is not even looked at by a mount.
+        """
         return False
 
     @abstractmethod

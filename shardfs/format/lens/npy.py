@@ -27,8 +27,6 @@ class Npy(Lens):
         """Return the document of the array, whose attributes are shown, as it is stored."""
         return stored.document
 
-    looks_above = True
-
     def check_name(self, context: Context) -> None:
         """Refuse what is inside an array that is a file; the directory of one that is the source is shown."""
         above = context.above

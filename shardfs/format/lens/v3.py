@@ -70,11 +70,6 @@ class V3(Lens):
         """Whether unsharded arrays are shown in another form too."""
         return self.decodes
 
-    @property
-    def looks_above(self) -> bool:
-        """Whether arrays may be left out, and with them what is inside."""
-        return self.translates
-
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the document of the array as an unsharded one, and for decoded chunks."""
         if self.decodes:
