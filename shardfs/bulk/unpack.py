@@ -23,7 +23,7 @@ from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import among_shards, nodes_among_shards, walk_nodes, walk_shards
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, groups_above
 from shardfs.errors import ShardfsError
 from shardfs.format.document import drafts_of
 from shardfs.stores.base import Kind, join_key
@@ -135,9 +135,13 @@ class UnpackPlan(Plan):
         """Look at all nodes, and yield lines about them: which are left out, and which stay as they are."""
         view = (await self.unpacking.tree(context, job)).view
         job.reading(context).hierarchy.look_above()
+        generated: set[str] = set()
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
             reason = view.left_out(node)
+            generated.update(view.files_beside(node) if reason is None else ())
+            for path in generated.intersection([node.path, *(above for above, _ in groups_above(node.path))]):
+                reason = f"the name {path} is that of another file of this view: rename it, or use --view v3"
             self.report.expect(1)
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)

@@ -7,7 +7,7 @@ What is stored is the same for all views. The documents of a view are generated 
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,7 +29,7 @@ from shardfs.errors import (
 from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens, Shown
-from shardfs.format.lens.npy import ATTRIBUTES, Npy
+from shardfs.format.lens.npy import ARRAY, ATTRIBUTES, Npy
 from shardfs.format.lens.show import shown_by
 from shardfs.format.lens.unsharded import require_decoded
 from shardfs.format.lens.v2 import (
@@ -126,6 +126,10 @@ class View:
         if chunk_view is None:  # its files pass through, if it is shown at all
             return not self.translates
         return chunk_view.key_encoding == chunk_view.array.layout.key_encoding
+
+    def files_beside(self, node: Node) -> Collection[str]:
+        """Return the paths of the files that are generated for *node* beside its directory: they hide stored names."""
+        return ()
 
     def caveat(self, node: Node) -> str | None:
         """Return why some readers get wrong values from an array; None if all are right."""
@@ -342,6 +346,12 @@ class NpyView(View):
 
     def chunk_view(self, node: Node) -> None:
         """Return None: chunks are not shown."""
+
+    def files_beside(self, node: Node) -> Collection[str]:
+        """Return the file of an array, and that of attributes."""
+        shown, name = self.shown(node), node.path or self.source_name
+        suffixes = [*shown.documents, *([ARRAY] if shown.npy is not None else [])]
+        return [name + suffix for suffix in suffixes if node.document is not None]
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return none: the files of this view have names of their own."""

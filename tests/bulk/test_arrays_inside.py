@@ -134,6 +134,16 @@ def test_an_array_inside_one_that_is_the_source_is_a_file_beside_it(tmp_path: Pa
     assert sorted(files_below(tmp_path / "unpacked")) == shown
 
 
+def test_what_is_in_a_directory_that_has_the_name_of_a_file_of_the_view_is_named(tmp_path: Path) -> None:
+    for path in ("image", "image.npy/inside", "image.json/inside"):
+        array = zarr.create_array(tmp_path / "source" / path, shape=(8,), shards=(4,), chunks=(2,), dtype="i4")
+        array[...] = VALUES
+    done = run("unpack", "--jobs", "1", "--view=npy", tmp_path / "source", tmp_path / "unpacked")
+    reason = "the name image.npy is that of another file of this view: rename it, or use --view v3"
+    assert (done.stderr, done.returncode) == (f"shardfs: left out: image.npy/inside: {reason}\n", FAILED)
+    assert sorted(files_below(tmp_path / "unpacked")) == ["image.json/inside.npy", "image.npy"]
+
+
 def test_a_mount_inside_an_array_is_found_by_one_of_the_whole(tmp_path: Path, mount: Mounter) -> None:
     for path in ("", "0"):
         zarr.create_array(tmp_path / "source" / path, shape=(8,), shards=(4,), chunks=(2,), dtype="i4")[...] = VALUES
