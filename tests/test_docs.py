@@ -17,6 +17,7 @@ import click
 import pytest
 
 from shardfs.cli import every_command
+from tests.support.commands import run as run_command
 from tests.support.mounting import Mounter, environment
 from tests.support.prepared import for_shells
 from tests.support.s3_server import Bucket
@@ -136,17 +137,19 @@ def test_what_is_typed_in_a_console_works(page: Path, dataset: Path) -> None:
     run(_BEGIN + "\n".join(line.removeprefix("$ ") for line in lines if line != "$ mkdir mnt"), dataset)
 
 
-def messages() -> Iterator[str]:
+def messages() -> set[str]:
     """All texts in the code, with … for values."""
+    texts = set()
     for path in (TOP / "shardfs").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+            texts.add("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts))
+    return texts
 
 
 @pytest.mark.slow
 def test_messages_that_are_explained_are_those_of_shardfs_or_the_system() -> None:
-    texts = [*messages(), *map(os.strerror, errno.errorcode)]
+    texts = messages().union(map(os.strerror, errno.errorcode))
     rows = re.findall(r"^\| (.*?) \|", text_of(TOP / "docs/troubleshoot.md"), re.MULTILINE)
     quoted = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row) if " " in quote]
     assert len(quoted) > 30
@@ -172,8 +175,7 @@ def test_the_keys_of_json_that_are_written_down_are_printed(dataset: Path, mount
     assert len(rows) > 9
     for command, keys in rows:
         name = command.partition("`")[0]
-        line = [sys.executable, "-m", "shardfs", *name.split(), "--json", *arguments.get(name, [])]
-        done = subprocess.run(line, cwd=dataset, env=environment(), capture_output=True, text=True)
+        done = run_command(*name.split(), "--json", *arguments.get(name, []), cwd=dataset)
         found = keys_in(json.loads(done.stdout))
         assert set(re.findall(r"`(\w+)`", keys)) - {"null"} <= found, name
 

@@ -20,6 +20,18 @@ from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, environment
 
 TOP = Path(shardfs.__file__).parent.parent
+IN_TURN = """
+import json, os, runpy, sys
+import shardfs.cli
+for line in json.loads(sys.argv[1]):
+    pid = os.fork()
+    if not pid:
+        sys.argv[1:] = line
+        runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+        sys.exit()
+    assert os.waitpid(pid, 0)[1] == 0, line
+"""
+"""Runs command lines one after the other, each in a process of its own, for which shardfs is imported once."""
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +68,21 @@ def test_an_installation_without_extras_compiles_nothing() -> None:
 def test_every_command_but_mount_works(python: Path, dataset: Path, tmp_path: Path) -> None:
     assert run(python, "-c", "import pyfuse3").returncode == 1
     made = str(tmp_path / "unpacked"), str(tmp_path / "packed")
-    lines = {
-        "info": [dataset],
-        "map": [dataset],
-        "refs": [dataset],
-        "verify": ["--data", dataset],
-        "compact": [dataset],
-        "recover": ["--apply", dataset],
-        "unpack": [dataset, made[0]],
-        "pack": [made[0], made[1]],
-        "mounts": [],
-    }
-    for name in every_command().keys() - lines.keys():
-        assert run(python, "-m", "shardfs", name, "--help").returncode == 0
-    for name, arguments in lines.items():
-        done = run(python, "-m", "shardfs", name, *arguments)
-        assert done.returncode == 0, (name, done)
+    source = str(dataset)
+    lines = [
+        ["info", source],
+        ["map", source],
+        ["refs", source],
+        ["verify", "--data", source],
+        ["compact", source],
+        ["recover", "--apply", source],
+        ["unpack", source, made[0]],
+        ["pack", *made],
+        ["mounts"],
+    ]
+    lines += [[name, "--help"] for name in every_command().keys() - {line[0] for line in lines}]
+    done = run(python, "-c", IN_TURN, json.dumps(lines))
+    assert done.returncode == 0, done
     code = "import shardfs, sys; print(shardfs.open(sys.argv[1])[''].read_chunk((0, 0)))"
     assert run(python, "-c", code, made[1]).stdout == f"{shardfs.open(dataset)[''].read_chunk((0, 0))!r}\n"
 

@@ -11,6 +11,7 @@ import pytest
 
 import shardfs
 from tests.support.commands import SOURCE
+from tests.support.commands import run as run_here
 from tests.support.damage import document
 from tests.support.datasets import files_below, store
 from tests.support.mounting import PATIENCE, environment
@@ -97,7 +98,7 @@ def run(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("words", [["info"], ["map"], ["refs"], ["verify", "--data"]])
 def test_commands_that_read_say_what_they_say_on_linux(source: Path, words: list[str]) -> None:
     done = run(RUN, *words, source)
-    usual = run("import runpy; runpy.run_module('shardfs', run_name='__main__', alter_sys=True)", *words, source)
+    usual = run_here(*words, source)
     assert (done.returncode, done.stdout) == (0, usual.stdout), done.stderr
 
 
