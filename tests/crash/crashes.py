@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from tests.crash.histories import (
     payload_of,
     values_of,
 )
-from tests.support.lossy_disk import Choose, Killed, Machine, QuickDisk, newest, oldest
+from tests.support.lossy_disk import Choose, Killed, Machine, QuickDisk, State, newest, oldest
 from tests.support.readers import READERS, assert_same
 
 IS_LONG = bool(os.environ.get("SHARDFS_LONG"))
@@ -35,6 +35,9 @@ REFUSED = {("tensorstore", "encoded")}
 """Readers that read no array like that."""
 
 op = Operation
+
+Recovery = Callable[[Path, Syscalls], Awaitable[None]]
+"""What is done to the source at a path."""
 
 STORED = [op("put", path, (0, 1, 2, 4), 1) for path in ARRAYS] + [op("commit")]
 
@@ -111,6 +114,7 @@ class Crashes:
         self.paths = sorted({operation.path for operation in history if operation.path})
         self.v2 = "unsharded" in self.paths
         self.checks = 0
+        self.checked: set[tuple[State, Ledger, bool, Recovery | None]] = set()
         self.kind = chance.choice(FILE_SYSTEMS)
 
     def begin(self) -> tuple[Path, Machine, Ledger]:
@@ -165,6 +169,20 @@ class Crashes:
         self.checks += 1
         check_left_behind(root, power_cut=power_cut, left=left)
         check_content(root, book, power_cut=power_cut, natively=self.checks % NATIVE_EVERY == 0)
+
+    def check_state(self, state: State, book: Ledger, *, power_cut: bool, first: Recovery | None = None) -> None:
+        """Do the same with a state that is built for it, in which *first* something is done.
+
+        Once is enough, as the result depends on nothing else: most calls of the disk change nothing that may be left.
+        """
+        checked = (state, book, power_cut, first)
+        if checked not in self.checked:
+            self.checked.add(checked)
+            after = self.after()
+            state.build(after)
+            if first is not None:
+                trio.run(first, after, QuickDisk())
+            self.check(after, book, power_cut=power_cut)
 
 
 def is_killed(machine: Machine, life: Callable[[], None]) -> bool:

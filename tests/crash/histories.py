@@ -85,7 +85,7 @@ class Operation:
         return self.seed + number
 
 
-@dataclass
+@dataclass(eq=False)
 class Ledger:
     """Which contents each chunk may have, by seed, None being no chunk; and the same of shapes and attributes.
 

@@ -54,9 +54,8 @@ def test_a_recovery_forgets_what_was_replaced_only_when_what_replaced_it_is_dura
         assert crashes.live(root, machine, book, written)
         is_killed = crashes.recover(root, machine, stop)
         for seed in range(8):
-            after = crashes.after()
-            machine.after_power_cut(after, random.Random(seed).randrange, len(machine.calls) - is_killed)
-            crashes.check(after, book, power_cut=True)
+            state = machine.after_power_cut(random.Random(seed).randrange, len(machine.calls) - is_killed)
+            crashes.check_state(state, book, power_cut=True)
         stop += 1
 
 
@@ -78,13 +77,11 @@ def test_what_does_not_fit_any_more_is_kept_and_applied_wherever_a_recovery_stop
     trio.run(recover, root, machine)
     for at in range(len(machine.calls) + 1):
         for is_cut in (False, True):
-            after = crashes.after()
             if is_cut:
-                machine.after_power_cut(after, crashes.any_choice(), at, keeps_inodes=True)
+                state = machine.after_power_cut(crashes.any_choice(), at, keeps_inodes=True)
             else:
-                machine.after_kill(after, at, crashes.any_part())
-            trio.run(apply, after, QuickDisk())
-            crashes.check(after, book, power_cut=is_cut)
+                state = machine.after_kill(at, crashes.any_part())
+            crashes.check_state(state, book, power_cut=is_cut, first=apply)
 
 
 def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG else 1) -> None:
@@ -93,9 +90,7 @@ def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG els
     begun = next(call for call, then in book.past if then.started == since)
     for at in range(begun, len(machine.calls) + 1):
         for choose in (oldest, *times * [crashes.chance.randrange]):
-            after = crashes.after()
-            machine.after_power_cut(after, choose, at, keeps_inodes=True)
-            crashes.check(after, book.at(at), power_cut=True)
+            crashes.check_state(machine.after_power_cut(choose, at, keeps_inodes=True), book.at(at), power_cut=True)
 
 
 def test_an_error_at_any_call_loses_nothing_that_was_published(template: Path, tmp_path: Path) -> None:

@@ -89,9 +89,7 @@ def test_a_process_killed_at_any_call_leaves_what_it_published(
     crashes = Crashes(tmp_path, template, of_array(name, path), random.Random(f"{name} {path}"))
     machine, book = crashes.whole()
     for at in crashes.kills(machine):
-        after = crashes.after()
-        machine.after_kill(after, at, crashes.any_part())
-        crashes.check(after, book.at(at), power_cut=False)
+        crashes.check_state(machine.after_kill(at, crashes.any_part()), book.at(at), power_cut=False)
 
 
 @every_history
@@ -101,9 +99,8 @@ def test_a_power_cut_at_any_call_leaves_what_was_synced(template: Path, tmp_path
     for at in range(len(machine.calls) + 1):
         is_written = "pwrite" in (call.name[:6] for call in machine.calls[at - 2 : at])  # and maybe not all of it
         for _ in range(20 if IS_LONG else 12 if is_written else 1):
-            after = crashes.after()
-            machine.after_power_cut(after, crashes.any_choice(), at, keeps_inodes=True)
-            crashes.check(after, book.at(at), power_cut=True)
+            state = machine.after_power_cut(crashes.any_choice(), at, keeps_inodes=True)
+            crashes.check_state(state, book.at(at), power_cut=True)
 
 
 @pytest.mark.parametrize("path", ["start", "encoded", "unsharded"])
@@ -113,13 +110,11 @@ def test_a_recovery_killed_at_any_call_is_done_by_the_next(template: Path, tmp_p
     kills = crashes.kills(killed)
     for at in kills if IS_LONG else crashes.chance.sample(kills, 4):
         root = crashes.after("killed")
-        killed.after_kill(root, at, crashes.any_part())
+        killed.after_kill(at, crashes.any_part()).build(root)
         machine = Machine(root, **crashes.kind)
         assert not crashes.recover(root, machine)
         for stop in crashes.kills(machine):
-            after = crashes.after()
-            machine.after_kill(after, stop, crashes.any_part())
-            crashes.check(after, book.at(at), power_cut=False)
+            crashes.check_state(machine.after_kill(stop, crashes.any_part()), book.at(at), power_cut=False)
 
 
 @pytest.mark.parametrize("name", ["append", "erase all of a shard"])
@@ -131,9 +126,7 @@ def test_what_a_recovery_brought_into_shards_is_durable(template: Path, tmp_path
         assert crashes.live(root, machine, book, at)
         assert not crashes.recover(root, machine)
         book.sync()
-        after = crashes.after()
-        machine.after_power_cut(after, oldest, keeps_inodes=True)
-        crashes.check(after, book, power_cut=True)
+        crashes.check_state(machine.after_power_cut(oldest, keeps_inodes=True), book, power_cut=True)
 
 
 def test_random_histories_of_kills_recoveries_and_power_cuts(template: Path, tmp_path: Path) -> None:
@@ -157,7 +150,8 @@ def stop_somewhere(template: Path, directory: Path, seed: int) -> None:
         if power_cut:
             root = crashes.after()
             keeps = chance.choice([False, True])
-            machine.after_power_cut(root, crashes.any_choice(), stop, sync_keeps_name=keeps, keeps_inodes=True)
+            choose = crashes.any_choice()
+            machine.after_power_cut(choose, stop, sync_keeps_name=keeps, keeps_inodes=True).build(root)
         crashes.check(root, book, power_cut=power_cut)
     except BaseException as error:
         error.add_note(f"seed {seed}, history {crashes.history}")

@@ -49,7 +49,7 @@ def lost_power(directory: Path, template: Path, change: Callable[[Process], Awai
         await change(await Process.start(root, disk))
 
     trio.run(live)
-    disk.after_power_cut(after, oldest, keeps_inodes=True)
+    disk.after_power_cut(oldest, keeps_inodes=True).build(after)
     trio.run(recover, after, QuickDisk(), False)
     return after
 
@@ -120,7 +120,7 @@ def test_what_is_synced_is_no_conflict_though_what_it_replaced_was_not_durable(
 
     trio.run(write_as_file)
     trio.run(publish_and_sync)
-    disk.after_power_cut(after, oldest, keeps_inodes=True)
+    disk.after_power_cut(oldest, keeps_inodes=True).build(after)
     trio.run(recover, after, QuickDisk(), True)
     chunk = after / f"unsharded/c/{number}"
     assert (chunk.read_bytes() if chunk.exists() else None) == new

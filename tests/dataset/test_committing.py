@@ -94,7 +94,7 @@ async def test_what_was_published_in_an_array_that_another_program_removed_is_pu
     assert process.writing.conflicts.nlive == 1
     await process.finish()
     for call in range(synced, len(disk.calls) + 1):
-        disk.after_power_cut(cut, oldest, call)
+        disk.after_power_cut(oldest, call).build(cut)
         assert any(read_left(str(cut / f".shardfs/{log}")).records for log in ("journal", "conflicts"))
         shutil.rmtree(cut)
 

@@ -121,6 +121,35 @@ class _Kept:
     mtime_ns: int
 
 
+@dataclass(frozen=True)
+class State:
+    """What may be there afterwards: two are equal if `build` does the same for both."""
+
+    _nodes: tuple[tuple[str, _Node], ...]
+    _contents: tuple[tuple[_File, bytes, _Kept | None], ...]
+
+    def build(self, directory: Path) -> None:
+        """Make it in *directory*, which does not exist."""
+        contents = {file: (content, kept) for file, content, kept in self._contents}
+        paths: dict[_File, Path] = {}
+        for name, node in self._nodes:
+            path = Path(f"{directory}{name}")
+            if isinstance(node, _Directory):
+                path.mkdir()
+            elif node in paths:
+                path.hardlink_to(paths[node])
+            else:
+                paths[node] = path
+                content, kept = contents[node]
+                if kept is not None:
+                    path.hardlink_to(kept.path)
+                path.write_bytes(content)
+                if kept is not None and kept.content == content:
+                    os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns))
+                if node.is_sticky:
+                    path.chmod(path.stat().st_mode | stat.S_ISVTX)
+
+
 def _only_counted(name: str) -> Callable[..., None]:
     """A call that changes nothing of what a power cut leaves, or is made where no power is cut."""
 
@@ -147,6 +176,7 @@ class LossyDisk(Syscalls):
         self._lock = threading.Lock()
         self._graveyard: Path | None = None
         self._kept: dict[tuple[int, int], _Kept] | None = None
+        self._contents: dict[bytes, bytes] = {}  # of states, most of which have the same ones
         self._directories: list[_Directory] = []
         self._nodes: dict[tuple[int, int], _Node] = {}
         self._effects: list[tuple[int, _Effect]] = []
@@ -240,67 +270,47 @@ class LossyDisk(Syscalls):
     chmod, chown, utime, sync_file_system = map(_only_counted, ("chmod", "chown", "utime", "sync_file_system"))
     set_attribute, remove_attribute = map(_only_counted, ("set_attribute", "remove_attribute"))
 
-    def after_kill(self, directory: Path, calls: int, written: int = 0) -> None:
-        """Build in *directory*, which does not exist, what is there if the process is killed after so many *calls*.
+    def after_kill(self, calls: int, written: int = 0) -> State:
+        """What is there if the process is killed after so many *calls*.
 
         Of the next call, if it is a write, the first *written* bytes are written. The files are the very files of the
-        root, whose contents are lost; it may be done for one number of calls after the other.
+        root, whose contents are lost when it is built; it may be done for one number of calls after the other.
         """
         effects = [effect for number, effect in self._effects if number < calls]
         for number, effect in self._effects:
             if number == calls and isinstance(effect, _Written) and written:
                 effects.append(_Written(effect.file, effect.offset, effect.data[:written]))
-        self._build(directory, newest, effects, sync_keeps_name=False, keeps_inodes=True)
+        return self._state(newest, effects, sync_keeps_name=False, keeps_inodes=True)
 
     def after_power_cut(
-        self,
-        directory: Path,
-        choose: Choose,
-        calls: int | None = None,
-        *,
-        sync_keeps_name: bool = False,
-        keeps_inodes: bool = False,
-    ) -> None:
-        """Build in *directory*, which does not exist, a state that a power cut after so many *calls* may leave.
+        self, choose: Choose, calls: int | None = None, *, sync_keeps_name: bool = False, keeps_inodes: bool = False
+    ) -> State:
+        """A state that a power cut after so many *calls* may leave.
 
         With *keeps_inodes* the files are the very files of the root, as in `after_kill`.
         """
         stop = len(self.calls) if calls is None else calls
         effects = [effect for number, effect in self._effects if number < stop]
-        self._build(directory, choose, effects, sync_keeps_name=sync_keeps_name, keeps_inodes=keeps_inodes)
+        return self._state(choose, effects, sync_keeps_name=sync_keeps_name, keeps_inodes=keeps_inodes)
 
-    def _build(
-        self,
-        directory: Path,
-        choose: Choose,
-        effects: Sequence[_Effect],
-        *,
-        sync_keeps_name: bool,
-        keeps_inodes: bool,
-    ) -> None:
-        inodes = self._inodes() if keeps_inodes else {}
-        contents: dict[_File, Path] = {}
-
-        def build(node: _Node, path: Path) -> None:
-            if isinstance(node, _Directory):
-                path.mkdir()
-                for name, below in entries[node].items():
-                    build(below, path / name)
-            elif node in contents:
-                path.hardlink_to(contents[node])
-            else:
-                contents[node] = path
-                content, kept = _content(node, effects, choose), inodes.get(node.identity)
-                if kept is not None:
-                    path.hardlink_to(kept.path)
-                path.write_bytes(content)
-                if kept is not None and kept.content == content:
-                    os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns))
-                if node.is_sticky:
-                    path.chmod(path.stat().st_mode | stat.S_ISVTX)
-
+    def _state(self, choose: Choose, effects: Sequence[_Effect], *, sync_keeps_name: bool, keeps_inodes: bool) -> State:
         entries = _entries(self._directories, effects, choose, sync_keeps_name)
-        build(self._tree, directory)
+        inodes = self._inodes() if keeps_inodes else {}
+        nodes: list[tuple[str, _Node]] = []
+        contents: dict[_File, bytes] = {}
+
+        def follow(node: _Node, path: str) -> None:
+            nodes.append((path, node))
+            if isinstance(node, _Directory):
+                for name, below in entries[node].items():
+                    follow(below, f"{path}/{name}")
+            elif node not in contents:
+                content = _content(node, effects, choose)
+                contents[node] = self._contents.setdefault(content, content)
+
+        follow(self._tree, "")
+        files = [(file, content, inodes.get(file.identity)) for file, content in contents.items()]
+        return State(tuple(nodes), tuple(files))
 
     @contextmanager
     def _call(

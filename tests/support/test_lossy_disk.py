@@ -32,7 +32,7 @@ class Scene:
     def cut(self, choose: Callable[[int], int], calls: int | None = None, **how: bool) -> dict[str, bytes]:
         self.cuts += 1
         directory = self.root.parent / f"cut{self.cuts}"
-        self.disk.after_power_cut(directory, choose, calls, **how)
+        self.disk.after_power_cut(choose, calls, **how).build(directory)
         return tree(directory)
 
     def cuts_at_random(self, calls: int | None = None) -> Iterator[dict[str, bytes]]:

@@ -249,7 +249,7 @@ async def test_a_power_cut_at_any_call_leaves_the_old_bytes(source: Path, name: 
     choices: list[Callable[[int], int]] = [oldest, newest, *(random.Random(seed).randrange for seed in range(6))]
     for place, choose in enumerate(choices):
         root = source.parent / f"cut{place}"
-        disk.after_power_cut(root, choose, number, sync_keeps_name=place == 0)
+        disk.after_power_cut(choose, number, sync_keeps_name=place == 0).build(root)
         found = content_of(root / case.key)
         if number == len(case.calls):
             assert found == case.new
@@ -271,7 +271,7 @@ async def test_a_removed_file_stays_removed_after_a_power_cut(source: Path) -> N
     disk = SpliceDisk(source)
     async with LocalStore(str(source), disk).edit("d/f") as edit:
         await edit.delete()
-    disk.after_power_cut(source.parent / "cut", oldest)
+    disk.after_power_cut(oldest).build(source.parent / "cut")
     assert not files(source.parent / "cut")
 
 

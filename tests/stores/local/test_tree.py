@@ -77,9 +77,9 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
         assert tuple(disk.names) == calls
         for seed, choose in enumerate([oldest, newest, *(random.Random(i).randrange for i in range(10))]):
             cut = root.parent / f"cut{number}-{seed}"
-            disk.after_power_cut(cut, choose, number)
+            disk.after_power_cut(choose, number).build(cut)
             assert content_of(cut / key) in (old, b"new")
-    disk.after_power_cut(root.parent / "cut", oldest)
+    disk.after_power_cut(oldest).build(root.parent / "cut")
     assert content_of(root.parent / "cut" / key) == b"new"
 
 

@@ -467,7 +467,7 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
 
     async def cut(request: Request) -> None:
         if request.operation == "DeleteObject":
-            disk.after_power_cut(tmp_path / "cut", oldest)
+            disk.after_power_cut(oldest).build(tmp_path / "cut")
 
     fake.before = cut
     await store.rename("f", ".shardfs/scratch/x", exclusive=True)
