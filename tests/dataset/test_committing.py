@@ -45,8 +45,7 @@ from tests.support.locking import kept_busy
 from tests.support.lossy_disk import Machine, QuickDisk, oldest
 from tests.support.opened import find, in_trio, read_file
 
-in_leaps = partial(in_trio, jump_after=0.05)
-in_short_leaps = partial(in_trio, jump_after=0.01)
+in_leaps = partial(in_trio, jump_after=0.001)
 
 
 @asynccontextmanager
@@ -137,7 +136,6 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
     assert len(shard.read_bytes()) == len(whole) + 4
 
 
-@pytest.mark.slow
 @in_leaps
 async def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(arrays: Path) -> None:
     async with that_cannot_commit(arrays, "end", "start") as process:
@@ -398,9 +396,8 @@ async def test_a_conflict_is_kept_whatever_is_published_in_another_array_of_its_
     assert await stored(arrays, "unchecked", range(1)) == kept[:1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
-@in_short_leaps
+@in_leaps
 async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(
     arrays: Path, how: str
 ) -> None:
@@ -435,7 +432,7 @@ async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being
 
 
 @pytest.mark.slow
-@in_short_leaps
+@in_leaps
 async def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(arrays: Path) -> None:
     async with that_commits(arrays) as process:
         commits = process.writing.writer.commits
@@ -489,7 +486,6 @@ async def tear(
     return before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["end", "unchecked"])
 @pytest.mark.parametrize("is_larger", [True, False], ids=["larger", "smaller"])
 @in_leaps
