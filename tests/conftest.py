@@ -35,7 +35,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     option.markexpr = option.markexpr or "not slow and not client"
     is_worker = hasattr(config, "workerinput")
     if not is_worker and option.numprocesses is None and not option.usepdb:
-        option.numprocesses = 2
+        option.numprocesses, option.dist = 2, "worksteal"
 
 
 _BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash", "torture"}

@@ -248,6 +248,7 @@ def test_links_are_followed_in_the_source_and_never_out_of_it(source: Path, tmp_
             fs.cat_file("outside")
 
 
+@pytest.mark.slow
 def test_filesystems_of_other_options_are_others_and_the_same_in_another_process(source: Path) -> None:
     with shardfs.open(source) as v3, shardfs.open(source, view="v2") as v2:
         assert v3.filesystem() == v3.filesystem() != v2.filesystem()

@@ -78,6 +78,7 @@ def test_references_are_those_that_fsspec_reads(source: Path) -> None:
         assert fs.cat_file("image/c/0/1") == dataset["image"].read_chunk((0, 1))
 
 
+@pytest.mark.slow
 def test_references_as_parquet_are_those_of_the_command(source: Path, tmp_path: Path) -> None:
     by_command, by_function = tmp_path / "by-command", tmp_path / "by-function"
     assert commands.run("refs", "--parquet", by_command, source).returncode == 0

@@ -161,6 +161,7 @@ def test_vendors_stay_in_their_rooms() -> None:
         assert bool(roots & S3_CLIENTS) == (module.relative_to(SOURCE).as_posix() in KNOW_S3_CLIENTS), module
 
 
+@pytest.mark.slow
 def test_s3_clients_need_not_be_installed() -> None:
     names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in trees()]
     wanted = [name for name in names if not name.startswith(NEED_S3_CLIENTS) and not name.endswith("__main__")]

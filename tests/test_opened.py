@@ -64,6 +64,7 @@ def test_what_is_written_is_read_at_once_and_is_in_the_shard_after_flush_and_clo
     assert [reopened.read_chunk(coords) for coords in ((0, 0), (1, 3), (0, 1))] == [NEW, NEW * 2, None]
 
 
+@pytest.mark.slow
 def test_what_was_written_survives_a_kill_of_the_process(url: str) -> None:
     code = """
 import os, shardfs, signal, sys
@@ -79,6 +80,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert shardfs.open(url)["image"].read_chunk((0, 0)) == NEW
 
 
+@pytest.mark.slow
 def test_what_nobody_closed_is_committed_at_the_exit_of_the_process(url: str) -> None:
     code = """
 import shardfs, sys

@@ -40,6 +40,7 @@ def google(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return f"gs://{s3_bucket.name}/some/image.zarr"
 
 
+@pytest.mark.slow
 def test_a_bucket_of_google_is_listed_and_read(google: str, tmp_path: Path) -> None:
     (described,) = (one for one in run_json("info", "--json", google)["arrays"] if one["path"] == "a b/0")
     assert (described["stored_shards"], described["shards"]) == (2, 4)
@@ -54,6 +55,7 @@ def test_a_bucket_of_google_is_listed_and_read(google: str, tmp_path: Path) -> N
     assert "the bucket nowhere does not exist" in one_line_of(run("info", "gs://nowhere/x"), 3)
 
 
+@pytest.mark.slow
 def test_volumes_meshes_and_zarr_v2_in_a_bucket_of_google_are_found(
     google: str, s3_bucket: Bucket, tmp_path: Path, mount: Mounter
 ) -> None:

@@ -414,6 +414,7 @@ def test_a_server_without_ranges_is_refused_with_the_reason(tmp_path: Path) -> N
         assert "the server gives the whole file" in one_line_of(done, 3)
 
 
+@pytest.mark.slow
 def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Mounter) -> None:
     files, port = tmp_path / "files", free_port()
     write_group(files / "image.zarr")
@@ -439,6 +440,7 @@ def test_commands_and_mounts_read_what_rclone_serves(tmp_path: Path, mount: Moun
         assert not group["0"][32:].any()
 
 
+@pytest.mark.slow
 def test_what_is_not_named_any_more_stays_in_a_copy(web: Web, tmp_path: Path) -> None:
     zarr.consolidate_metadata(web.root / "image.zarr")
     words = ["unpack", "--sync", "--jobs=1", "--assume-complete", f"{web.url}/image.zarr", str(tmp_path / "copy.zarr")]
@@ -454,6 +456,7 @@ def test_what_is_not_named_any_more_stays_in_a_copy(web: Web, tmp_path: Path) ->
     assert (tmp_path / "copy.zarr/beside/c/0/0").exists()
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(tmp_path: Path) -> None:
     files, port = tmp_path / "files", free_port()
     write_group(files / "image.zarr")

@@ -127,6 +127,7 @@ async def test_chunks_of_a_volume_are_listed_only_if_each_shard_may_be_asked_for
         assert len(await paths.names(HALF)) == 8
 
 
+@pytest.mark.slow
 def test_commands_and_mounts_read_a_volume(web: Web, tmp_path: Path, mount: Mounter) -> None:
     url, complete = f"{web.url}/volume", "--assume-complete"
     assert [one["path"] for one in run_json("info", "--json", url)["arrays"]] == [HALF, KEY]
@@ -164,6 +165,7 @@ async def test_zarr_v2_is_found_by_its_documents(web: Web, consolidated: bool) -
             await paths.names("0/1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "not consolidated"])
 def test_zarr_v2_is_read_through_a_mount_and_packed(
     web: Web, tmp_path: Path, mount: Mounter, consolidated: bool
