@@ -19,7 +19,7 @@ from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
 from tests.support.daemons import end_mounts_below
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import files_below, store
-from tests.support.mounting import environment, mount_points
+from tests.support.mounting import environment, mount_points, skip_without_fuse
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -131,8 +131,7 @@ def test_a_dataset_that_is_closed_says_so(dataset: Path) -> None:
 
 @pytest.fixture
 def no_mount_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("this machine has no /dev/fuse")
+    skip_without_fuse()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     end_mounts_below(tmp_path)

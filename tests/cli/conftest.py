@@ -1,6 +1,5 @@
 """Mounts made by `shardfs mount` in the background, none of which outlives its test."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.daemons import end_mounts_below
 from tests.support.datasets import store
+from tests.support.mounting import skip_without_fuse
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Background:
 
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Background]:
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("this machine has no /dev/fuse")
+    skip_without_fuse()
     yield Background(tmp_path)
     end_mounts_below(tmp_path)
 

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -281,11 +282,16 @@ def _detach_leftovers() -> None:
             subprocess.run(["fusermount3", "-u", "-z", path], capture_output=True, check=False)
 
 
+def skip_without_fuse() -> None:
+    """Skip the test where nothing can be mounted."""
+    if not os.path.exists("/dev/fuse") or shutil.which("fusermount3") is None:
+        pytest.skip("this machine has no /dev/fuse or no fusermount3")
+
+
 @contextmanager
 def mounter(directory: Path) -> Iterator[Mounter]:
     """Yield what mounts; at the end everything is unmounted and every log is judged."""
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("this machine has no /dev/fuse")
+    skip_without_fuse()
     _detach_leftovers()
     with ExitStack() as stack:
         yield Mounter(directory, stack)
