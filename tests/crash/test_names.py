@@ -12,7 +12,7 @@ import trio
 
 from tests.crash.crashes import check_left_behind, recover
 from tests.crash.harness import OWNER, Process, stored
-from tests.crash.histories import ARRAYS, NCHUNKS, payload_of
+from tests.crash.histories import ARRAYS, PER_SHARD, payload_of
 from tests.support.lossy_disk import LossyDisk, QuickDisk, newest, oldest
 from tests.support.opened import find, read_file
 
@@ -89,14 +89,15 @@ def test_a_chunk_file_that_came_before_the_document_of_its_array(template: Path,
     document = json.loads((source / f"{ARRAY}/zarr.json").read_text())
     shutil.rmtree(source / ARRAY)
     (source / f"{ARRAY}/c").mkdir(parents=True)
-    for number in range(NCHUNKS):
+    numbers = range(PER_SHARD + 1)  # of one whole shard, and of one that is not
+    for number in numbers:
         (source / f"{ARRAY}/c/{number}").write_bytes(payload_of(ARRAY, 1 + number))
     document["codecs"] = document["codecs"][0]["configuration"]["codecs"]
     document["chunk_grid"]["configuration"]["chunk_shape"] = [len(payload_of(ARRAY, 1))]
 
     async def change(process: Process) -> None:
         fs = process.fs
-        fs.document_writer._chunks_per_shard = (4,)
+        fs.document_writer._chunks_per_shard = (PER_SHARD,)
         directory = (await find(process.fs, ARRAY)).ino
         handle, _, _ = await fs.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         await process.fs.open_files[handle].write(0, json.dumps(document).encode())
@@ -105,7 +106,7 @@ def test_a_chunk_file_that_came_before_the_document_of_its_array(template: Path,
 
     for after in cut(tmp_path, source, change):
         if (after / f"{ARRAY}/zarr.json").exists():
-            found = trio.run(stored, after, ARRAY, range(NCHUNKS))
+            found = trio.run(stored, after, ARRAY, numbers)
         else:
-            found = [(after / f"{ARRAY}/c/{number}").read_bytes() for number in range(NCHUNKS)]
-        assert found == [payload_of(ARRAY, 1 + number) for number in range(NCHUNKS)]
+            found = [(after / f"{ARRAY}/c/{number}").read_bytes() for number in numbers]
+        assert found == [payload_of(ARRAY, 1 + number) for number in numbers]
