@@ -120,7 +120,7 @@ def test_a_leaf_takes_the_index_of_each_of_its_shards_once(remote: Remote) -> No
     assert requests == Counter([*indexes, *listings, *documents])
 
 
-def test_a_directory_that_is_no_node_takes_its_listing_and_one_request_more_when_it_is_first_seen(
+def test_a_directory_that_is_no_node_takes_its_listing_and_at_first_one_request_more(
     remote: Remote,
 ) -> None:
     fill(remote, "plain/image", bytes_of(16))
