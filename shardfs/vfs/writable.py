@@ -185,8 +185,9 @@ class WritableFilesystem(Filesystem):
             return False
         if not isinstance(handle, ChunkHandle):
             return not handle.is_direct
-        is_written = self.buffers.of_ino(handle.ino) is not None or not self.pages.allows(self.path_of(handle.ino))
-        if not chunks or is_written or isinstance(handle.extent, FillChunk):
+        if not chunks or isinstance(handle.extent, FillChunk):
+            return False
+        if self.buffers.of_ino(handle.ino) is not None or not self.pages.allows(self.path_of(handle.ino)):
             return False
         self.pages.opened(handle)
         return True
