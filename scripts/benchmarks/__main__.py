@@ -207,6 +207,7 @@ def _store(plan: Plan) -> None:
 def _precomputed(plan: Plan) -> None:
     count = 4 if plan.quick else 8
     precomputed.run(precomputed.make(plan.work, count), count, plan.placed(FREE), plan.times(5))
+    precomputed.run_large(precomputed.make_large(plan.work), plan.placed(FREE), plan.times(5))
 
 
 def _serve(plan: Plan) -> None:

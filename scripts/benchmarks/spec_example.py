@@ -11,7 +11,7 @@ from time import perf_counter
 
 from .datasets import Dataset, chunk_path
 from .listing import find
-from .peers import PEERS, Mounted
+from .peers import PEERS
 from .placement import Placement
 from .report import print_table, verdict
 
@@ -34,7 +34,7 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
             firsts.append(_first_chunk(dataset, mounted.root, random.Random(turn)))
             if turn == rounds - 1:
                 count, seconds = find(mounted.root / part)
-                memory = _peak_memory(mounted)
+                memory = peak_memory(mounted.server)
     if part == "c" and count != dataset.chunk_count:
         raise RuntimeError(f"find prints {count:,} files instead of {dataset.chunk_count:,}")
     mount, first = median(mounts), median(firsts)
@@ -65,20 +65,25 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
 def _first_chunk(dataset: Dataset, root: Path, order: random.Random) -> float:
     """The seconds until one random chunk of a fresh mount is read."""
     path = chunk_path(root, tuple(order.randrange(extent) for extent in dataset.grid))
+    return read_once(path, dataset.chunk_bytes)
+
+
+def read_once(path: Path, nbytes: int) -> float:
+    """The seconds until a chunk of this size is read."""
     start = perf_counter()
     descriptor = os.open(path, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     content = os.read(descriptor, size)
     os.close(descriptor)
     seconds = perf_counter() - start
-    if len(content) != dataset.chunk_bytes:
-        raise RuntimeError(f"{path} has {len(content):,} bytes instead of {dataset.chunk_bytes:,}")
+    if len(content) != nbytes:
+        raise RuntimeError(f"{path} has {len(content):,} bytes instead of {nbytes:,}")
     return seconds
 
 
-def _peak_memory(mounted: Mounted) -> int:
-    """The most bytes that the daemon ever had in memory."""
-    for line in Path(f"/proc/{mounted.server}/status").read_text().splitlines():
+def peak_memory(server: int | None) -> int:
+    """The most bytes that a daemon ever had in memory."""
+    for line in Path(f"/proc/{server}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("the daemon tells no peak memory")
