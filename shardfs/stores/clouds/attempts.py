@@ -24,13 +24,17 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, of silence, for a whole reply; after *grace*, a body comes at *rate* bytes per second."""
+    """Seconds: to connect, of silence, for a whole reply; after *grace*, a body comes at *rate* bytes per second.
+
+    A *listing* of a directory of a bucket must end within that time, however many replies it takes.
+    """
 
     connect: float = 5.0
     silence: float = 15.0
     whole: float = 3600.0
     grace: float = 15.0
     rate: float = 1024.0
+    listing: float = 600.0
 
 
 TIMEOUTS: Final = Timeouts()

@@ -1,12 +1,14 @@
 """Single requests to a bucket of Google or Azure, by obstore; nothing else knows that library here."""
 
+import asyncio
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore
 from obstore.exceptions import (
@@ -33,6 +35,7 @@ from shardfs.stores.clouds.attempts import (
 from shardfs.stores.clouds.errors import (
     ABSENT,
     COMPRESSED,
+    ENDLESS,
     NO_CONTENT_LENGTH,
     NO_CONTENT_RANGE,
     NO_LAST_MODIFIED,
@@ -40,6 +43,7 @@ from shardfs.stores.clouds.errors import (
     NO_REPLY,
     NOT_CONNECTED,
     NOT_TRUSTED,
+    ODD_NAME,
     OTHER_RANGE,
     REPLACED,
     SILENT,
@@ -54,12 +58,15 @@ if TYPE_CHECKING:
     from obstore import GetOptions
     from obstore.store import ClientConfig
 
+T = TypeVar("T")
+
 _NOWHERE: Final = datetime.fromtimestamp(0, UTC)
 """What obstore has as time of a reply that states none."""
 
 _STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
 _REASONS: Final = (
     ("RangeNotSupported", NO_RANGES),
+    ("NotPartial", NO_RANGES),
     ("UnexpectedRange", OTHER_RANGE),
     ("NoContentRange", NO_CONTENT_RANGE),
     ("ContentRange", NO_CONTENT_RANGE),
@@ -112,14 +119,33 @@ class BucketAttempts:
         """Return all names below *prefix*: obstore has no pages of them."""
         full, start = self._location.full(prefix), len(self._location.full(""))
         with _failures():
-            listing = obstore.list_with_delimiter(self._obstore(), full or None)
-            objects = [(meta["path"][start:], _stat_of(meta)) for meta in listing["objects"]]
-            return ListPage(objects, [f"{name[start:].rstrip('/')}/" for name in listing["common_prefixes"]], None)
+            listing = self._in_time(lambda store: obstore.list_with_delimiter_async(store, full or None))
+        # obstore leaves out the slash of an object that stands for the directory itself.
+        paths = [(full if meta["path"] == full[:-1] else meta["path"], meta) for meta in listing["objects"]]
+        prefixes = [f"{name.rstrip('/')}/" for name in listing["common_prefixes"]]
+        return ListPage(
+            [(path[start:], _stat_of(meta)) for path, meta in paths if path.startswith(full)],
+            [path[start:] for path in prefixes if path.startswith(full)],
+            None,
+        )
 
     def has_below(self, prefix: str) -> bool:
         """Whether any key begins with *prefix*."""
+        full = self._location.full(prefix)
         with _failures():
-            return bool(next(iter(obstore.list(self._obstore(), self._location.full(prefix), chunk_size=1)), ()))
+            return self._in_time(partial(_has_any, prefix=full))
+
+    def _in_time(self, ask: Callable[[AzureStore | GCSStore], Awaitable[T]]) -> T:
+        """Return the answer to *ask*, which may be any number of requests that obstore makes by itself."""
+
+        async def wait() -> T:
+            async with asyncio.timeout(self._timeouts.listing):
+                return await ask(self._obstore())
+
+        try:
+            return asyncio.run(wait())
+        except TimeoutError:
+            raise FailedAttempt(ENDLESS) from None
 
     def _full(self, key: str) -> str:
         full = self._location.full(key)
@@ -159,6 +185,12 @@ def make_store(location: CloudLocation, timeouts: Timeouts = TIMEOUTS) -> AzureS
         raise SourceError(f"{location.url} cannot be opened: {_SETTINGS[location.scheme]}") from None
 
 
+async def _has_any(store: AzureStore | GCSStore, prefix: str) -> bool:
+    async for some in obstore.list(store, prefix, chunk_size=1):
+        return bool(some)
+    return False
+
+
 def _stat_of(meta: Mapping[str, Any]) -> ObjectStat:
     modified = meta["last_modified"]
     return object_stat(meta["size"], meta["e_tag"], int(modified.timestamp()) if modified != _NOWHERE else None)
@@ -182,6 +214,8 @@ def _of_obstore(error: Exception) -> Failure:
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
     stated = _STATUS.search(dump)
     status = int(stated[1]) if stated is not None else 0
+    if isinstance(error, InvalidPathError):
+        return ODD_NAME
     if isinstance(error, PreconditionError):
         return REPLACED
     if isinstance(error, NotFoundError | FileNotFoundError):

@@ -93,6 +93,13 @@ NO_CONTENT_LENGTH: Final = Failure(Cause.NONSENSE, "the reply has no valid Conte
 NO_LAST_MODIFIED: Final = Failure(Cause.NONSENSE, "the reply has no valid Last-Modified", 200)
 TOO_MANY_REDIRECTS: Final = Failure(Cause.NONSENSE, "one redirect follows another without end", 302)
 LESS_SAFE: Final = Failure(Cause.NONSENSE, "the server redirects from https:// to http://, which is not followed", 302)
+ENDLESS: Final = Failure(Cause.NONSENSE, "the server lists more and more names, without end", 200)
+ODD_NAME: Final = Failure(
+    Cause.NONSENSE,
+    "something there has a name with an empty part, or with . or .. as a part, and obstore lists nothing beside such "
+    "names; rename it, or remove it",
+    200,
+)
 NOT_TRUSTED: Final = Failure(
     Cause.NOT_TRUSTED, "its certificate is not trusted; SSL_CERT_FILE can name a file with certificates to trust"
 )
