@@ -180,6 +180,7 @@ def test_the_keys_of_json_that_are_written_down_are_printed(dataset: Path, mount
         assert set(re.findall(r"`(\w+)`", keys)) - {"null"} <= found, name
 
 
+@pytest.mark.slow
 def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
     lines = sorted({line for line in typed() if re.match(r"shardfs mount (?!.*s3:).*data\.zarr /mnt/x$", line)})
     assert len(lines) > 9
