@@ -15,7 +15,7 @@ ARRAY = next(case.document for case in CASES if case.document["chunk_key_encodin
 
 
 def outline_of(document: bytes, name: str = "zarr.json") -> Outline:
-    outline = outline_of_all((name,), document)
+    outline = outline_of_all("", (name,), document)
     assert outline is not None
     return outline
 
@@ -123,7 +123,7 @@ def test_documents_of_zarr_v2_name_nodes_and_chunks() -> None:
     assert not consolidated.is_closed("a")
     assert consolidated.count("a/b") == 6
     ome = {"multiscales": [{"datasets": [{"path": "0"}]}]}
-    named = outline_of_all((".zgroup", ".zattrs"), b"{}", json.dumps(ome).encode())
+    named = outline_of_all("", (".zgroup", ".zattrs"), b"{}", json.dumps(ome).encode())
     assert named is not None
     assert (named.below, named.may_have) == ({"": {"0"}}, {"labels"})
 
@@ -152,4 +152,4 @@ def test_an_info_names_scales_and_their_shards() -> None:
     assert named.below == {"": {"by_id", "a"}, "a": {"b"}}
     assert [named.count(path) for path in ("by_id", "a/b", "a")] == [1, None, 0]
     for other in (b"{}", b"[1]", b"7", b"{", b'{"scales": 7}', b'{"@type": "other"}'):
-        assert outline_of_all(("info",), other) is None
+        assert outline_of_all("", ("info",), other) is None
