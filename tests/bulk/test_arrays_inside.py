@@ -13,6 +13,8 @@ from tests.support.commands import FAILED, run, run_json
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 
+pytestmark = pytest.mark.slow
+
 VALUES = np.arange(1, 9, dtype="i4")
 LONG = "x" * 253
 SEEN = ["plain", "plain/0", "plain/inside", "plain/folder/deep", "bfloat", "bfloat/inside", LONG, ".zarray", "grid"]

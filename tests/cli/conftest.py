@@ -49,5 +49,6 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """An empty directory to mount on."""
+    skip_without_fuse()
     (tmp_path / "place").mkdir()
     return tmp_path / "place"

@@ -164,6 +164,7 @@ def test_wrong_commands_say_what_is_wrong() -> None:
 STREAMS = {"2>&-": 0, ">&-": 0, "<&- >&- 2>&-": 0, ">/dev/full": 1}
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_closed_or_full_changes_no_other_status(source: Path) -> None:
     for redirection, status in STREAMS.items():
         for arguments, expected in ((["info", source], status), (["info", source / "nowhere"], SOURCE)):
@@ -173,6 +174,7 @@ def test_a_stream_that_is_closed_or_full_changes_no_other_status(source: Path) -
             assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_entered_is_an_error_for_every_output(source: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     output = tmp_path / "closed/x"

@@ -287,6 +287,7 @@ def start(source: Path, *arguments: str) -> tuple["subprocess.Popen[str]", int]:
     return process, int(found[1])
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_put_that_was_answered(source: Path) -> None:
     process, port = start(source, "--write")
     client = Client(port)
@@ -304,6 +305,7 @@ def test_a_kill_loses_no_put_that_was_answered(source: Path) -> None:
         assert site.ask("/more.txt").body == b"more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_commits_and_ends_with_success_and_the_log_names_no_token(
     source: Path, tmp_path: Path, number: signal.Signals

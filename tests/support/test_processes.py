@@ -24,6 +24,7 @@ def test_a_program_that_waits_for_ever_ends_with_its_block(end: signal.Signals, 
     assert process.returncode == -end
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_fails_with_its_stack_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "test_hang.py").write_text(
         "import threading\n\n"

@@ -3,6 +3,7 @@
 import tracemalloc
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def test_it_is_a_set(steps: list[tuple[bool, tuple[int, ...]]]) -> None:
         assert sorted(chunks) == sorted(model)
 
 
+@pytest.mark.slow
 def test_a_million_chunks_take_less_than_a_byte_each() -> None:
     tracemalloc.start()
     try:
