@@ -23,6 +23,8 @@ from tests.stores.clouds.test_web import write_group
 from tests.support.opened import in_trio
 from tests.support.web_server import MOST_NBYTES, Web, web_server
 
+pytestmark = pytest.mark.slow
+
 KEY = "c29tZSBzZWNyZXQga2V5"
 CHUNK, OTHER = "s/1/c/0/0", "s/1/c/1/1"
 

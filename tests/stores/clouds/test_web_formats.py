@@ -23,6 +23,8 @@ from tests.support.web_server import Web, web_server
 from tests.support.wkw import LZ4, RAW, layer, write_properties, write_wkw
 
 SIZE, CHUNK = (40, 40, 40), (10, 10, 10)
+pytestmark = pytest.mark.slow
+
 HALF = "16_16_40"
 VALUES = np.arange(1, 1601, dtype="u2").reshape(40, 40)
 
