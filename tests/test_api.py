@@ -24,6 +24,8 @@ from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:

@@ -26,6 +26,8 @@ from tests.support.mounting import PATIENCE, environment
 from tests.support.s3_server import Bucket
 from tests.support.web_server import web_server
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parent.parent
 
 fsspec.register_implementation("shardfs", ShardfsFileSystem, clobber=True)  # whatever was installed here before

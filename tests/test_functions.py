@@ -16,6 +16,8 @@ from tests.support.damage import document
 from tests.support.datasets import store
 from tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

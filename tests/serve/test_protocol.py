@@ -13,6 +13,8 @@ from tests.support.datasets import age
 from tests.support.mounting import PATIENCE
 from tests.support.serving import Client, Served, served
 
+pytestmark = pytest.mark.slow
+
 NOTES = b"0123456789" * 10
 LIMITS = Limits()
 

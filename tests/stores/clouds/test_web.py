@@ -42,6 +42,8 @@ from tests.support.processes import running
 from tests.support.serving import served
 from tests.support.web_server import MOST_NBYTES, Web, web_server
 
+pytestmark = pytest.mark.slow
+
 VALUES = np.arange(1, 4097, dtype="u2").reshape(64, 64)
 OME = {"ome": {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}, {"path": "s/1"}], "axes": []}]}}
 

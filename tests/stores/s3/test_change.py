@@ -20,6 +20,8 @@ from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 from tests.support.s3_writing import writing
 
+pytestmark = pytest.mark.slow
+
 KEY = "a/c/0"
 OBJECT = f"{PREFIX}/{KEY}"
 SMALL = bytes(i * 7 % 251 for i in range(10_000))

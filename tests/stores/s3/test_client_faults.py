@@ -16,6 +16,8 @@ from tests.support.s3_faults import Changed, Drip, Hang, HangMidBody, Ignore, Lo
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 ABSENT = Condition(None)
 PASSING = [
