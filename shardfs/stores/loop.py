@@ -57,8 +57,9 @@ class LoopThread(Generic[T]):
             with suppress(InvalidStateError):  # whoever waited was interrupted
                 _settle(future, result, error)
 
-        call = self._start(lambda opened: work(opened, *args, **kwargs), answer)
+        call = self._new_call(lambda opened: work(opened, *args, **kwargs), answer)
         try:
+            self._loop.start(call)  # an interrupt may come before this returns, too
             return _result(future)
         finally:
             if future.cancel():  # it is done, unless we were interrupted
@@ -107,11 +108,14 @@ class LoopThread(Generic[T]):
             raise
 
     def _start(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]") -> "_Call[T, R]":
-        if os.getpid() != self._pid:
-            raise ClosedError(f"{self._name} was opened by the process {self._pid} before it was forked; open it again")
-        call = _Call(work, answer)
+        call = self._new_call(work, answer)
         self._loop.start(call)
         return call
+
+    def _new_call(self, work: Callable[[T], Awaitable[R]], answer: "_Answer[R]") -> "_Call[T, R]":
+        if os.getpid() != self._pid:
+            raise ClosedError(f"{self._name} was opened by the process {self._pid} before it was forked; open it again")
+        return _Call(work, answer)
 
     @property
     def is_closed(self) -> bool:
