@@ -282,7 +282,7 @@ class Hierarchy:
 
     async def _load_own(self, path: str, known: Node | None) -> Node:
         """Load a node without regard to what groups above it say."""
-        if known is not None and isinstance(known.kind, Plain):
+        if known is not None and isinstance(known.kind, Plain):  # else its document is likely to be there
             await self._store.expect_names(path)
         stat, context = await self._store.stat(path), await self._context(path, known)
         key = join_key(path, DOCUMENT)
@@ -343,7 +343,7 @@ class Hierarchy:
                     return self._load_scale(node, kind.volume.scales[relative], kind, known)
                 if isinstance(kind, StoredCollection) and relative in kind.collection.values:
                     return self._load_values(node, kind.collection.values[relative], kind, known)
-        if known is None or not known.is_read_only:
+        if known is None or not known.is_read_only:  # else one document is asked for: that of the known format
             await self._store.expect_names(node.path)
         was = known.kind if known is not None else None
         before = was.described_by if isinstance(was, ForeignNode) else None

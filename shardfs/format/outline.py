@@ -157,11 +157,10 @@ class Outline:
 
     def count(self, path: str) -> int | None:
         """Return how many names a grid has in the directory *path*; None if nobody knows what names there are."""
-        within = self._within(path)
-        if within is None:
-            return 0
-        shards, rest = within
-        return shards.count(rest) if shards is not None else None if not rest else 0
+        shards, rest = self._within(path) or (None, path)
+        if shards is not None:
+            return shards.count(rest)
+        return None if path in self.shards else 0
 
     def shard_names(self, path: str) -> Iterator[tuple[str, bool]]:
         """Yield those names, and whether each is a directory."""

@@ -82,7 +82,7 @@ class TreeOptions:
         for mistake, is_made in mistakes.items():
             if is_made:
                 raise UsageError(mistake)
-        drafts_of(self.draft)
+        drafts_of(self.draft)  # or an error, if there is no such draft
 
     @property
     def access(self) -> str:

@@ -29,7 +29,7 @@ from tests.support.lossy_disk import Choose, Killed, Machine, QuickDisk, State, 
 from tests.support.readers import READERS, assert_same
 
 IS_LONG = bool(os.environ.get("SHARDFS_LONG"))
-NATIVE_EVERY = 1 if IS_LONG else 24
+NATIVE_EVERY = 1 if IS_LONG else 10
 
 REFUSED = {("tensorstore", "encoded")}
 """Readers that read no array like that."""

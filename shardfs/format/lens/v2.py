@@ -142,7 +142,7 @@ class V2(V3):
         codec = codec_of(array) if self.decodes else None
         fill, caveat = lens._fill(array)
         if DataType.parse(array.document["data_type"]).dtype.kind == "O":
-            caveat = _MISSING_BYTES
+            caveat = "; ".join(filter(None, (caveat, _MISSING_BYTES)))
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
     def check_name(self, context: Context) -> None:
