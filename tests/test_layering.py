@@ -75,6 +75,7 @@ def module_names() -> dict[str, Path]:
     return dict(zip((".".join(name.parts).removesuffix(".__init__") for name in names), trees(), strict=True))
 
 
+@pytest.mark.slow
 def test_no_module_needs_itself() -> None:
     """Imports for types alone are imports, too."""
     modules = module_names()
@@ -113,6 +114,7 @@ def is_self(node: ast.expr) -> bool:
     return is_name(node) and node.id == "self"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [*sorted(HEIGHTS.keys() - {"errors", "version"}), "cli", "api"])
 def test_only_the_module_of_a_class_sets_attributes_of_its_objects(room: str) -> None:
     """Told by the names of the attributes. Everybody counts in `Statistics`, and in `Counts` of remote stores."""
@@ -153,6 +155,7 @@ def test_the_format_is_pure() -> None:
             assert not {name.split(".")[0] for name in imported(module)} & IMPURE, module
 
 
+@pytest.mark.slow
 def test_vendors_stay_in_their_rooms() -> None:
     for module in trees():
         roots = {name.split(".")[0] for name in imported(module)}

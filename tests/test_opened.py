@@ -26,6 +26,8 @@ from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, environment
 from tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.slow
+
 NEW = b"a new chunk"
 
 

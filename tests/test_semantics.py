@@ -5,6 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 TOP = Path(__file__).parent.parent
 TEXT = (TOP / "docs/semantics.md").read_text(encoding="utf-8")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
@@ -18,6 +20,7 @@ def functions_of(path: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
+@pytest.mark.slow
 def test_every_test_that_is_named_exists() -> None:
     named = TEST.findall(TEXT)
     assert len(named) > 80

@@ -85,6 +85,7 @@ def test_an_array_that_cannot_be_packed_is_named_and_the_rest_is_packed(source: 
     assert not (tmp_path / "packed/0").exists()
 
 
+@pytest.mark.slow
 def test_a_level_that_no_encoder_has_is_refused_where_chunks_are_encoded(source: Path, tmp_path: Path) -> None:
     codecs = '[{"name": "gzip", "configuration": {"level": 10}}]'
     done = run("pack", "--shards", "4", "--codecs", codecs, source, tmp_path / "packed")

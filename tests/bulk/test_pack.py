@@ -109,6 +109,7 @@ async def test_every_array_of_the_corpus_has_the_same_chunks_in_the_shards_that_
             assert_same(read_zarr(tmp_path / "packed" / case.name), encoded[case.name].values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "options"), [(write_v2, ("--shards", "2,3,2")), (write_v3, ("--index-location", "start", "--jobs", "2"))]
 )
@@ -231,6 +232,7 @@ def refuse(tmp_path: Path, *arguments: str | Path) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_what_cannot_be_packed_is_named_and_the_rest_is_packed(tmp_path: Path) -> None:
     source, packed = tmp_path / "source", tmp_path / "packed"
     group = zarr.open_group(source, mode="w")
@@ -256,6 +258,7 @@ def test_what_cannot_be_packed_is_named_and_the_rest_is_packed(tmp_path: Path) -
     assert "nothing was written: (root): chunks have several lengths" in refused
 
 
+@pytest.mark.slow
 def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_v3(source)

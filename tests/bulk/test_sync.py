@@ -172,6 +172,7 @@ def test_a_shard_of_other_codecs_is_made_again_also_if_the_source_is_damaged(pla
         assert [*zarr.open_array(path)[...]] == [2] * 4 + [0] * 4 + [2] * 8
 
 
+@pytest.mark.slow
 def test_after_an_interruption_no_old_document_describes_new_shards(places: Places) -> None:
     source, made = places.source, places.made()
     with source.edited() as path:
@@ -363,6 +364,7 @@ def test_after_a_full_disk_what_is_stored_stays_and_the_next_run_goes_on(tmp_pat
         subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_path: Path, mount: Mounter) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_small(tmp_path / "plain")
@@ -588,6 +590,7 @@ def test_nothing_is_removed_or_called_complete_if_the_source_is_another_director
     assert made.files() == before
 
 
+@pytest.mark.slow
 def test_what_was_changed_since_stays_also_if_a_run_could_not_store_it_again(tmp_path: Path) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_small(source)
@@ -616,6 +619,7 @@ def test_what_somebody_changed_is_not_removed(places: Places) -> None:
     assert made.files()["file"] == b"mine"
 
 
+@pytest.mark.slow
 def test_a_shard_that_left_the_source_is_removed_also_if_it_could_not_be_stored_again_before(places: Places) -> None:
     source, made = places.source, places.made()
     with source.edited() as path:

@@ -135,6 +135,7 @@ def test_a_wrong_endpoint_is_refused_without_showing_its_password() -> None:
         assert "hunter2" not in one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
 
 
+@pytest.mark.slow
 def test_without_the_libraries_for_s3_the_command_says_how_to_get_them() -> None:
     program = "import sys; sys.modules['boto3'] = None; from shardfs.cli import main; main()"
     line = [sys.executable, "-c", program, "info", URL]
@@ -203,6 +204,7 @@ URLS = [
 ]
 
 
+@pytest.mark.slow
 def test_unsupported_urls_are_refused(source: Path, place: Path) -> None:
     for url, parts in URLS:
         said = one_line_of(run("mount", url.replace("PLACE", str(place)), place, cwd=place), SOURCE)

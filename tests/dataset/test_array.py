@@ -34,6 +34,7 @@ async def whole(extent: Extent | None) -> bytes | None:
     return None if extent is None else bytes(await extent.read(0, extent.nbytes))
 
 
+@pytest.mark.slow
 @every_case
 @in_trio
 async def test_a_cache_that_holds_next_to_nothing_changes_nothing_but_speed(stored: StoredCorpus, case: Case) -> None:

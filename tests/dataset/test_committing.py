@@ -136,6 +136,7 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
     assert len(shard.read_bytes()) == len(whole) + 4
 
 
+@pytest.mark.slow
 @in_leaps
 async def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(arrays: Path) -> None:
     async with that_cannot_commit(arrays, "end", "start") as process:
@@ -396,6 +397,7 @@ async def test_a_conflict_is_kept_whatever_is_published_in_another_array_of_its_
     assert await stored(arrays, "unchecked", range(1)) == kept[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
 @in_leaps
 async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(

@@ -42,6 +42,7 @@ def index_of(data: bytes, frame: Frame) -> FrameIndex:
     return FrameIndex("little", (), (), frame)
 
 
+@pytest.mark.slow
 def test_a_header_says_of_which_array_a_frame_is(tmp_path: Path) -> None:
     for geometry in GEOMETRIES.values():
         data, frame = frame_of(tmp_path / "a.b2nd", geometry)

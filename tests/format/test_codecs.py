@@ -63,6 +63,7 @@ def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
         assert codec is not CRC32C  # gzip and zstd have header bits that say nothing
 
 
+@pytest.mark.slow
 @every_chain
 @given(edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), size=st.integers(0, 400))
 @settings(max_examples=60)

@@ -41,6 +41,7 @@ def filled(data_type: Any, fill_value: Any) -> bytes:
     return fill_element(data_type, fill_value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NATIVE)
 @given(data=st.data())
 def test_every_element_that_zarr_python_writes_is_read_as_it_was(name: str, data: st.DataObject) -> None:

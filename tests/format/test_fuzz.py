@@ -78,6 +78,7 @@ for _ in range(300):
     DEEP = sharding((1, 1), DEEP, GZIP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "document",
     [

@@ -57,6 +57,7 @@ def test_decoding_undoes_the_encoder(sample: tuple[list[Any], np.ndarray]) -> No
     assert index.nbytes >= len(encoded)
 
 
+@pytest.mark.slow
 @given(pairs, st.one_of(st.sampled_from(SIZES), st.integers(0, 1200)))
 @example((U64, U64), 0)
 @example((U64, 0), 2**63 - 1)

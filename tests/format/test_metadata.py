@@ -82,6 +82,7 @@ def test_a_document_that_is_too_large_is_refused_unread(monkeypatch: pytest.Monk
         parse_json(b"[1, 2, ]x")
 
 
+@pytest.mark.slow
 def test_a_document_that_is_nested_too_deeply_to_be_written_is_refused() -> None:
     nested: Any = []
     for _ in range(100_000):

@@ -97,6 +97,7 @@ def test_everything_else_tells_arrays_apart() -> None:
     assert len({of(document) for document in DIFFERENT}) == len(DIFFERENT)
 
 
+@pytest.mark.slow
 def test_deep_nesting_does_no_harm() -> None:
     def nested(depth: int, codec: Any) -> dict[str, Any]:
         for _ in range(depth):

@@ -37,6 +37,7 @@ def saved(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([*DTYPES, *STRUCTS]).map(np.dtype),
     st.lists(st.sampled_from([0, 1, 2, 9, 1000]), max_size=3).map(tuple),
@@ -54,6 +55,7 @@ def test_names_of_fields_that_are_not_latin_1_have_no_npy_form() -> None:
         NpyFile.of(data_type(np.dtype([("中", "<i2")])), (1,), (1,))
 
 
+@pytest.mark.slow
 @given(shapes, st.data())
 def test_boxes_of_a_range_are_few_and_hold_each_element_once_in_order(
     shape: tuple[int, ...], data: st.DataObject
@@ -68,6 +70,7 @@ def test_boxes_of_a_range_are_few_and_hold_each_element_once_in_order(
     assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
+@pytest.mark.slow
 @given(chunked(), st.data())
 def test_a_part_ends_behind_whole_elements_and_its_copies_are_counted(
     layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject
@@ -86,6 +89,7 @@ def test_a_part_ends_behind_whole_elements_and_its_copies_are_counted(
     assert file.ncopies(first, last) == sum(map(len, file.plan(first, last).values()))
 
 
+@pytest.mark.slow
 @given(chunked(), st.data())
 def test_a_plan_copies_what_slicing_gives(layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject) -> None:
     shape, chunk_shape = layout

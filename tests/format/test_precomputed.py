@@ -65,6 +65,7 @@ def test_every_chunk_that_tensorstore_writes_is_found(document: dict[str, Any], 
             assert part == f"{offset + dimension.start}-{offset + stop}"
 
 
+@pytest.mark.slow
 @given(grid_shapes, st.data())
 def test_morton_codes_are_undone(grid_shape: tuple[int, int, int], data: st.DataObject) -> None:
     position = tuple(data.draw(st.integers(0, length - 1)) for length in grid_shape)
@@ -72,6 +73,7 @@ def test_morton_codes_are_undone(grid_shape: tuple[int, int, int], data: st.Data
     assert positions_of(np.array([code], np.uint64), grid_shape).tolist() == [list(position)]
 
 
+@pytest.mark.slow
 @given(st.tuples(*[st.integers(1, 6)] * 3))
 def test_morton_codes_are_different(grid_shape: tuple[int, int, int]) -> None:
     codes = {morton_code(position, grid_shape) for position in np.ndindex(grid_shape)}

@@ -43,6 +43,7 @@ def test_murmurhash_of_known_numbers() -> None:
     assert murmurhash3_x86_128(np.array(list(HASHED), np.uint64)).tolist() == list(HASHED.values())
 
 
+@pytest.mark.slow
 @given(specifications(), st.lists(ids, min_size=1, max_size=20))
 def test_a_chunk_belongs_where_its_place_is(specification: dict[str, Any], numbers: list[int]) -> None:
     parsed = Uint64Sharding.parse(specification)
@@ -167,6 +168,7 @@ def test_no_range_of_a_hostile_shard_index_leaves_the_shard(head: bytes, shard_n
 numbers = st.one_of(st.integers(0, 300), ids, st.integers(U64 - 300, U64))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(numbers, numbers, numbers), max_size=6), st.integers(0, 500))
 def test_no_range_of_a_hostile_minishard_leaves_the_shard(rows: list[tuple[int, int, int]], shard_nbytes: int) -> None:
     codecs = MinishardCodecs("little", (), (), "raw", 64)

@@ -138,6 +138,7 @@ def test_many_changes_leave_what_a_dictionary_would_hold(
         shard = new
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.dictionaries(st.integers(0, 4), st.binary(max_size=40), max_size=5), st.integers(0, 99))
 def test_an_aligned_append_ends_each_step_at_a_multiple_and_with_an_index(
     begin: int, puts: Chunks, at_once: int

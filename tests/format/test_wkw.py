@@ -20,6 +20,7 @@ def morton(position: tuple[int, ...]) -> int:
     return sum((position[axis] >> bit & 1) << 3 * bit + axis for bit in range(8) for axis in range(3))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 3), st.integers(0, 3), st.data())
 def test_each_block_is_where_its_morton_code_says(block: int, file: int, data: st.DataObject) -> None:
     parsed = WkwHeader.parse(header(block, file, voxel=2, nbytes=6))

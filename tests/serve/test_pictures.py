@@ -287,6 +287,7 @@ def test_what_cannot_be_drawn_says_so_in_words(tmp_path: Path) -> None:
             assert site.ask(f"/-/plane/{target}").status == 404, target
 
 
+@pytest.mark.slow
 def test_damage_is_said_and_the_rest_is_drawn(tmp_path: Path) -> None:
     values = RNG.integers(10, 100, (8, 8)).astype("uint8")
     put(tmp_path / "image", values, (4, 8), (4, 4))
@@ -362,6 +363,7 @@ def test_who_has_a_picture_or_asks_for_its_head_lets_nothing_be_decoded(
         assert site.ask("/-/plane/image")["ETag"] == tag
 
 
+@pytest.mark.slow
 def test_whatever_changes_a_picture_changes_its_version(tmp_path: Path) -> None:
     values = RNG.integers(0, 9, (8, 8)).astype("uint8")
 

@@ -32,6 +32,7 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_file_of_every_view_has_the_bytes_that_are_shown_without_http(source: Path, site: Served) -> None:
     client = site.connect()
     for prefix, view, decode in (

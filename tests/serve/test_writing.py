@@ -254,6 +254,7 @@ def test_only_the_view_of_the_option_is_written_and_others_say_where(site: Serve
     assert site.ask("/-/flush").status == 405
 
 
+@pytest.mark.slow
 def test_in_the_decoded_view_plain_bytes_are_put(source: Path) -> None:
     with served(source, write=True, decode=True) as site:
         assert site.ask("/decoded/v3/image/c/0/0", "PUT", CHUNK).status == 204
@@ -327,6 +328,7 @@ def test_a_signal_commits_and_ends_with_success_and_the_log_names_no_token(
     assert stored(source, (0, 0)) == CHUNK
 
 
+@pytest.mark.slow
 def test_a_bucket_is_written(source: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     s3_bucket.upload(source, "data.zarr")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)

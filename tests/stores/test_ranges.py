@@ -19,6 +19,7 @@ def test_a_gap_that_costs_less_than_a_request_is_fetched_along() -> None:
     assert merge([Span(0, 10), Span(far + 1, far + 2)]) == [Span(0, 10), Span(far + 1, far + 2)]
 
 
+@pytest.mark.slow
 @given(st.lists(spans, max_size=12), st.integers(0, 20), st.integers(1, 120))
 def test_every_range_lies_in_exactly_one_that_is_fetched(wanted: list[Span], gap: int, most: int) -> None:
     merged = merge(wanted, max_gap=gap, max_nbytes=most)

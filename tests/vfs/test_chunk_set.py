@@ -12,6 +12,7 @@ from shardfs.vfs.chunk_set import ChunkSet
 INDICES = st.integers(0, 3) | st.integers(1020, 1030) | st.integers(0, 2**40)
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 3).flatmap(
         lambda ndim: st.lists(st.tuples(st.booleans(), st.tuples(*[INDICES] * ndim)), max_size=30)

@@ -20,6 +20,7 @@ def flat(nchunks: int) -> ChunkNumbering:
     return ChunkNumbering.of((nchunks,), nested=False)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 2**36), min_size=1, max_size=8), st.data())
 def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data: st.DataObject) -> None:
     ranges = ArrayRanges()

@@ -94,6 +94,7 @@ async def test_nothing_is_left_after_everything_was_seen_and_forgotten(opened: O
         assert known(fs) == 1
 
 
+@pytest.mark.slow
 @in_trio
 async def test_chunks_take_no_place_in_the_table(opened: Opened, tmp_path: Path) -> None:
     store(tmp_path / "large", array((64, 64), (64, 64), sharding((1, 1)), data_type="uint8"))

@@ -21,6 +21,7 @@ from tests.crash.histories import INNER, NCHUNKS
 from tests.support.opened import find, in_trio
 
 
+@pytest.mark.slow
 @in_trio
 async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_answers(
     root: Path, monkeypatch: pytest.MonkeyPatch

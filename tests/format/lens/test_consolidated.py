@@ -202,6 +202,7 @@ def test_a_copy_of_the_stored_document_itself_is_kept_if_it_says_the_same() -> N
     assert "'a/b'" in refusal(array((8, 12), (4, 6), sharding((2, 2)), data_type="uint8"), stored)
 
 
+@pytest.mark.slow
 def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
     document = group({"a": shown(BASE)})
     for _ in range(5000):

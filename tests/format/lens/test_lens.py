@@ -27,6 +27,7 @@ edits = st.fixed_dictionaries(
 every_lens = pytest.mark.parametrize("lens", LENSES.values(), ids=LENSES)
 
 
+@pytest.mark.slow
 @every_lens
 @given(stored=st.sampled_from(ARRAYS), edit=edits, growth=st.integers(0, 9))
 @settings(max_examples=60)

@@ -95,6 +95,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.slow
 @each("edit", EDITS, lambda edit: f"{edit[0].name}-{edit[1].__name__}")
 def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_path: Path) -> None:
     """Also growing each axis, but for arrays whose last shard would have to grow with it."""

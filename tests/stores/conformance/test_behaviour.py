@@ -188,6 +188,7 @@ async def test_files_that_pass_through_are_seen_at_once(store: Store, subject: S
         assert await read(opened, "d/new") == b"xyzamore"
 
 
+@pytest.mark.slow
 @with_store
 async def test_a_file_that_is_open_keeps_its_content_when_its_name_goes(store: Store, subject: Subject) -> None:
     removed = await store.create("d/removed", 0o644, exclusive=True)

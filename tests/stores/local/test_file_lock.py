@@ -69,6 +69,7 @@ async def test_a_file_that_the_holder_of_the_lock_renames_into_place_is_appended
     assert files(source) == {"d/f"}
 
 
+@pytest.mark.slow
 @partial(in_trio, jump_after=0.01)
 async def test_a_lock_file_that_nobody_has_locked_is_waited_for_while_it_is_young(source: Path) -> None:
     """In its mode `lockfile` tensorstore makes it, and that is all."""

@@ -262,6 +262,7 @@ async def test_a_final_link_is_not_written_through(store: LocalStore, root: Path
 # The calls themselves
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=9), max_size=12), st.integers(0, 20), st.lists(st.integers(1, 30), max_size=20))
 def test_all_is_written_however_little_the_kernel_takes(parts: list[bytes], offset: int, takes: list[int]) -> None:
     fd, real = os.memfd_create("written"), os.pwritev

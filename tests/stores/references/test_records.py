@@ -47,6 +47,7 @@ async def opened(root: Path) -> AsyncIterator[tuple[ReferenceStore, RecordRefere
         yield store, references
 
 
+@pytest.mark.slow
 @in_trio
 async def test_rows_are_ranges_whole_files_bytes_or_nothing(tmp_path: Path) -> None:
     root = write(tmp_path / "refs.parq", {"a": zarray((2, 6), (1, 2)), "scalar": zarray((), ())}, 4)
@@ -72,6 +73,7 @@ async def test_rows_are_ranges_whole_files_bytes_or_nothing(tmp_path: Path) -> N
         }
 
 
+@pytest.mark.slow
 @in_trio
 async def test_names_of_chunks_have_dots_whatever_the_document_says(tmp_path: Path) -> None:
     """Rows go by position, so the document that is shown can say how chunks are named."""
@@ -96,6 +98,7 @@ async def test_few_records_are_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
             assert await references.find(f"a/{number}") == Target(f"file {number // 10}", number % 10, 1)
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_text_that_is_repeated_a_million_times_takes_memory_once(tmp_path: Path) -> None:
     count = 1_000_000

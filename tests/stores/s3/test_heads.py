@@ -379,6 +379,7 @@ class Endless:
         return self._first.replace(b"<IsTruncated>false</IsTruncated>", more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words", "nrequests"),
     [

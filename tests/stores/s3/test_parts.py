@@ -38,11 +38,13 @@ def applied(parts: Sequence[Part]) -> bytes:
     )
 
 
+@pytest.mark.slow
 @given(splices)
 def test_the_parts_are_the_new_version(splice: Splice) -> None:
     assert applied(plan_parts(splice, len(OLD), SMALL)) == bytes_of(*splice.pieces)
 
 
+@pytest.mark.slow
 @given(splices)
 def test_every_part_is_one_that_s3_takes(splice: Splice) -> None:
     parts = plan_parts(splice, len(OLD), SMALL)
@@ -75,6 +77,7 @@ def joined(splice: Splice) -> list[Kept | Content]:
     return pieces
 
 
+@pytest.mark.slow
 @given(splices)
 def test_fetches_give_all_old_bytes_in_order(splice: Splice) -> None:
     fetched = b""
@@ -85,6 +88,7 @@ def test_fetches_give_all_old_bytes_in_order(splice: Splice) -> None:
     assert fetched == bytes_of(*(piece for piece in splice.pieces if isinstance(piece, Kept)))
 
 
+@pytest.mark.slow
 def test_more_ranges_than_parts_are_sent_in_larger_parts() -> None:
     ranges = [Kept(i * 7 * MIB, 6 * MIB + (i % 7) * MIB // 8) for i in range(12_000)]
     parts = plan_parts(Splice(tuple(ranges)), 84_000 * MIB)

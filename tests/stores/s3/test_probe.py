@@ -13,6 +13,8 @@ from tests.support.s3_faults import Ignore, LostReply, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def here(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> Host:

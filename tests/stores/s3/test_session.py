@@ -49,6 +49,7 @@ def test_without_credentials_the_ways_out_are_named(no_credentials: None) -> Non
     assert all(way in said for way in ("aws configure", "--profile", "--anonymous"))
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for endpoint in ("minio:9000", "ftp://minio", "http://", "http://a b", "http://host/?x=1", "-"):
         assert "is not the URL of a server" in refusal(endpoint_url=endpoint)
