@@ -117,10 +117,9 @@ def test_wrong_and_contradicting_options_name_the_way_out(place: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["mount --write", "compact", "recover --apply"])
-def test_a_single_writer_of_a_directory_is_refused(tmp_path: Path, words: str) -> None:
-    source, place = tmp_path / "source", tmp_path / "place"
+def test_a_single_writer_of_a_directory_is_refused(tmp_path: Path, words: str, place: Path) -> None:
+    source = tmp_path / "source"
     zarr.create_array(source, shape=(4,), chunks=(2,), shards=(4,), dtype="i4")
-    place.mkdir()
     done = run(*words.split(), "--single-writer", source, *([place] if "mount" in words else []))
     expected = f"--single-writer is for s3:// sources, and {source} is on this machine"
     assert one_line_of(done, WRONG_USAGE).endswith(expected)
