@@ -1,6 +1,6 @@
 """Buckets behind servers that lie, break off or never end, by every protocol: an error, and never wrong bytes."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -139,33 +139,37 @@ async def test_a_version_that_changes_with_each_reply_is_never_mixed(cloud: Clou
         assert 0 < len(cloud.web.asked()) < 20
 
 
-@in_trio
-async def test_a_server_that_refuses_everything_is_given_up_at_once(cloud: Cloud) -> None:
-    class Everything(set[str]):
-        def __contains__(self, path: object) -> bool:
-            return True
+class Everything(set[str]):
+    """All paths."""
 
+    def __contains__(self, path: object) -> bool:
+        return True
+
+
+def refuse(web: Web) -> None:
+    web.refused = Everything()
+
+
+def fail(web: Web) -> None:
+    web.failures, web.failing = 10**9, 500
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "reason", "most"),
+    [(refuse, AccessDeniedError, "", 9), (fail, StoreError, r"500|fail|error", 19)],
+    ids=["refuses everything", "fails for ever"],
+)
+@in_trio
+async def test_a_server_that_answers_nothing_any_more_is_given_up(
+    cloud: Cloud, stop: Callable[[Web], None], error: type[ShardfsError], reason: str, most: int
+) -> None:
     async with opened(cloud) as (_, paths):
         await paths.read(CHUNK)
         cloud.web.asked()
-        cloud.web.refused = Everything()
-        with pytest.raises(AccessDeniedError):
+        stop(cloud.web)
+        with pytest.raises(error, match=reason):
             await paths.read("0/c/0/0")
-        assert len(cloud.web.asked()) < 10
-    with pytest.raises(SourceError):
-        async with opened(cloud):
-            pass
-
-
-@in_trio
-async def test_a_server_that_fails_for_ever_is_given_up(cloud: Cloud) -> None:
-    async with opened(cloud) as (_, paths):
-        await paths.read(CHUNK)
-        cloud.web.failures, cloud.web.failing = 10**9, 500
-        cloud.web.asked()
-        with pytest.raises(StoreError, match=r"500|fail|error"):
-            await paths.read("0/c/0/0")
-        assert len(cloud.web.asked()) < 20
+        assert len(cloud.web.asked()) <= most
     with pytest.raises(SourceError):
         async with opened(cloud):
             pass
