@@ -156,12 +156,12 @@ def fail(web: Web) -> None:
 
 @pytest.mark.parametrize(
     ("stop", "error", "reason", "most"),
-    [(refuse, AccessDeniedError, "", 9), (fail, StoreError, r"500|fail|error", 19)],
+    [(refuse, AccessDeniedError, None, 9), (fail, StoreError, r"500|fail|error", 19)],
     ids=["refuses everything", "fails for ever"],
 )
 @in_trio
 async def test_a_server_that_answers_nothing_any_more_is_given_up(
-    cloud: Cloud, stop: Callable[[Web], None], error: type[ShardfsError], reason: str, most: int
+    cloud: Cloud, stop: Callable[[Web], None], error: type[ShardfsError], reason: str | None, most: int
 ) -> None:
     async with opened(cloud) as (_, paths):
         await paths.read(CHUNK)
