@@ -29,7 +29,7 @@ def decode_members(
     padding: bytes = b"",
     no_member: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Buffer:
-    """Decode concatenated members, at most *limit* bytes; a member is a decompressor of the standard library.
+    """Decode concatenated members, at most *limit* bytes; *new_member* returns a decompressor like those of Python.
 
     Only the first *most* members are decoded. Behind each, *padding* may follow, any number of times. If the
     decompressor raises *no_member* behind the first one, the rest is ignored.

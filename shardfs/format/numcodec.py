@@ -11,11 +11,11 @@ Sources: Zarr storage specification 2, "Filters"; zarr-python 2.18, and 3.1 for 
 import bz2
 import lzma
 import struct
-import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from isal import isal_zlib
 
 from shardfs.errors import CorruptionError, MetadataError, RefusedError, ShardfsError
 from shardfs.format.document import Extension, Json, brief
@@ -144,7 +144,7 @@ def _new_lzma(codec: Codec) -> lzma.LZMADecompressor:
 
 
 _DECOMPRESSORS: Final[dict[str, Callable[[Codec, Buffer, int], Buffer]]] = {
-    "zlib": lambda codec, data, limit: decode_members(zlib.decompressobj, data, limit, most=1),
+    "zlib": lambda codec, data, limit: decode_members(isal_zlib.decompressobj, data, limit, most=1),
     "bz2": lambda codec, data, limit: decode_members(bz2.BZ2Decompressor, data, limit, no_member=OSError),
     "lzma": lambda codec, data, limit: decode_members(lambda: _new_lzma(codec), data, limit, no_member=lzma.LZMAError),
 }

@@ -59,6 +59,7 @@ def test_the_recipe_is_one_for_conda_and_needs_what_the_project_needs() -> None:
     optional = [bound for extra in extras for bound in project["optional-dependencies"][extra]]
     assert recipe["package"] == {"name": "shardfs", "version": shardfs.__version__}
     needed = [bound.partition(";")[0].replace(">=", " >=") for bound in project["dependencies"]]
+    needed = [f"python-{bound}" if bound.startswith("isal ") else bound for bound in needed]  # as conda-forge calls it
     assert recipe["requirements"]["run"] == [f"python {project['requires-python']}", *needed]
     # The build loads the commands.
     assert recipe["requirements"]["host"] == ["python 3.11.*", "pip", "hatchling >=1.25", *needed]

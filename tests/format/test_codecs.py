@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,37 @@ def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
         except CorruptionError:
             continue
         assert codec is not CRC32C  # gzip and zstd have header bits that say nothing
+
+
+_TEXT = st.one_of(st.binary(max_size=300), st.text("ab", max_size=9).map(lambda text: text.encode() * 400))
+_FIELDS = {4: b"\5\0extra", 8: b"name\0", 16: b"comment\0"}
+
+
+@st.composite
+def gzip_members(draw: st.DrawFn) -> bytes:
+    """One member as any program may write it: its head, its deflate blocks, its end."""
+    flags, data = draw(st.integers(0, 31)), draw(_TEXT)
+    head = b"\x1f\x8b\x08" + bytes([flags]) + draw(st.binary(min_size=6, max_size=6))
+    head += b"".join(field for flag, field in _FIELDS.items() if flags & flag)
+    if flags & 2:
+        head += struct.pack("<H", zlib.crc32(head) & 0xFFFF)
+    options = draw(st.integers(0, 9)), zlib.DEFLATED, -draw(st.integers(9, 15)), draw(st.integers(1, 9))
+    packer = zlib.compressobj(*options, draw(st.integers(0, 4)))
+    half = len(data) // 2
+    flush = draw(st.sampled_from([zlib.Z_NO_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]))
+    body = packer.compress(data[:half]) + packer.flush(flush) + packer.compress(data[half:]) + packer.flush()
+    return head + body + struct.pack("<II", zlib.crc32(data), len(data))
+
+
+@given(members=st.lists(gzip_members(), min_size=1, max_size=3), padding=st.integers(0, 20), as_view=st.booleans())
+@settings(max_examples=60)
+def test_gzip_of_every_program_decodes_as_python_decodes_it(members: list[bytes], padding: int, as_view: bool) -> None:
+    data = b"".join(members) + bytes(padding)
+    plain = gzip.decompress(data)
+    assert decode(parsed([GZIP]), memoryview(data) if as_view else data, len(plain)) == plain
+    if plain:
+        with pytest.raises(CorruptionError):
+            decode(parsed([GZIP]), data, len(plain) - 1)
 
 
 @pytest.mark.slow
