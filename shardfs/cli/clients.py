@@ -15,6 +15,7 @@ from shardfs.format.document import Extension
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.lens.v2_attributes import has_missing_value
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.stores.base import join_key
 from shardfs.stores.url import StoreOptions
 
 
@@ -23,23 +24,24 @@ class Tool:
     """A program, and what it understands of Zarr.
 
     *says* is its message for a sharded array. *views* are those that it reads, the best first; *opens* is how to open a
-    dataset mounted at /mnt/x with an array `image`. *opens_without* is how to open in Python, without a mount, what
-    `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it; *opens_array* is how to
-    open the array at the path that is the second {} in it, if the dataset is no group at its top. *caveat* says what
-    else it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve` serves; one that is
-    *remote* reads nothing else, and *opens* is a URL then.
+    dataset mounted at /mnt/x with an array `image`, "" if it reads no Zarr. *opens_without* is how to open in Python,
+    without a mount, what `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it;
+    *opens_array* is how to open the array at the path that is the second {} in it, if the dataset is no group at its
+    top. *opens_volume* is how to open the volume of neuroglancer at {} of a mount, or of a server, "" if it does not.
+    *caveat* says what else it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve`
+    serves; one that is *remote* reads nothing else, and *opens* is a URL then.
 
     It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
     only those that are their own inverse. It reads arrays of at least *min_ndim* axes, which are not empty if it
     *needs_elements*. If it *masks_fill_values*, it takes v3 fill values for missing values even if axes have names. A
-    tool that *copies* needs none of that. One that *reads_precomputed* needs no view of Zarr for such volumes.
+    tool that *copies* needs none of that.
     """
 
     name: str
     says: str
     views: tuple[ViewOptions, ...]
-    opens: str
+    opens: str = ""
     opens_without: str = ""
     opens_array: str = ""
     data_types: frozenset[str] | None = None
@@ -51,9 +53,9 @@ class Tool:
     needs_elements: bool = False
     masks_fill_values: bool = False
     copies: bool = False
-    reads_precomputed: bool = False
     reads_urls: bool = False
     is_remote: bool = False
+    opens_volume: str = ""
     caveat: str = ""
 
     def without_mount(
@@ -85,6 +87,10 @@ class Tool:
             return self.opens_array.format(", ".join(arguments), _code(array))
         return self.opens_without.format(", ".join(arguments))
 
+    def to_open(self, volume: str) -> str:
+        """Return how it opens the volume of neuroglancer at the path *volume* of a mount at /MNT, or of a server."""
+        return self.opens_volume.format(join_key("" if self.is_remote else "/MNT", volume))
+
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
         """Return why this tool cannot read the array of *node* in the view *shown*; None if it can.
 
@@ -93,11 +99,13 @@ class Tool:
         metadata, reason = node.metadata, left_out or node.reason
         if reason is not None or self.copies or not isinstance(metadata, ArrayMetadata):
             return reason
-        is_scale = isinstance(node.kind, ForeignNode) and node.kind.within is not None
+        is_scale = volume_of(node) is not None
+        if is_scale and self.opens_volume:
+            return None if shown == _V3 else f"it opens the volume in the format precomputed, which {_V3.text} shows"
         if is_scale and shown == _V3:
             return "it is shown in the format precomputed, not as Zarr"
-        if is_scale and self.reads_precomputed:
-            return "it opens the volume by precomputed://, with or without a mount"
+        if not self.opens:
+            return "it does not read Zarr"
         data_type = _name_of(metadata.document["data_type"])
         if self.data_types is not None and data_type not in self.data_types:
             return f"it does not know the data type {data_type}"
@@ -133,6 +141,15 @@ class Tool:
         if self.max_codecs is not None and len(names) > self.max_codecs:
             return f"it applies only {self.max_codecs} of the codecs {', '.join(names)}"
         return None
+
+
+def volume_of(node: Node) -> str | None:
+    """Return the path of the volume of neuroglancer that *node* is a scale of; None if it is none."""
+    kind = node.kind
+    if not isinstance(kind, ForeignNode) or kind.within is None:
+        return None
+    key = next(key for key, scale in kind.within.volume.scales.items() if scale is kind.described)
+    return node.path.removesuffix(key).rstrip("/")
 
 
 def _code(value: object) -> str:
@@ -235,7 +252,13 @@ TOOLS: Final = (
         codecs=_COMPRESSORS | {"crc32c"},
         assumes_little_endian=True,
         min_ndim=3,
-        reads_precomputed=True,
+        opens_volume='CloudVolume("precomputed://file://{}")',
+    ),
+    Tool(
+        "tensorstore, driver neuroglancer_precomputed",
+        "nothing, it reads no Zarr",
+        (_V3,),
+        opens_volume='{{"driver": "neuroglancer_precomputed", "kvstore": "file://{}/"}}',
     ),
     Tool(
         "zarr-python 3.1",
@@ -268,6 +291,7 @@ TOOLS: Final = (
         codecs=_COMPRESSORS | {"crc32c"},
         reads_urls=True,
         is_remote=True,
+        opens_volume="precomputed://http://127.0.0.1:8000/{}",
         caveat="images of OME-Zarr open with their labels",
     ),
     Tool(

@@ -10,7 +10,7 @@ import click
 
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, facts, ratio_of, views_of
-from shardfs.cli.clients import TOOLS, Tool
+from shardfs.cli.clients import TOOLS, Tool, volume_of
 from shardfs.cli.options import array_argument, command, draft_option, json_option
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
@@ -100,12 +100,14 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
         (tool, shown): {} for tool in TOOLS for shown in tool.views
     }
     first: dict[tuple[Tool, ViewOptions], str] = {}
+    volume: str | None = None
     count = 0
     with progress("reading documents", None, "array") as advance:
         async for node in array_nodes(source, array):
             advance(1)
             if isinstance(node.metadata, ArrayMetadata):
                 count += 1
+                volume = volume_of(node) if volume is None else volume
                 left_out = {shown: view.left_out(node) for shown, view in views.items()}
                 for (tool, shown), reasons in missing.items():
                     reason = tool.misses(node, shown, left_out[shown])
@@ -116,6 +118,8 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
     top = await source.hierarchy.node("")
     items = []
     for tool in TOOLS if count else ():
+        if not tool.opens and volume is None:
+            continue
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
         reads_any = len(reasons) < count
@@ -129,6 +133,7 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
                 "tool": tool.name,
                 "mount": command,
                 "without_mount": instead,
+                "volume": tool.to_open(volume) if tool.opens_volume and volume is not None and reads_any else None,
                 "missing": reasons,
                 "caveat": tool.caveat or None,
             }
@@ -230,9 +235,10 @@ def _render_advice(advice: Sequence[Described]) -> list[str]:
     for found in advice:
         command = found["mount"] or found["without_mount"] or "no view: it reads none of the arrays"
         lines.append(f"{found['tool']:<{width}}  {command}")
-        instead = [f"or {found['without_mount']}"] if found["mount"] else []
+        ways = [f"or {found['without_mount']}"] if found["mount"] else []
+        ways += [f"then {found['volume']}; it reads the sharded volume, too"] if found["volume"] else []
         named = [f"not {path or '(root)'}: {reason}" for path, reason in found["missing"].items()]
         more = [f"nor {len(named) - _MAX_NAMED} more, which --json names"] if len(named) > _MAX_NAMED else []
         caveat = [f"note: {found['caveat']}"] if found["caveat"] else []
-        lines += [f"{'':<{width}}    {text}" for text in [*instead, *named[:_MAX_NAMED], *more, *caveat]]
+        lines += [f"{'':<{width}}    {text}" for text in [*ways, *named[:_MAX_NAMED], *more, *caveat]]
     return lines

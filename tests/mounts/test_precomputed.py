@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -108,7 +109,15 @@ def test_commands_see_a_sharded_array(source: Path, tmp_path: Path) -> None:
     (found,) = run_json("map", "--json", source, KEY)["arrays"]
     assert sum(each["chunks"] for each in found["shards"]) == len(names_in(document))
     assert {each["dead"] for each in found["shards"]} == {0}
-    assert "live" in succeed("map", source, KEY)
+    assert {each["capacity"] for each in found["shards"]} == {0}
+    pages = tmp_path / "map.html"
+    for text in (succeed("map", source, KEY), succeed("map", "--html", pages, source, KEY) + pages.read_text()):
+        count = len(names_in(document))
+        assert f"stored; {count:,} of {count:,} chunks; " in text
+        assert " live" in text
+        # How many chunks belong to a shard is not known: none is said to be partly stored.
+        assert not re.search(r"[░▒▓]", text.replace("░▒▓ partly", ""))
+        assert "% full" not in text
     for options in ([], ["--data"]):
         report = run_json("verify", "--json", *options, source)
         assert report["sound"]
@@ -119,6 +128,38 @@ def test_commands_see_a_sharded_array(source: Path, tmp_path: Path) -> None:
         chunk = dataset[KEY].read_chunk((0, 0, 0, 0))
         assert chunk == (tmp_path / "unpacked" / KEY / next(iter(names_in(document)))).read_bytes()
         assert dataset[KEY].shards()
+
+
+def test_programs_that_know_volumes_are_told_how_to_open_one(mount: Mounter, tmp_path: Path) -> None:
+    source, document = tmp_path / "source", volume(SPECIFICATIONS["one shard"])
+    write_volume(source / "em/volume", document, [values_of(each["size"]) for each in document["scales"]])
+    store(source / "image", array((8, 12), (4, 6), sharded((2, 3), LITTLE)))
+    advice = {found["tool"]: found for found in run_json("info", "--tools", "--json", source)["tools"]}
+    known = {name: found["volume"] for name, found in advice.items() if found["volume"] is not None}
+    opens = '{"driver": "neuroglancer_precomputed", "kvstore": "file:///MNT/em/volume/"}'
+    assert known == {
+        "cloud-volume 12": 'CloudVolume("precomputed://file:///MNT/em/volume")',
+        "neuroglancer": "precomputed://http://127.0.0.1:8000/em/volume",
+        "tensorstore, driver neuroglancer_precomputed": opens,
+    }
+    for name in known:
+        assert not [path for path in advice[name]["missing"] if path.startswith("em/")]
+    mounting = advice["tensorstore, driver neuroglancer_precomputed"]["mount"].split()
+    assert mounting[:4] == ["shardfs", "mount", str(source), "MNT"]
+    root = mount(source, arguments=mounting[4:]).path
+    spec = json.loads(opens.replace("/MNT", str(root)))
+    shown = tensorstore.open(spec, read=True, open=True).result().read().result()
+    assert np.array_equal(shown, read_volume(source / "em/volume"))
+    text = succeed("info", "--tools", source)
+    for line in known.values():
+        assert f" then {line}; it reads the sharded volume, too\n" in text
+
+
+def test_programs_for_volumes_alone_are_named_if_there_is_one(tmp_path: Path) -> None:
+    store(tmp_path / "image", array((8, 12), (4, 6), sharded((2, 3), LITTLE)))
+    advice = run_json("info", "--tools", "--json", tmp_path)["tools"]
+    assert {found["volume"] for found in advice} == {None}
+    assert "tensorstore, driver neuroglancer_precomputed" not in {found["tool"] for found in advice}
 
 
 @pytest.fixture
