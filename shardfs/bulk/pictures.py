@@ -78,8 +78,8 @@ class Cell:
 
     @property
     def fullness(self) -> float:
-        """The share of chunks that are stored."""
-        return sum(min(use.chunks / (use.capacity or 1), 1.0) for use in self.uses) / self.shards
+        """The share of chunks that are stored; of shards, where nobody knows how many chunks belong to one."""
+        return sum(min(use.chunks / use.capacity, 1.0) if use.capacity else 1.0 for use in self.uses) / self.shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,26 +145,32 @@ def _share(part: int, whole: int) -> str:
     return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
 
 
-def _describe(use: ShardUse) -> str:
+def _describe(use: ShardUse, noun: str) -> str:
     """Describe a shard in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
     waste = "encoded as a whole" if use.capacity else "dead bytes are not counted"
     if use.dead is not None:
         waste = f"{size(use.dead)} ({_share(use.dead, use.size)}) dead"
-    return f"{use.key}: {size(use.size)}, {_count(use.chunks, use.capacity)}, {waste}"
+    return f"{use.key}: {size(use.size)}, {_count(use.chunks, use.capacity, noun)}, {waste}"
 
 
-def _count(chunks: int, most: int) -> str:
-    """Say how many *chunks* there are, of *most*; if nobody knows how many there may be, they are values."""
-    return f"{chunks:,} of {counted(most, 'chunk')}" if most else counted(chunks, "value")
+def _noun(found: ArrayMap) -> str:
+    """Return what is in the shards: chunks, or values of which nobody knows how many there may be."""
+    return "chunk" if found.array.grid.nchunks else "value"
+
+
+def _count(chunks: int, most: int, noun: str) -> str:
+    """Say how many *chunks* there are, of *most* if anybody knows."""
+    return f"{chunks:,} of {counted(most, noun)}" if most else counted(chunks, noun)
 
 
 def _summary(found: ArrayMap) -> str:
     """Return how much of an array is stored."""
     total = Cell(math.prod(found.shape), [use for _, use in found.uses])
-    nchunks, most = sum(use.chunks for use in total.uses), found.array.grid.nchunks
-    full = f", {sum(use.error is None and use.chunks >= use.capacity for use in total.uses):,} full" if most else ""
+    chunks = _count(sum(use.chunks for use in total.uses), found.array.grid.nchunks, _noun(found))
+    full = f", {sum(use.error is None and use.chunks >= use.capacity for use in total.uses):,} full"
+    full = "" if found.array.grid.is_scattered else full
     wasteful = sum(bool(use.dead) for use in total.uses)
     damaged = f", {total.damaged:,} damaged" if total.damaged else ""
     damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
@@ -172,7 +178,7 @@ def _summary(found: ArrayMap) -> str:
     if found.uses and all(use.dead is None for use in total.uses):  # where a format is only read, nothing removes them
         dead = "" if found.array.grid.is_read_only else ", ? dead"
     return (
-        f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored{full}{damaged}; {_count(nchunks, most)}; "
+        f"{len(found.uses):,} of {counted(total.shards, 'shard')} stored{full}{damaged}; {chunks}; "
         f"{size(total.nbytes)}{dead}"
     )
 
@@ -193,7 +199,7 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
             yield [Part("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]
         damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DAMAGED) if use.error is not None]
         for use, layout in found.layouts or damaged:
-            yield [Part(f"  {_describe(use)}")]
+            yield [Part(f"  {_describe(use, _noun(found))}")]
             if layout is not None:
                 yield [Part("    "), *_bar(layout, width)]
         if 0 < len(found.layouts) < len(found.uses):
@@ -201,7 +207,8 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
     for path, reason in reasons.items():
         yield [Part(f"no map: {path or '(root)'}: {reason}")]
     if any(found.uses for found in maps):
-        yield [Part("Shards: · missing  ░▒▓ partly  █ full  1…9 tenths of dead bytes  ! damaged")]
+        full = "full" + (", or not known how full" if any(found.array.grid.is_scattered for found in maps) else "")
+        yield [Part(f"Shards: · missing  ░▒▓ partly  █ {full}  1…9 tenths of dead bytes  ! damaged")]
         legend = ((Part(f"  {sign}", use.name.lower()), Part(f" {word}")) for use, (sign, word) in _LAYOUT.items())
         yield [Part("In a shard:"), *(part for pair in legend for part in pair)]
 
@@ -212,7 +219,8 @@ def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> Part:
     if not cell.uses:
         return Part("·" * wide, "missing", title)
     fullness, dead = cell.fullness, cell.dead / (cell.nbytes or 1)
-    title += f", {100 * fullness:.0f} % full, {size(cell.nbytes)}, {_share(cell.dead, cell.nbytes)} dead"
+    title += f", {100 * fullness:.0f} % full" if all(use.capacity for use in cell.uses) else ""
+    title += f", {size(cell.nbytes)}, {_share(cell.dead, cell.nbytes)} dead"
     if cell.damaged:
         return Part("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
     if dead >= _MIN_DEAD:

@@ -116,10 +116,6 @@ class ValueGrid(IdGrid):
         """0: nobody knows how many values there may be."""
         return 0
 
-    def capacity(self, shard: Coords) -> int:
-        """Return 0: nobody knows how many values there may be."""
-        return 0
-
     def nchunks_of(self, shard: Coords) -> int:
         """Return a usual number of values in a shard, as nobody knows how many there may be."""
         return _USUAL_COUNT

@@ -122,7 +122,7 @@ class VolumeGrid(IdGrid):
         return self.names.encode(coords)
 
     def nchunks_of(self, shard: Coords) -> int:
-        """Return how many chunks a shard has on average; how many belong to this one would take a walk to find out."""
+        """Return how many chunks a shard has on average."""
         return -(-self.nchunks // self.sharding.nshards)
 
     def nelements_of(self, shard: Coords) -> int:

@@ -171,8 +171,8 @@ class IdGrid(ShardGrid):
         return ()
 
     def capacity(self, shard: Coords) -> int:
-        """Return how many chunks a shard has on average."""
-        return self.nchunks_of(shard)
+        """Return 0: how many belong to a shard would take a walk over all ids to find out, if anybody knows."""
+        return 0
 
     def covered(self, axis: int, index: int) -> range:
         """Return all chunks along *axis*: any shard may have some of them."""
