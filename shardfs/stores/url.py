@@ -54,8 +54,9 @@ class StoreOptions(S3Options):
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
     directory that keeps at most *cache_size* of fetched data, also for later mounts. *assume_complete*: to list the
-    chunks of a source on a web server, ask for each shard that an array may have. *allow_target*: where files may be to
-    which references lead; without any, where the references are.
+    chunks of a source on a web server, ask for each shard that an array may have; references, and an array that is one
+    file, list their chunks without it. *allow_target*: where files may be to which references lead; without any, where
+    the references are.
     """
 
     cache: str | None = None
@@ -184,7 +185,7 @@ def _is_usable(name: str, places: Sequence["_Source"]) -> bool:
     if name in _FOR_ALL:
         return any(isinstance(place, Location | CloudLocation) for place in places)
     if name in _FOR_WEB:
-        return isinstance(places[0], CloudLocation) and places[0].is_web
+        return any(isinstance(place, CloudLocation) and place.is_web for place in places)
     if name in _FOR_REFERENCES:
         return isinstance(places[0], _References)
     return any(isinstance(place, Location) for place in places)

@@ -14,10 +14,13 @@ from shardfs.errors import NotFoundError, UnsupportedError
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
+from tests.support.b2nd import Geometry, write_b2nd
 from tests.support.commands import one_line_of, run, run_json
+from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.opened import in_trio
 from tests.support.precomputed import KEY, info, read_volume, scale, sharding, write_volume
+from tests.support.references import write_document, write_records
 from tests.support.serving import served
 from tests.support.web_server import Web, web_server
 from tests.support.wkw import LZ4, RAW, layer, write_properties, write_wkw
@@ -182,6 +185,29 @@ def test_zarr_v2_is_read_through_a_mount_and_packed(
     assert np.array_equal(packed["0"][...], VALUES)
     assert packed["0"].shards
     assert ("more" in packed) == consolidated
+
+
+def test_assume_complete_changes_nothing_of_references_and_single_files(web: Web, tmp_path: Path) -> None:
+    zarray = {
+        "zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        "fill_value": 0, "compressor": None, "filters": None,
+    }  # fmt: skip
+    members = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(zarray), "a/0": ["a.bin", 3, 2], "a/1": "xy"}
+    (web.root / "a.bin").write_bytes(b"abcdefgh")
+    write_document(web.root / "refs.json", members)
+    write_records(web.root / "refs.parq", {name: value for name, value in members.items() if name != "a/1"})
+    write_b2nd(web.root / "image.b2nd", Geometry((20, 7), (10, 4), (5, 2), "i2", {}))
+    for name in ("refs.json", "refs.parq", "image.b2nd"):
+        url = f"{web.url}/{name}"
+        assert run_json("info", "--json", "--assume-complete", url) == run_json("info", "--json", url)
+        usual, complete = tmp_path / "usual" / name, tmp_path / "complete" / name
+        for directory, words in ((usual, []), (complete, ["--assume-complete"])):
+            directory.parent.mkdir(exist_ok=True)
+            assert run("unpack", "--jobs=1", *words, url, directory).returncode == 0
+        assert files_below(usual) == files_below(complete) != {}
+    local = tmp_path / "files/refs.json"
+    refused = f"--assume-complete is for https:// and http:// sources, and this is {local}"
+    assert one_line_of(run("info", "--assume-complete", local), 2).endswith(refused)
 
 
 def test_a_source_without_any_document_is_refused_with_the_reason(web: Web) -> None:
