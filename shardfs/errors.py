@@ -212,6 +212,12 @@ class NameTooLongError(NotFoundError):
     errno = _errno.ENAMETOOLONG
 
 
+class TooDeepError(StoreError):
+    """A directory is nested deeper than shardfs looks."""
+
+    errno = _errno.ENAMETOOLONG
+
+
 class NoAttributeError(ShardfsError):
     """The extended attribute does not exist."""
 

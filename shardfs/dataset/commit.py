@@ -231,8 +231,7 @@ class GroupCommit:
             with trio.move_on_at(self._next):
                 await self.wanted.wait()
             self.wanted = trio.Event()
-            with trio.CancelScope(shield=True):  # else half a commit would be left in the journal
-                await self._commit(self._due())
+            await self._commit(self._due())
 
     async def flush(self, *, below: str = "") -> None:
         """Commit what is pending now in arrays at and below the path *below*.
@@ -277,9 +276,9 @@ class GroupCommit:
         *,
         compact: bool = False,
     ) -> None:
-        """Change chunks of one shard without records, or compact it (*compact*), unless changes of it are pending.
+        """Change chunks of one shard without records, after a flush; without *contents*, remove the shard.
 
-        Without *contents*, the shard is removed, whatever is in it.
+        With *compact*, rewrite it without dead bytes, unless changes of it are pending.
         """
         queue = self.queue(layout, shard)
         attempts = _ATTEMPTS
@@ -309,7 +308,8 @@ class GroupCommit:
     async def _turn(self) -> AsyncIterator[None]:
         async with self._committing:
             try:
-                yield
+                with trio.CancelScope(shield=True):  # else half a commit would be left in the journal
+                    yield
             finally:
                 self.progress.set()
                 self.progress = trio.Event()
@@ -568,8 +568,8 @@ class GroupCommit:
             self._fail(queue, error)
 
     def _fail(self, queue: ShardQueue, error: ShardfsError) -> None:
-        if not queue.changes:  # they were committed before the journal failed
-            log.error("%s is committed, but that could not be noted in the journal: %s", queue.key, error)
+        if not queue.changes:  # they were committed, or put aside as conflicts, before the journal failed
+            log.error("%s has nothing pending, but that could not be noted in the journal: %s", queue.key, error)
             return
         if queue.key not in str(error):
             error = type(error)(f"{queue.key}: {error}")

@@ -42,6 +42,7 @@ from shardfs.errors import (
     NotFoundError,
     NotUnshardable,
     StoreError,
+    TooDeepError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Json, parse_json
 from shardfs.format.keyed import ShardedValues, parse_collection
@@ -68,6 +69,7 @@ _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
 _MAX_INFO_NBYTES: Final = 4 * 2**20  # a larger `info` lists the segments of a volume
+_MAX_DEPTH: Final = 100  # what a directory is depends on all those above it
 _SETTLED_NS: Final = 2 * 10**9
 _MAX_SEEN: Final = 100_000
 _MAX_LOGGED: Final = 10_000
@@ -123,7 +125,12 @@ class Hierarchy:
         self.drafts = drafts
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
-        """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*."""
+        """Return the node at the directory *path*, checked at most *ttl* seconds ago, or now if *fresh*.
+
+        Raises `TooDeepError` below more than 100 directories.
+        """
+        if path.count("/") >= _MAX_DEPTH:
+            raise TooDeepError(f"{path} is nested more than {_MAX_DEPTH} directories deep: move it up, or mount a part")
 
         async def is_current(known: tuple[Node, float]) -> bool:
             return not fresh and within_ttl(known[1], self.clock(), self.ttl)

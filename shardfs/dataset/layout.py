@@ -232,12 +232,14 @@ class InodeGenerations:
         version = self.known(layout, coords) if is_listed else self._see(layout, coords)
         if version.stored == stored:
             return version
-        if version.stored is None:  # seen for the first time, or chunks were published before the shard existed
+        if version.stored is None:  # none was seen yet, or our own commit removed the one before
             version.stored, version.mtime_ns = stored, stat.mtime_ns
         elif (layout.serial, coords) not in self._changing:
             version.stored, version.mtime_ns = stored, stat.mtime_ns
             self._statistics.replaced_shards += 1
-            self._supersede(layout, coords, version)
+            pending = layout.pending.changes(coords)
+            self._supersede(version, {chunk: own for chunk, own in version.own.items() if chunk in pending})
+            version.layout = layout
         return version
 
     def known(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
@@ -271,8 +273,10 @@ class InodeGenerations:
         version = self._see(layout, coords)
         if stat is not None and (version.stored is None or layout.grid.is_unsharded):
             version.mtime_ns = stat.mtime_ns
+        if stat is None:
+            self._supersede(version, {})  # what may be there later is nothing that was published before
         version.stored = hash(stat.version) if stat is not None else None
-        if not version.is_ours or stat is None:  # else it is in every listing since our last commit
+        if not version.is_ours:  # else it is in every listing since our last commit
             layout.pending.listing += 1
         version.is_ours = stat is not None
         self.ncommits += 1
@@ -334,15 +338,12 @@ class InodeGenerations:
             self._nown -= len(version.own)
             self._forget(layout, coords)
 
-    def _supersede(self, layout: ArrayLayout, coords: Coords, version: ShardVersion) -> None:
-        """Make every chunk of a shard a new version, as far as attributes show; what is pending is none of it."""
-        pending = layout.pending.changes(coords)
-        kept = {chunk: own for chunk, own in version.own.items() if chunk in pending}
+    def _supersede(self, version: ShardVersion, kept: dict[Coords, OwnVersion]) -> None:
+        """Make every chunk of a shard a new version, as far as attributes show, but for those that are *kept*."""
         self._nown -= len(version.own) - len(kept)
         version.generation += 1
         version.begins_with_chunk = version.is_ours = False
         version.own = kept
-        version.layout = layout
 
 
 _IDLE: Final = 2.0

@@ -310,11 +310,6 @@ class WritingOperations(Operations):
         await self.fs.sync_directory(self.fs.open_directories[fh].ino)
 
     @request
-    async def release(self, fh: FileHandleT) -> None:
-        """Close an open file."""
-        await self.fs.close(fh)
-
-    @request
     async def setattr(
         self,
         inode: InodeT,
@@ -398,12 +393,13 @@ class WritingOperations(Operations):
             raise pyfuse3.FUSEError(errno.EPERM)
         file, entry = await self.create(parent_inode, name, mode, FlagT(os.O_WRONLY | os.O_EXCL), ctx)
         try:
-            await self.flush(file.fh)
+            try:
+                await self.flush(file.fh)
+            finally:
+                await self.release(file.fh)
         except BaseException:
             self.fs.drop_references(entry.st_ino, 1)
             raise
-        finally:
-            await self.release(file.fh)
         return entry
 
     @request

@@ -343,8 +343,9 @@ class Documents:
             stored = await self._replace(node, key, content, publication)
             for name, text in beside.items():
                 path = join_key(node.path, name)
-                texts[name] = DocumentText(text, (await self._fs.writable.store.stat(path)).mtime_ns)
-                await self._fs.writable.store.unlink(path)
+                with suppress(NotFoundError):  # another host was faster
+                    texts[name] = DocumentText(text, (await self._fs.writable.store.stat(path)).mtime_ns)
+                    await self._fs.writable.store.unlink(path)
         texts[entry.name] = DocumentText(publication.written, publication.mtime_ns or stored.mtime_ns)
         await self._keep_texts(node.path, texts)
 

@@ -432,7 +432,7 @@ async def _write(handle: FileHandle, data: Buffer | Content, path: str) -> None:
         await handle.write(nbytes, piece)
         nbytes += len(piece)
     if not nbytes and isinstance(handle, WriteBuffer) and handle.says_nothing():
-        raise RefusedError(f"{path} cannot be empty: a document says something")
+        raise RefusedError(f"{path} cannot be empty")
     await handle.flush()
 
 

@@ -171,6 +171,10 @@ class Published(Protocol):
     is_document: bool
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether such a file without a byte can be published."""
+
+    @property
     def path(self) -> str:
         """The path on the mount."""
 
@@ -366,14 +370,14 @@ class WriteBuffer(FileHandle):
             raise StaleError(f"{self.path} was renamed while it was open: open it again to write")
 
     def says_nothing(self) -> bool:
-        """Whether this is a document that began empty and was not written when it was first flushed.
+        """Whether this may not be empty, began so, and was not written when it was first flushed.
 
         It will not be published, and whoever closes it should know. Not so if the file is only created, to be written
         later, or if it was flushed before: a shell or a parent process, which ignores the result, may have passed it on
         to programs that still write.
         """
         is_first, self._was_cut = self._was_cut, False
-        return is_first and self.state is State.FRESH and self.entry.is_document
+        return is_first and self.state is State.FRESH and not self.entry.may_be_empty
 
     def note_rival(self) -> None:
         """Note that another program of this mount writes to the file: that it exists is no conflict with others."""

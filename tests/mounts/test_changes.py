@@ -19,7 +19,7 @@ import pytest
 from tests.support.changing import ChangingArray, document, replace, version
 from tests.support.corpus import GZIP, LITTLE, array
 from tests.support.datasets import LONG_AGO, files_below
-from tests.support.mounting import PATIENCE, Mount, Mounter, refuses
+from tests.support.mounting import PATIENCE, Mount, Mounter, flush, refuses
 from tests.support.readers import read_zarr
 
 KEY, OTHER_SHARD = "c/0/0", "c/2/0"
@@ -236,6 +236,41 @@ def test_without_its_document_an_array_is_shown_as_stored(
     stored.replace_document()
     assert chunks_below(root) == stored.chunks(1)
     assert os.listxattr(root) == []
+
+
+def test_what_others_store_in_place_of_a_removed_shard_has_another_number_and_its_own_time(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    stored = ChangingArray(tmp_path / "source")
+    chunk = mount(tmp_path / "source", write=True, metadata_ttl=0).path / KEY
+    numbers = {chunk.stat().st_ino}
+    chunk.write_bytes(b"ours")
+    numbers.add(chunk.stat().st_ino)
+    root = chunk.parents[2]
+    flush(root)
+    for path in [path for path in (root / "c").rglob("*") if path.is_file()]:
+        path.unlink()
+    flush(root)
+    assert not (stored.directory / SHARD).exists()
+    (stored.directory / SHARD).parent.mkdir(exist_ok=True)
+    stored.replace(SHARD, 2)
+    assert chunk.read_bytes() == stored.chunks(2)[KEY]
+    assert chunk.stat().st_ino not in numbers
+    assert chunk.stat().st_mtime_ns == (stored.directory / SHARD).stat().st_mtime_ns
+
+
+def test_directories_below_a_hundred_others_are_an_error_and_the_rest_is_shown(mount: Mounter, tmp_path: Path) -> None:
+    deep = tmp_path.joinpath("source", *["d"] * 101)
+    deep.mkdir(parents=True)
+    for directory in (deep.parent, deep):
+        (directory / "file").write_bytes(b"some")
+    root = mount(tmp_path / "source", expect=("nested more than 100",)).path
+    shown = root / deep.relative_to(tmp_path / "source")
+    assert (shown.parent / "file").read_bytes() == b"some"
+    with refuses(errno.ENAMETOOLONG):
+        (shown / "file").read_bytes()
+    with refuses(errno.ENAMETOOLONG):
+        os.listdir(shown)
 
 
 @no_ttl

@@ -154,9 +154,8 @@ def test_decoded_chunks_are_written_in_any_way_that_keeps_their_size(mount: Moun
                 os.truncate(one, size)
             beside.write_bytes(bytes(size))
             for replace in (os.rename, shutil.copyfile):
-                if size:  # an empty file is published at its release, which tells nobody
-                    with refuses(errno.EINVAL):
-                        replace(beside, one)
+                with refuses(errno.EINVAL):
+                    replace(beside, one)
             assert (one.read_bytes(), one.stat().st_size) == (old, nbytes)
         assert f"{name}/c/0/0 is refused: a chunk of this array has " in mounted.log
         with one.open("r+b", buffering=0) as file:

@@ -88,7 +88,10 @@ class CloudClient:
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
     ) -> ListPage:
-        """Return all names below *prefix*, a directory with a slash at its end, or ""; obstore has no pages of them."""
+        """Return all names below *prefix*, a directory with a slash at its end, or "".
+
+        There is one page, whatever the other arguments say: obstore has no pages, and web servers no listings.
+        """
         return await self._in_thread(partial(self._list, prefix))
 
     async def has_below(self, prefix: str) -> bool:

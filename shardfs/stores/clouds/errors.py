@@ -92,6 +92,7 @@ NO_CONTENT_RANGE: Final = Failure(Cause.NO_RANGE, "the server does not say which
 NO_CONTENT_LENGTH: Final = Failure(Cause.NONSENSE, "the reply has no valid Content-Length", 200)
 NO_LAST_MODIFIED: Final = Failure(Cause.NONSENSE, "the reply has no valid Last-Modified", 200)
 TOO_MANY_REDIRECTS: Final = Failure(Cause.NONSENSE, "one redirect follows another without end", 302)
+NO_URL: Final = Failure(Cause.NONSENSE, "the server redirects to what is no URL", 302)
 LESS_SAFE: Final = Failure(Cause.NONSENSE, "the server redirects from https:// to http://, which is not followed", 302)
 ENDLESS: Final = Failure(Cause.NONSENSE, "the server lists more and more names, without end", 200)
 ODD_NAME: Final = Failure(

@@ -37,6 +37,7 @@ from shardfs.stores.clouds.errors import (
     NO_LAST_MODIFIED,
     NO_RANGES,
     NO_REPLY,
+    NO_URL,
     NOT_CONNECTED,
     NOT_TRUSTED,
     OTHER_RANGE,
@@ -243,7 +244,7 @@ class WebAttempts:
                             read_body(_pieces(reply), reply.length, self._timeouts)
                     if reply.status not in _REDIRECTS or "Location" not in reply.headers:
                         raise FailedAttempt(Failure.of_status(reply.status))
-                    url = urljoin(url, reply.headers["Location"])
+                    url = _redirected(url, reply.headers["Location"])
                     if server.scheme == "https" and urlsplit(url).scheme != "https":
                         raise FailedAttempt(LESS_SAFE)
             raise FailedAttempt(TOO_MANY_REDIRECTS)
@@ -337,6 +338,14 @@ def _failures() -> Iterator[None]:
         raise FailedAttempt(CUT_SHORT) from None
     except (OSError, HTTPException, UnicodeError):
         raise FailedAttempt(NO_REPLY) from None
+
+
+def _redirected(url: str, location: str) -> str:
+    """Return the URL to which a reply from *url* leads; raises `FailedAttempt`."""
+    try:
+        return urlsplit(urljoin(url, location)).geturl()
+    except ValueError:
+        raise FailedAttempt(NO_URL) from None
 
 
 def _pieces(reply: _Reply) -> Iterator[bytes]:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _MAX_KEYS: Final = 100_000
 _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
+_MAX_OF_ONE: Final = 10
+"""How many times that a single listing may have, so that a server which lists without end fills no memory."""
 _MAX_DIRECTORIES: Final = 1_000_000
 _MAX_DOUBTFUL: Final = 1000
 """How many names of a listing may be forgotten, until all of it is."""
@@ -526,6 +528,9 @@ class Heads:
                 self._has_hidden = True
                 where = printable(self._client.location.url_of(full))
                 log.warning("objects that no file system can show are hidden, as %s", where)
+        if len(listing.names) + len(listing.hidden) > _MAX_OF_ONE * self._max_names:
+            where = self._client.location.url_of(prefix)
+            raise StoreError(f"{where} cannot be listed: it has more names than {_MAX_OF_ONE * self._max_names:,}")
         listing.token = page.token
         listing.npages += 1
         is_empty = not page.objects and not page.prefixes

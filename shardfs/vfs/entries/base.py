@@ -392,6 +392,11 @@ class PublishedEntry(Entry):
 
     @property
     @abstractmethod
+    def may_be_empty(self) -> bool:
+        """Whether such a file without a byte can be published."""
+
+    @property
+    @abstractmethod
     def max_nbytes(self) -> int:
         """The size of the largest such file."""
 

@@ -406,6 +406,11 @@ class Chunk(PublishedEntry):
         self.coords = coords
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether a chunk can have no bytes: a decoded one has those of its elements."""
+        return self.chunks.codec is None or not self.chunks.codec.nbytes
+
+    @property
     def max_nbytes(self) -> int:
         """The size of the largest chunk that can be stored."""
         return self.chunks.array.grid.max_chunk_nbytes

@@ -27,6 +27,7 @@ class Document(PublishedEntry):
     path: str
     max_nbytes = MAX_DOCUMENT_NBYTES
     is_document = True
+    may_be_empty = False
 
     def __init__(self, fs: Tree, path: str, ino: int = 0, identity: object = None) -> None:
         super().__init__(fs, ino)

@@ -264,6 +264,15 @@ async def test_redirects_are_followed_and_passing_failures_tried_again(web: Web)
 
 
 @in_trio
+@pytest.mark.parametrize("location", ["http://[x", "http://a:b/", "file:///etc/passwd", "//"])
+async def test_a_redirect_to_what_is_no_url_of_a_server_is_an_error(web: Web, location: str) -> None:
+    web.moved["/image.zarr/s/1/c/0/0"] = location
+    async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
+        with pytest.raises(StoreError):
+            await paths.read("c/0/0")
+
+
+@in_trio
 async def test_redirects_to_other_hosts_are_followed_as_the_docs_warn(web: Web, tmp_path: Path) -> None:
     shard = "/image.zarr/s/1/c/0/0"
     (tmp_path / "other").mkdir()

@@ -218,6 +218,15 @@ async def test_the_names_that_are_kept_are_bounded() -> None:
 
 
 @on_mock_clock
+async def test_a_listing_of_far_too_many_names_is_an_error() -> None:
+    fake = bucket(*(f"d/{i}" for i in range(31)), *(f"e/{i}" for i in range(30)))
+    heads = Heads(fake.client, ttl=TTL, clock=trio.current_time, max_names=3)
+    assert len((await heads.list("e")).names) == 30
+    with pytest.raises(StoreError, match="/d cannot be listed: it has more names than 30"):
+        await heads.list("d")
+
+
+@on_mock_clock
 async def test_names_that_are_forgotten_one_by_one_take_no_memory_in_the_end() -> None:
     fake = bucket("d/a")
     heads = Heads(fake.client, ttl=TTL, clock=trio.current_time)
