@@ -139,10 +139,9 @@ async def array_references(
 
 
 def require_shown(view: View, node: Node) -> None:
-    """Raise `NotShownError` if *view* does not show an array."""
-    reason = view.left_out(node)
-    if reason is None and node.is_read_only:
-        reason = "it is of another format than Zarr, of whose arrays references are"
+    """Raise `NotShownError` if *view* does not show an array, or nothing can refer to its chunks."""
+    reason = "shardfs writes references only to arrays that are stored as Zarr" if node.is_read_only else None
+    reason = reason or view.left_out(node)
     if reason is not None:
         raise NotShownError(reason)
 

@@ -21,7 +21,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.sharding import Coords, Place
-from shardfs.stores.base import Reader, Snapshot, Stat
+from shardfs.stores.base import Reader, Snapshot, Stat, Store
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
@@ -189,12 +189,17 @@ class ShardCache:
             state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
         if state.error:
             is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
-            hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
-            log.error("unreadable shard: %s%s", state.error, hint)
+            log.error("unreadable shard: %s%s", state.error, self._way_out(layout) if is_damaged else "")
         # A shard that was opened during our own commit is opened again, and counts as no version.
         if state.stat is not None and not self._states.is_outdated(state_key):
             self._show(state, state.stat, self.generations.of(layout, coords, state.stat))
         return state
+
+    def _way_out(self, layout: ArrayLayout) -> str:
+        """Return what to do about a damaged shard, for the end of a message."""
+        if layout.grid.is_read_only or not isinstance(self.store, Store):
+            return "; it is only read: copy it again from where it comes from"
+        return "; `shardfs recover` tells whether it can be repaired"
 
     @staticmethod
     def _show(state: ShardState, stat: Stat, version: ShardVersion) -> None:

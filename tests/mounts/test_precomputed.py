@@ -268,6 +268,31 @@ def test_a_shard_that_is_cut_off_is_an_error_and_harms_no_other(mount: Mounter, 
         os.listdir(root)
     (problem,) = run_json("verify", "--json", tmp_path / "source", status=1)["problems"]
     assert problem["shard"] == f"{KEY}/1.shard"
+    # `shardfs recover` leaves the format alone.
+    assert re.search(r"unreadable shard: 8_8_40/1\.shard: .*; it is only read: copy it again from where", mounted.log)
+    assert "recover" not in mounted.log
+
+
+@pytest.mark.parametrize("view", ["v3", "v2"])
+def test_refs_leave_out_volumes_and_say_so_in_every_view(tmp_path: Path, view: str) -> None:
+    document = volume(SPECIFICATIONS["one shard"])
+    write_volume(tmp_path / "source", document, [values_of(each["size"]) for each in document["scales"]])
+    done = run("refs", "--view", view, tmp_path / "source")
+    reason = "shardfs writes references only to arrays that are stored as Zarr"
+    assert f"{KEY} cannot be referenced: {reason}\n" in done.stderr
+    assert "--decode" not in done.stderr
+
+
+@pytest.mark.parametrize(("encoding", "way_out"), [("raw", "; a mount with --decode shows them"), ("jpeg", "")])
+def test_decode_is_the_way_out_for_chunks_that_are_cut_off_if_they_can_be_decoded(
+    tmp_path: Path, encoding: str, way_out: str
+) -> None:
+    document = volume(sharding(), data_type="uint8")
+    document["scales"][0]["encoding"] = encoding
+    put(tmp_path / "source", document, {"0.shard": shard([[(0, b"chunk")], [], [], []])})
+    (described,) = run_json("info", "--json", tmp_path / "source", KEY)["arrays"]
+    reason = "its chunks are cut off at its edge, which those of Zarr are not"
+    assert described["left_out"]["--view v2"] == f"{reason}{way_out}"
 
 
 def test_ids_that_do_not_belong_are_not_shown_and_are_reported(mount: Mounter, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _array_filters(
         return "C", filters
     if is_in_order(order[::-1], chunk_shape):
         return "F", filters
-    raise NotShownError(f"Zarr v2 has no transpose to {list(order)}; --decode shows the array")
+    raise NotShownError(f"Zarr v2 has no transpose to {list(order)}; a mount with --decode shows the array")
 
 
 def _bytes_filter(codec: Extension, dtype: np.dtype[Any]) -> Codec:

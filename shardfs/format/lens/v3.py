@@ -124,7 +124,12 @@ class V3(Lens):
         if self.decodes:
             return decoded_document(describe_foreign(chunks)), chunks.codec()
         if not chunks.are_whole:
-            raise NotShownError("its chunks are cut off at its edge: --decode shows them")
+            reason = "its chunks are cut off at its edge, which those of Zarr are not"
+            try:
+                chunks.codec()
+            except NotShownError:
+                raise NotShownError(reason) from None
+            raise NotShownError(f"{reason}; a mount with --decode shows them")
         return chunks.document, None
 
     def show_broken(self, reason: str, document: Json) -> Shown:

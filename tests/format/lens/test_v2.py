@@ -83,7 +83,7 @@ def test_axes_of_length_1_may_move(chunk_shape: list[int], order: list[int], let
 @pytest.mark.parametrize(
     ("codecs", "members", "reason"),
     [
-        ([transpose(0, 2, 1), LITTLE], {}, "transpose to [0, 2, 1]; --decode shows"),
+        ([transpose(0, 2, 1), LITTLE], {}, "transpose to [0, 2, 1]; a mount with --decode shows"),
         ([LITTLE, extension("example.opaque")], {}, "'example.opaque'"),
         ([extension("example.opaque"), LITTLE], {}, "'example.opaque'"),
         ([extension("zfp")], {}, "'zfp'"),
