@@ -1,21 +1,26 @@
-"""Comparing two datasets chunk by chunk, however each is stored."""
+"""Comparing two datasets chunk by chunk, however each is stored; what is no Zarr in either, file by file."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
-from shardfs.bulk.engine import Context, Task, in_batches, open_context, run_tasks
+from shardfs.bulk.engine import Context, Task, batched, in_batches, open_context, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
+from shardfs.bulk.shown import ShownFiles
+from shardfs.bulk.unpack import Unpacking
 from shardfs.dataset.array import Array, Strays
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Hierarchy, Source
 from shardfs.dataset.maintenance.walk import among_shards, walk_shards
+from shardfs.dataset.node import StoredCollection, StoredValues, StoredVolume, groups_above
+from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
     MetadataError,
+    NotADirectoryHereError,
     NotFoundError,
     NotShownError,
     NotUnshardable,
@@ -24,20 +29,30 @@ from shardfs.errors import (
     counted,
 )
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
-from shardfs.format.document import canonical
+from shardfs.format.document import Json, canonical
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens.packed import Decoder, decoder_at, decoder_of
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.lens.v2_attributes import has_missing_value, naming_no_axes, shown_fill_value
+from shardfs.format.lens.v2 import V2_NAMES
+from shardfs.format.lens.v2_attributes import (
+    DIMENSIONS,
+    FILL_VALUE,
+    axis_names,
+    has_missing_value,
+    naming_no_axes,
+    shown_fill_value,
+    v2_attributes,
+)
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
-from shardfs.format.precomputed import CutOffCodec
+from shardfs.format.precomputed import INFO, CutOffCodec
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Buffer, Kind, join_key
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
 
 _BATCH: Final = 64
-_SHARD_NBYTES: Final = 2**20  # a guess
+_SHARD_NBYTES: Final = 2**20  # guesses
+_FILE_NBYTES: Final = 2**14
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,71 @@ class CompareFiles(Task[str, Sequence[str]]):
     def failed(self, item: str, error: ShardfsError) -> Sequence[str]:
         """Return the error."""
         return [named(item, error)]
+
+
+_Mounts = tuple[ShownFiles, ShownFiles]
+
+
+async def _mounts(job: Job, context: Context) -> _Mounts:
+    """Return what mounts of source and destination show."""
+
+    async def make() -> _Mounts:
+        one, other = [ShownFiles(await Unpacking().show(source.beside())) for source in job.both(context)]
+        return one, other
+
+    return await context.last((job, ShownFiles), make)
+
+
+@dataclass(frozen=True)
+class CompareShown(Task[str, Sequence[str]]):
+    """Compares the files that mounts of both show under these keys, which are listed in the source.
+
+    If they *are_of_destination*, they are listed there, and only those that the source does not have are named.
+    """
+
+    job: Job
+    are_of_destination: bool
+
+    async def begin(self, context: Context) -> Callable[[str], Awaitable[Sequence[str] | None]]:
+        """Return a function that compares one of them."""
+        one, other = await _mounts(self.job, context)
+
+        async def is_in(files: ShownFiles, key: str) -> bool:
+            with suppress(NotFoundError, NotADirectoryHereError):
+                async with files.look(key):
+                    return True
+            return False
+
+        async def compare(key: str) -> Sequence[str] | None:
+            if self.are_of_destination:
+                return None if await is_in(one, key) else [f"{key} is in DEST only"]
+            if not await is_in(other, key):
+                return [f"{key}: is missing in DEST"]
+            async with _opened(one, key) as (read, nbytes), _opened(other, key) as (read_other, other_nbytes):
+                is_same = nbytes == other_nbytes
+                for offset in range(0, nbytes if is_same else 0, PART_NBYTES):
+                    size = min(PART_NBYTES, nbytes - offset)
+                    is_same = is_same and await read(offset, size) == await read_other(offset, size)
+            return None if is_same else [f"{key}: differs"]
+
+        return compare
+
+    def failed(self, item: str, error: ShardfsError) -> Sequence[str]:
+        """Return the error; one of the source is named where its own files are compared."""
+        return [] if self.are_of_destination else [named(item, error)]
+
+
+@asynccontextmanager
+async def _opened(files: ShownFiles, key: str) -> AsyncIterator[tuple[Callable[[int, int], Awaitable[Buffer]], int]]:
+    """Yield what reads a file in the block, and its size; a link is followed within its dataset."""
+    async with files.look(key) as attributes:
+        if attributes.status.kind is not Kind.FILE:
+            await files.tree.check(key)
+            snapshot = await files.tree.store.open(key)
+            yield snapshot.read, snapshot.size
+            return
+        async with files.open(attributes.ino) as handle:
+            yield handle.read, handle.attributes.size
 
 
 @dataclass(frozen=True)
@@ -209,9 +289,11 @@ class _Pair:
 def _differences(source: BulkNode, packed: BulkNode) -> Iterator[str]:
     """Yield what differs between the documents of two nodes."""
     one, other = source.metadata, packed.metadata
-    members = ["node_type", "shape"] + ([] if source.is_v2 is not packed.is_v2 else ["attributes", "dimension_names"])
-    for member in members:
-        if canonical(one.document.get(member) or None) != canonical(other.document.get(member) or None):
+    for member in ("node_type", "shape"):
+        if canonical(one.document.get(member)) != canonical(other.document.get(member)):
+            yield f"other {member}"
+    for member, values in _descriptions(source, packed).items():
+        if canonical(values[0] or None) != canonical(values[1] or None):
             yield f"other {member}"
     if isinstance(one, ArrayMetadata) and isinstance(other, ArrayMetadata):
         types = [canonical(normal_data_type(array.document["data_type"])) for array in (one, other)]
@@ -221,6 +303,27 @@ def _differences(source: BulkNode, packed: BulkNode) -> Iterator[str]:
             yield "other fill_value"
         elif _Pair.of(source, packed) is None and canonical(one.document) != canonical(other.document):
             yield "its chunks cannot be compared one by one"
+
+
+def _descriptions(source: BulkNode, packed: BulkNode) -> Mapping[str, tuple[Json, Json]]:
+    """Return attributes and names of axes of two nodes, in a form in which they are equal if they say the same.
+
+    Zarr v2 has no names of axes: they are an attribute, if shown at all, and the fill value is the missing value then.
+    What is stored in neither version is described as v3.
+    """
+    documents = [node.metadata.document for node in (source, packed)]
+    are_v2 = [not V2_NAMES.isdisjoint(node.documents) for node in (source, packed)]
+    if are_v2[0] is are_v2[1]:
+        return {name: (documents[0].get(name), documents[1].get(name)) for name in ("attributes", "dimension_names")}
+    one, other = [
+        {name: value for name, value in v2_attributes(document).items() if name not in (DIMENSIONS, FILL_VALUE)}
+        for document in documents
+    ]
+    names = [axis_names(document) if document["node_type"] == "array" else None for document in documents]
+    described: dict[str, tuple[Json, Json]] = {"attributes": (one, other)}
+    if all(names):
+        described["dimension_names"] = names[0], names[1]
+    return described
 
 
 def _fill(array: ArrayMetadata) -> bytes | str:
@@ -268,20 +371,34 @@ async def _compare(
 
     async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
         names: set[str] = set()
+        as_shown: set[str] = set()
+        last: str | None = None
         async for path, entries, node in walk(old):
+            if last is not None and is_below(path, last):
+                continue
+            if node is not None:
+                names.add(path)
+            if await _is_compared_as_shown(path, node, new):
+                as_shown.add(path)
+                last = path
+                async for task in _shown(job, context, path, problems):
+                    yield task
+                continue
             if isinstance(node, ShardfsError):
                 problems.append(named(path, node))
                 continue
             files = [entry.name for entry in entries if entry.kind is not Kind.DIRECTORY]
             if node is not None:
-                names.add(path)
                 files = [name for name in files if name not in node.documents and not node.is_superseded(name)]
                 for shards in in_batches(await _look(node, new, problems), _BATCH):
                     yield CompareChunks(tuple(shards), _SHARD_NBYTES * len(shards), job, path)
             for keys in in_batches([join_key(path, name) for name in files], _BATCH):
                 yield CompareFiles(tuple(keys), 0, job)
+        last = None
         async for path, _, node in walk(new):
-            if node is not None and path not in names:
+            if path in as_shown:
+                last = path
+            if node is not None and path not in names and not (last is not None and is_below(path, last)):
                 problems.append(f"{path or '(root)'} is in DEST only")
 
     def done(found: Sequence[Sequence[str]]) -> None:
@@ -290,6 +407,65 @@ async def _compare(
 
     await run_tasks(tasks(), done, context=context, executor=executor, jobs=jobs)
     return problems
+
+
+async def _is_compared_as_shown(path: str, node: BulkNode | ShardfsError | None, destination: Source) -> bool:
+    """Whether all from *path* on is compared by the files that mounts show: it is no Zarr, here and there.
+
+    So is a volume, unless a Zarr group was made of it, and what has no form in Zarr.
+    """
+    if not (isinstance(node, NotUnshardable) or (isinstance(node, BulkNode) and INFO in node.documents)):
+        return False
+    try:
+        if (await destination.store.stat(path)).kind is not Kind.DIRECTORY:
+            return False
+        if isinstance(node, BulkNode):
+            await destination.store.stat(join_key(path, INFO))
+        other = await find_node(destination, path)
+    except NotUnshardable:
+        return True
+    except ShardfsError:  # it is missing, or is reported when it is looked at
+        return False
+    return other is None or INFO in other.documents
+
+
+async def _shown(job: Job, context: Context, path: str, problems: list[str]) -> AsyncIterator[CompareShown]:
+    """Yield the tasks that compare what mounts show from *path* on; add what cannot be listed to *problems*."""
+    one, other = await _mounts(job, context)
+
+    async def listed(files: ShownFiles) -> AsyncIterator[str]:
+        async for key, size in files.below(path):
+            if not isinstance(size, ShardfsError):
+                yield key
+            elif files is one or named(key, size) not in problems:
+                problems.append(named(key, size))
+
+    async def more() -> AsyncIterator[str]:
+        """Yield what the destination has in the directories that the source describes."""
+        directory, is_described = None, False
+        async for key in listed(other):
+            if key.rpartition("/")[0] != directory:
+                directory = key.rpartition("/")[0]
+                is_described = await _is_described(one.tree.hierarchy, directory)
+            if is_described:
+                yield key
+
+    for keys, is_of_destination in ((listed(one), False), (more(), True)):
+        async for batch, nbytes in batched(keys, lambda key: _FILE_NBYTES, most=_BATCH, nbytes=_BATCH * _FILE_NBYTES):
+            yield CompareShown(tuple(batch), nbytes, job, is_of_destination)
+
+
+async def _is_described(hierarchy: Hierarchy, directory: str) -> bool:
+    """Whether an `info` says that the files in *directory* are chunks or values, even if there are none."""
+    for above, relative in ((directory, ""), *groups_above(directory)):
+        with suppress(NotFoundError, NotADirectoryHereError):
+            kind = (await hierarchy.node(above)).kind
+            if isinstance(kind, StoredVolume) and relative in kind.volume.scales:
+                return True
+            collection = kind.within if isinstance(kind, StoredValues) else kind
+            if isinstance(collection, StoredCollection) and relative in collection.collection.values:
+                return True
+    return False
 
 
 async def _look(source: BulkNode, destination: Source, problems: list[str]) -> Sequence[Coords]:

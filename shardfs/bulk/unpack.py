@@ -1,8 +1,8 @@
 """Unpacking: what a mount would show of a dataset, written as files or objects."""
 
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -22,6 +22,8 @@ from shardfs.bulk.delivery import (
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
+from shardfs.bulk.shown import ShownFiles
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import among_shards, nodes_among_shards, walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, groups_above
 from shardfs.errors import ShardfsError
@@ -33,7 +35,6 @@ from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle, FileHandle
-from shardfs.vfs.inodes import ROOT, in_table
 from shardfs.vfs.views import make_view
 
 _DECODED_NBYTES: Final = 64 * 2**20
@@ -56,16 +57,15 @@ class Unpacking:
 
     async def tree(self, context: Context, job: Job) -> Filesystem:
         """Return the files that a mount of the source shows."""
+        return await context.last((job, self), partial(self.show, job.reading(context)))
 
-        async def make() -> Filesystem:
-            source = job.reading(context)
-            cache = ChunkCache(_DECODED_NBYTES, source.statistics)
-            view = make_view(self.view, source.store, decoded=self.decode, drafts=drafts_of(self.draft))
-            tree = Filesystem(source.store, source.hierarchy, view, cache, ttl=source.store.ttl)
-            await tree.start()
-            return tree
-
-        return await context.last((job, self), make)
+    async def show(self, source: Source) -> Filesystem:
+        """Return the files that a mount of *source* shows; its hierarchy shows this view from now on."""
+        cache = ChunkCache(_DECODED_NBYTES, source.statistics)
+        view = make_view(self.view, source.store, decoded=self.decode, drafts=drafts_of(self.draft))
+        tree = Filesystem(source.store, source.hierarchy, view, cache, ttl=source.store.ttl)
+        await tree.start()
+        return tree
 
 
 @dataclass(frozen=True)
@@ -81,30 +81,16 @@ class WriteFiles(StoreTask):
         tree = await self.unpacking.tree(context, self.job)
         if self.nodes is not None:
             tree.hierarchy.copies.keep_only(self.nodes)
-        directories = {"": ROOT}
-
-        async def find(path: str) -> int:
-            if path not in directories:
-                above, _, name = path.rpartition("/")
-                directories[path] = (await tree.lookup(await find(above), os.fsencode(name))).ino
-            return directories[path]
+        files = ShownFiles(tree)
 
         async def write(item: Item) -> Delivered:
-            above, _, name = item.key.rpartition("/")
-            attributes = await tree.lookup(await find(above), os.fsencode(name))
-            try:
+            async with files.look(item.key) as attributes:
                 if attributes.status.kind is not Kind.FILE:  # a link, followed within the source
                     await tree.check(item.key)
                     return await copy_file(self.job, source.store, store, item)
                 entry = await tree.entry(attributes.ino)
-                number, handle = await tree.open(attributes.ino)
-                try:
+                async with files.open(attributes.ino) as handle:
                     return await self._write(item, entry, handle, context)
-                finally:
-                    del tree.open_files[number]
-                    await handle.close()
-            finally:
-                tree.drop_references(attributes.ino, 1)
 
         return write
 
@@ -175,26 +161,10 @@ class UnpackPlan(Plan):
 
     async def _files(self, tree: Filesystem) -> AsyncIterator[tuple[str, int]]:
         """Yield all files with their sizes; the documents among them are only noted."""
-        pending = [("", ROOT)]
-        while pending:
-            path, ino = pending.pop()
-            below: list[tuple[str, int]] = []
-            try:
-                copy = (await tree.hierarchy.node(path)).sharded_copy if in_table(ino) else None
-                async for batch in (await tree.entry(ino)).list(0):
-                    for name, number, size, _ in batch.rows:
-                        key = join_key(path, os.fsdecode(name))
-                        if copy is not None and copy.has_shards_at(os.fsdecode(name)):
-                            continue  # it was reported that the array is left out
-                        if batch.attributes.status.kind is Kind.DIRECTORY:
-                            tree.retain(number)
-                            below.append((key, number))
-                        elif tree.is_document(key):
-                            self.documents.append(key)
-                        else:
-                            yield key, size
-            except ShardfsError as error:
-                self.report.problems.append(left_out(path, error))
-            if path:
-                tree.drop_references(ino, 1)
-            pending += reversed(below)
+        async for key, size in ShownFiles(tree).below():
+            if isinstance(size, ShardfsError):
+                self.report.problems.append(left_out(key, size))
+            elif tree.is_document(key):
+                self.documents.append(key)
+            else:
+                yield key, size
