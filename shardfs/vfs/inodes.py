@@ -24,7 +24,7 @@ MISSING: Final = GENERATIONS - 1
 _FIRST: Final = 1 << 46
 _END: Final = 1 << 64
 
-_MAX_UNTOLD: Final = 2**12
+_MAX_UNTOLD: Final = 2**14
 _MAX_EARLIER: Final = 16
 
 ROOT: Final = 1
