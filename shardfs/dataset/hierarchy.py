@@ -130,7 +130,9 @@ class Hierarchy:
         Raises `TooDeepError` below more than 100 directories.
         """
         if path.count("/") >= _MAX_DEPTH:
-            raise TooDeepError(f"{path} is nested more than {_MAX_DEPTH} directories deep: move it up, or mount a part")
+            raise TooDeepError(
+                f"more than {_MAX_DEPTH} directories are above this one: move it up, or mount a part: {path}"
+            )
 
         async def is_current(known: tuple[Node, float]) -> bool:
             return not fresh and within_ttl(known[1], self.clock(), self.ttl)

@@ -30,6 +30,7 @@ from shardfs.errors import (
     OutsideSourceError,
     RefusedError,
     ShardfsError,
+    TooDeepError,
 )
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
@@ -73,6 +74,7 @@ _LASTING: Final = (
     NotFoundError,
     NotUnshardable,
     RefusedError,
+    TooDeepError,
 )
 
 
