@@ -511,17 +511,19 @@ class Array:
     async def list_scattered(self, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
         """Yield all chunks of an array whose grid is scattered, minishard by minishard; only those *behind* a chunk.
 
-        What cannot be read has no names. So the error is raised at the end, when all others were listed.
+        What cannot be read has no names. So the error is raised at the end, when all others were listed. What lies
+        before *behind* is opened for that too: a reader that continues there has not met an error before.
         """
         failed: ShardfsError | None = None
         place = self.grid.locate(behind) if behind is not None else None
         for shard in await self.listing.children(()):
+            first, last = 0, None
             if place is not None and shard < place.shard[0]:
-                continue
-            is_first = place is not None and shard == place.shard[0]
-            minishard = place.entries[0] if place is not None and is_first else 0
+                first = self.grid.index_shape((shard,))[0]
+            elif place is not None and shard == place.shard[0]:
+                first, last = place.entries[0], behind
             try:
-                async for run in self._list_minishards(shard, minishard, behind if is_first else None):
+                async for run in self._list_minishards(shard, first, last):
                     yield run
             except ShardfsError as error:
                 failed = failed or error
@@ -533,7 +535,7 @@ class Array:
     ) -> AsyncGenerator[ScatteredRun, None]:
         """Yield the chunks of the minishards of *shard* from *first* on, of which only those *behind* a chunk.
 
-        The first error that prevents reading a minishard is raised at the end.
+        The first error that prevents reading a minishard, whichever, is raised at the end.
         """
         grid = self.grid
         state = await self.shard((shard,))
@@ -541,15 +543,14 @@ class Array:
         if state.shard is None:
             return
         failed: ShardfsError | None = None
-        names = np.flatnonzero(~are_empty(state.shard.index.entries))
-        for minishard in names[names >= first].tolist():
+        for minishard in np.flatnonzero(~are_empty(state.shard.index.entries)).tolist():
             place = Place((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
             try:
                 state, opened = await self._shards.open(self.layout, place)
             except ShardfsError as error:
                 failed = failed or error
                 continue
-            if opened is None:
+            if opened is None or minishard < first:
                 continue
             index = opened.index
             known = np.flatnonzero(grid.belonging(index, place))

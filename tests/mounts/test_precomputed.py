@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,32 @@ def test_damage_is_an_error_for_what_it_touches(mount: Mounter, tmp_path: Path) 
     assert "minishard 3" in report["problems"][1]["message"]
     report = run_json("verify", "--json", "--data", source, status=1)
     assert {each["chunk"] for each in report["problems"]} == {"2-4_0-2_0-2", "4-6_0-2_0-2", None}
+
+
+@pytest.mark.parametrize("damaged", ["shard", "minishard"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_listing_ends_with_an_error_wherever_the_damage_is(
+    mount: Mounter, tmp_path: Path, damaged: str, number: int
+) -> None:
+    """Names that can be read are listed first, in several replies if they are many, and the error is not lost."""
+    document = info(scale((4096, 2, 2), (2, 2, 2), sharding(8, "identity", 1, 2)), data_type="uint8")
+    ids = range(2048)
+    # Bits of an id: 8 tell chunks of one minishard apart, then one tells minishards, then two tell shards.
+    parts = [[(i, b"12345678") for i in ids[first : first + 256]] for first in range(0, 2048, 256)]
+    shards = {f"{s}.shard": shard(parts[2 * s : 2 * s + 2]) for s in range(4)}
+    name = f"{number}.shard"
+    if damaged == "shard":
+        shards[name], lost = b"", 512
+    else:
+        begin, end = struct.unpack_from("<QQ", shards[name])
+        shards[name] = struct.pack("<QQ", begin, end - 1) + shards[name][16:]
+        lost = 256
+    put(tmp_path / "source", document, shards)
+    mounted = mount(tmp_path / "source")
+    mounted.expect("no room for its index|unreadable|minishard|multiple of 24")
+    assert len(listed_before_an_error(mounted.path / KEY)) == 2048 - lost
+    copy = ["cp", "-r", mounted.path / KEY, tmp_path / "copy"]
+    assert subprocess.run(copy, stderr=subprocess.DEVNULL, check=False).returncode == 1
 
 
 def test_a_shard_that_is_cut_off_is_an_error_and_harms_no_other(mount: Mounter, tmp_path: Path) -> None:
