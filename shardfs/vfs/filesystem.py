@@ -288,8 +288,8 @@ class Filesystem:
         scratch = join_key(self.scratch or "", directory)
         with suppress(NotFoundError, NotADirectoryHereError):
             async for key in walk_files(self.store, scratch):
-                await self.writable.store.unlink(key)
-                self.inodes.removed(key)
+                with self.inodes.removing(key):
+                    await self.writable.store.unlink(key)
             await prune(self.writable.store, scratch)
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:

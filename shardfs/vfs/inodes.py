@@ -6,7 +6,9 @@ distinguishes versions of a chunk. So the numbers of chunks take no memory, howe
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -156,7 +158,7 @@ class Inodes:
         return row.path if row is not None and self._paths.get(row.path) is row else ""
 
     def removed(self, path: str) -> None:
-        """Note that a name was removed, or is about to stand for another file.
+        """Note that nothing has a name any more, or another file; of a stored file, `removing` does.
 
         A file without names keeps its number to itself, even if the store reuses its identity for a new file: programs
         that wait for a lock file compare numbers.
@@ -167,9 +169,27 @@ class Inodes:
             if row.nlink <= 0:
                 self._retire(row)
 
+    @contextmanager
+    def removing(self, path: str) -> Iterator[None]:
+        """Note that a name is removed, or gets another file, in the block; if that fails, it is what it was.
+
+        It is noted first: as soon as the store has removed a file, a new one may get its identity, and is not taken for
+        it then.
+        """
+        row = self._paths.get(path)
+        before = copy(row)
+        self.removed(path)
+        try:
+            yield
+        except BaseException:
+            if row is not None and before is not None:
+                self.restore(row, before)
+            raise
+
     def restore(self, row: InodeRow, before: InodeRow) -> None:
         """Let *row* be the file with the name that it was *before*: it is no other file, after all."""
         row.kind, row.identity, row.entry, row.key = before.kind, before.identity, before.entry, before.key
+        row.nlink = before.nlink
         if row.key is not None:
             self._keys[row.key] = row
         self._bind(row, before.path)

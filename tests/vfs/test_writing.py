@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,63 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(ro
     await files.open_files[late].write(0, b"nobody sees this")
     assert (await files.attributes(first.ino)).size == 16
     assert (await files.attributes(found.ino)).size == 0
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+@pytest.mark.parametrize("way", ["unlink", "onto a document", "onto a chunk", "over another", "by a chunk"])
+@in_trio
+async def test_a_file_that_gets_the_identity_of_one_that_just_went_is_another_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, way: str, fails: bool
+) -> None:
+    """The store may give it to a new file before the operation that removed the old one has returned."""
+    process = await Process.start(root, Syscalls())
+    fs = process.fs
+    node, chunks = (await find(fs, "unchecked")).ino, (await find(fs, "unchecked/c")).ino
+    document = await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino)
+    await write(fs, node, b"old", document.replace(b'"attributes":{}', b'"attributes":{"a":1}'))
+    await write(fs, node, b"other", b"other")
+    await write(fs, chunks, b"0", b"chunk")
+    old = await find(fs, "unchecked/old")
+    numbers: list[int] = []
+
+    def meeting(operation: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def done(*arguments: Any, **options: Any) -> None:
+            if "unchecked/old" not in arguments:
+                return await operation(*arguments, **options)
+            status = await fs.store.stat("unchecked/old")
+            if fails:
+                raise NoSpaceError("full")
+            await operation(*arguments, **options)
+            attributes = fs.attributes_of("reused", status)
+            numbers.append(attributes.ino)
+            assert not fs.inodes.row(attributes.ino).became
+            return None
+
+        return done
+
+    store = fs.writable.store
+    monkeypatch.setattr(store, "unlink", meeting(store.unlink))
+    monkeypatch.setattr(store, "rename", meeting(store.rename))
+    with pytest.raises(NoSpaceError) if fails else nullcontext():
+        match way:
+            case "unlink":
+                await fs.unlink(node, b"old")
+            case "onto a document":
+                await fs.rename(node, b"old", node, b"zarr.json", exclusive=False)
+            case "onto a chunk":
+                await fs.rename(node, b"old", chunks, b"1", exclusive=False)
+            case "over another":
+                await fs.rename(node, b"other", node, b"old", exclusive=False)
+            case "by a chunk":
+                await fs.rename(chunks, b"0", node, b"old", exclusive=False)
+    if fails:
+        assert (await find(fs, "unchecked/old")).ino == old.ino
+        number, _ = await fs.open_to_write(old.ino, os.O_WRONLY)
+        await fs.open_files[number].write(0, b"it is what it was")
+        await fs.close(number)
+    else:
+        assert numbers
+        assert old.ino not in numbers
 
 
 @in_trio

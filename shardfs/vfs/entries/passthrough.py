@@ -164,19 +164,19 @@ class Passthrough(Entry):
             await write_all(file, content)
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
             await file.sync()
-            await store.rename(draft, self.path, exclusive=exclusive)
+            with self.fs.inodes.removing(self.path):
+                await store.rename(draft, self.path, exclusive=exclusive)
         except ShardfsError:
             await store.unlink(draft)
             raise
-        self.fs.inodes.removed(self.path)
         for directory in (self.path.rpartition("/")[0], self.fs.writable.drafts):
             await store.sync_directory(directory)
 
     async def remove(self) -> None:
         """Remove the name."""
         await self._check()
-        await self.fs.writable.store.unlink(self.path)
-        self.fs.inodes.removed(self.path)
+        with self.fs.inodes.removing(self.path):
+            await self.fs.writable.store.unlink(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Create the directory."""
@@ -298,7 +298,8 @@ class Passthrough(Entry):
                     await new._clear()
             copies = fs.hierarchy.copies
             described = {path: await copies.described_below(path) for path in (self.path, new.path)}
-        await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
+        with fs.inodes.removing(new.path):
+            await fs.writable.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             fs.inodes.moved(self.path, new.path)
             return
