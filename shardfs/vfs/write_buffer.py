@@ -53,20 +53,26 @@ class BufferBytes:
         return memoryview(self._buffer)[offset : offset + nbytes]
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write *data* at *offset*; a gap before it is filled with zeros."""
+        """Write *data* at *offset*; a gap before it is filled with zeros.
+
+        If that fails, size and all else are as before, but for bytes in a file that may have been overwritten.
+        """
         if not data:
             return
         end = offset + len(data)
         self._prepare(max(self.nbytes, end))
         if self._file is not None:
             with changing("a write buffer"):
-                SYSCALLS.pwrite(self._file.fd, [data], offset)
+                try:
+                    SYSCALLS.pwrite(self._file.fd, [data], offset)
+                except OSError:
+                    os.ftruncate(self._file.fd, self.nbytes)  # else what was written would be found in a later gap
+                    raise
             self.nbytes = max(self.nbytes, end)
         elif self.nbytes == offset == 0:
             self._hold(bytes(data))
         else:
-            buffer = self._writable()
-            buffer.extend(bytes(max(0, offset - len(buffer))))
+            buffer = self._resized(max(self.nbytes, end))
             buffer[offset:end] = data
             self._hold(buffer)
 
@@ -78,10 +84,7 @@ class BufferBytes:
                 os.ftruncate(self._file.fd, nbytes)
             self.nbytes = nbytes
         else:
-            buffer = self._writable()
-            del buffer[nbytes:]
-            buffer.extend(bytes(nbytes - len(buffer)))
-            self._hold(buffer)
+            self._hold(self._resized(nbytes))
 
     def clear(self) -> None:
         """Drop all bytes."""
@@ -91,8 +94,17 @@ class BufferBytes:
     def __del__(self) -> None:
         self._space.memory -= self._accounted
 
-    def _writable(self) -> bytearray:
-        return self._buffer if isinstance(self._buffer, bytearray) else bytearray(self._buffer)
+    def _resized(self, nbytes: int) -> bytearray:
+        """Return the bytes in memory, cut or filled with zeros to *nbytes* bytes, to be changed."""
+        buffer = self._buffer if isinstance(self._buffer, bytearray) else bytearray(self._buffer)
+        try:
+            del buffer[nbytes:]
+            buffer.extend(bytes(nbytes - len(buffer)))
+        except BufferError:  # somebody has what `read` returned: a thread whose call failed, until its next one
+            kept = self._buffer[:nbytes]
+            buffer = bytearray(nbytes)
+            buffer[: len(kept)] = kept
+        return buffer
 
     def _hold(self, buffer: bytes | bytearray) -> None:
         """Let *buffer*, in memory, be the content."""
@@ -307,11 +319,12 @@ class WriteBuffer(FileHandle):
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
         async with self._lock:
+            self.check()
             self.entry.check_size(nbytes)
-            if nbytes == 0:
-                self._base = None
-            await self._load()
+            if nbytes:
+                await self._load()
             self._content.truncate(nbytes)
+            self._base = None
             self._was_written()
 
     async def flush(self) -> None:

@@ -126,6 +126,31 @@ def test_whatever_is_written_to_a_full_disk_is_enospc_and_what_was_published_is_
     assert run("verify", source).returncode == 0
 
 
+@pytest.mark.parametrize("nbytes", [MIB, 2 * MIB, 4 * MIB - 1, 6 * MIB])
+def test_a_program_that_was_told_enospc_frees_room_and_goes_on_with_the_same_descriptor(
+    disk: Path, source: Path, mount: Mounter, nbytes: int
+) -> None:
+    mounted = mount(source, write=True, expect=EXPECTED)
+    file = mounted.path / "image/c/0/0"
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        os.write(fd, bytes(nbytes // 2))
+        make_room = full(disk)
+        with refuses(errno.ENOSPC):
+            os.pwrite(fd, os.urandom(nbytes - nbytes // 2), nbytes // 2)
+            os.fsync(fd)
+        make_room()
+        data = os.urandom(nbytes)
+        assert os.pwrite(fd, data + b"end", 0) == nbytes + 3
+        os.ftruncate(fd, nbytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    assert file.read_bytes() == data
+    mounted.unmount()
+    assert stored(source)["0/0"] == data
+
+
 @pytest.mark.parametrize("is_killed", [False, True], ids=["unmounted", "killed"])
 def test_a_mount_of_a_full_disk_shows_what_an_earlier_one_left_and_commits_it_when_there_is_room(
     disk: Path, source: Path, mount: Mounter, is_killed: bool

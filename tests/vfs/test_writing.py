@@ -1,8 +1,10 @@
 """Files that are opened to be written while their names come to stand for something else."""
 
+import errno
 import json
 import os
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import trio
 import trio.testing
 
 from shardfs.dataset.array import Array
-from shardfs.errors import ExistsError, NoSpaceError, RefusedError, StaleError, StoreError
+from shardfs.errors import ExistsError, NoSpaceError, RefusedError, ShardfsError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.stores.local.reader import LocalReader
@@ -27,7 +29,7 @@ from shardfs.vfs.handles import ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.texts import TextCache
 from shardfs.vfs.writable import WritableFilesystem
-from shardfs.vfs.write_buffer import BufferBytes, BufferSpace
+from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, State, WriteBuffer
 from tests.crash.harness import Process
 from tests.support.opened import find, in_trio, list_directory, read_file
 
@@ -667,6 +669,108 @@ async def test_a_document_that_would_be_stored_larger_than_any_is_read_is_refuse
         with pytest.raises(RefusedError, match=f"more than {limit}"):
             await write(process.fs, directory.ino, b"zarr.json", written)
     assert (root / "end/zarr.json").read_bytes() == stored
+
+
+MISSING_FROM, LIMIT = 40, 100
+OPERATIONS: dict[str, Callable[[WritableFilesystem, int, int], Awaitable[object]]] = {
+    "write": lambda fs, number, ino: fs.open_files[number].write(0, b"refused"),
+    "write behind the end": lambda fs, number, ino: fs.open_files[number].write(MISSING_FROM, bytes(20)),
+    "empty": lambda fs, number, ino: fs.truncate(ino, number, 0),
+    "cut": lambda fs, number, ino: fs.truncate(ino, number, 3),
+    "extend": lambda fs, number, ino: fs.truncate(ino, number, MISSING_FROM),
+    "set a time": lambda fs, number, ino: fs.set_attributes(ino, {"mtime_ns": 5}),
+    "publish": lambda fs, number, ino: fs.open_files[number].flush(),
+}
+
+
+async def rename(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    chunks = (await find(fs, "unchecked/c")).ino
+    await fs.rename(chunks, b"0", chunks, b"1", exclusive=False)
+
+
+async def fill_buffers(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    def make(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    patch.setattr(write_buffer, "_MAX_MEMORY", -1)
+    patch.setattr(tempfile, "mkstemp", make)
+
+
+async def fill_file(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    """No buffer is kept in memory, and the disk takes the first half of what is written."""
+
+    class Full(Syscalls):
+        def pwrite(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
+            data = b"".join(buffers)
+            if data.strip(b"0123456789"):
+                os.pwrite(fd, b"", offset)
+                if offset:
+                    os.pwrite(fd, b"half", offset)
+                raise OSError(errno.ENOSPC, "full")
+            super().pwrite(fd, buffers, offset)
+
+    patch.setattr(write_buffer, "_MAX_MEMORY", -1)
+    patch.setattr(write_buffer, "SYSCALLS", Full())
+
+
+async def fill_journal(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NoSpaceError("full")
+
+    patch.setattr(fs.writable.buffers, "check_room", refuse)
+    patch.setattr(fs.writable.writer, "check_room", refuse)
+
+
+async def allow_little(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Chunk, "max_nbytes", 2)
+
+
+async def lose_base(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
+    async def read(*_: object) -> bytes:
+        raise StaleError("gone")
+
+    patch.setattr(ChunkHandle, "read", read)
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["unwritten", "written"])
+@pytest.mark.parametrize("refuse", [rename, fill_buffers, fill_file, fill_journal, allow_little, lose_base])
+@in_trio
+async def test_whatever_is_refused_leaves_an_open_file_as_it_was(
+    root: Path, refuse: Callable[[WritableFilesystem, pytest.MonkeyPatch], Awaitable[None]], is_written: bool
+) -> None:
+    process = await Process.start(root, Syscalls())
+    fs = process.fs
+    await write(fs, (await find(fs, "unchecked/c")).ino, b"0", b"0123456789")
+    refused = set()
+    for name, operation in OPERATIONS.items():
+        ino = (await find(fs, "unchecked/c/0")).ino
+        number, _ = await fs.open_to_write(ino, os.O_RDWR)
+        handle = fs.open_files[number]
+        assert isinstance(handle, WriteBuffer)
+        if is_written:
+            await handle.write(0, b"9876543210")
+        with pytest.MonkeyPatch.context() as patch:
+            await refuse(fs, patch)
+            attributes, state = handle.attributes, handle.state
+            try:
+                await operation(fs, number, ino)
+            except ShardfsError:
+                refused.add(name)
+            else:
+                continue
+            finally:
+                after = handle.attributes, handle.state
+            assert after == (attributes, state if name != "publish" else State.REFUSED), name
+        if refuse is not fill_file or name != "write":
+            assert bytes(await handle.read(0, 100)) == (b"9876543210" if is_written else b"0123456789"), name
+        if refuse is rename:
+            chunks = (await find(fs, "unchecked/c")).ino
+            await fs.rename(chunks, b"1", chunks, b"0", exclusive=False)
+        else:  # what was refused is done now
+            await handle.write(MISSING_FROM, b"x")
+            expected = (b"9876543210" if is_written else b"0123456789") + bytes(MISSING_FROM - 10) + b"x"
+            assert bytes(await handle.read(0, 100)) == expected, name
+    assert bool(refused) != (refuse is lose_base and is_written), "which needs its base no more"
 
 
 def test_many_open_drafts_take_no_more_memory_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
