@@ -153,7 +153,7 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[ListedName], Bul
         entries: list[ListedName] = []
         found: BulkNode | ShardfsError | None = None
         try:
-            entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]
+            entries = [entry for entry in await source.hierarchy.list(path) if not is_reserved(entry.name)]
             found = await find_node(source, path, [entry.name for entry in entries])
         except ShardfsError as error:
             is_verdict = isinstance(error, MetadataError | NotUnshardable)

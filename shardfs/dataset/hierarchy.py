@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from stat import S_IFDIR
 from typing import Final
 
 from shardfs.dataset.array import Array
@@ -58,7 +59,7 @@ from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, desc
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.outline import Outline, outline_of
 from shardfs.format.precomputed import INFO, Scale, parse_volume
-from shardfs.stores.base import ListedName, Reader, Stat, Store, join_key, writable
+from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
@@ -147,6 +148,69 @@ class Hierarchy:
         """Return the cached node at *path*, however old it is; None if there is none."""
         known = self._nodes.peek(path)
         return known[0] if known is not None else None
+
+    async def stat(self, path: str) -> Stat:
+        """Return the status of *path*: of what is stored, or of a directory that exists because a document names it.
+
+        Raises `NotFoundError` and what else the store raises.
+        """
+        try:
+            return await self._store.stat(path)
+        except NotFoundError:
+            if (directory := await self._described(path)) is None:
+                raise
+            return directory
+
+    async def list(self, path: str) -> Sequence[ListedName]:
+        """Return the names in the directory *path*: the stored ones, and those of directories that documents name."""
+        described = await self._described_in(path)
+        try:
+            stored = await self._store.list(path)
+        except NotFoundError:
+            if not described and await self._described(path) is None:
+                raise
+            stored = ()
+        missing = described - {entry.name for entry in stored} if described else ()
+        return [*stored, *(ListedName(name, Kind.DIRECTORY) for name in sorted(missing))] if missing else stored
+
+    async def _described(self, path: str) -> Stat | None:
+        """Return the status of the directory *path*, which is not stored, if a document above names it."""
+        above, _, name = path.rpartition("/")
+        async for node, relative in self._describing(above):
+            if name in node.described.get(relative, ()) and (origin := node.origin) is not None:
+                mode = S_IFDIR | 0o111 | origin.mode & 0o777
+                version, identity = ("described", origin.version), ("described", path)
+                return origin._replace(
+                    kind=Kind.DIRECTORY, size=0, version=version, identity=identity, mode=mode, nlink=2, rdev=0
+                )
+        return None
+
+    async def _described_in(self, path: str) -> frozenset[str]:
+        """Return the names of the directories in *path* that a document in it, or above it, names."""
+        async for node, relative in self._describing(path):
+            if relative in node.described:
+                return node.described[relative]
+        return frozenset()
+
+    async def _describing(self, path: str) -> AsyncIterator[tuple[Node, str]]:
+        """Yield the nodes whose documents name directories, from the root down to *path*, with the way from each to it.
+
+        In a node of Zarr nothing is named, and in an array there is nothing but chunks. Down from the root, as then
+        nobody asks of a directory that is not stored what it names.
+        """
+        known = self.last_seen(path)
+        if any(map(is_reserved, path.split("/"))) or (known is not None and known.document is not None):
+            return
+        way = [(path, ""), *groups_above(path)] if path else [("", "")]
+        for above, relative in reversed(way):
+            try:
+                node = await self.node(above)
+            except (NotFoundError, NotADirectoryHereError):
+                return
+            if node.described:
+                yield node, relative
+            if node.metadata is not None and not isinstance(node.metadata, GroupMetadata):
+                return  # below an array there are its chunks
 
     async def look_again(self, path: str) -> Node:
         """Return the current node at *path*, bypassing the cache of the store too."""
@@ -293,7 +357,7 @@ class Hierarchy:
         """Load a node without regard to what groups above it say."""
         if known is not None and isinstance(known.kind, Plain):  # else its document is likely to be there
             await self._store.expect_names(path)
-        stat, context = await self._store.stat(path), await self._context(path, known)
+        stat, context = await self.stat(path), await self._context(path, known)
         key = join_key(path, DOCUMENT)
         node = Node(path, stat, in_image=context.in_image, context=context)
         removed = await self.removed(path)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from shardfs.dataset.array import Array
@@ -16,6 +17,7 @@ from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
+from shardfs.format.outline import tree_of
 from shardfs.format.precomputed import INFO, Volume
 from shardfs.stores.base import FileTree, Reader, Stat, join_key
 
@@ -84,6 +86,11 @@ class StoredVolume:
     volume: Volume
     info_stat: Stat
 
+    @cached_property
+    def described(self) -> Mapping[str, frozenset[str]]:
+        """The names of the directories that lead to its scales, by directory: they exist, whatever is stored."""
+        return tree_of(self.volume.scales)
+
 
 @dataclass(frozen=True, eq=False)
 class ForeignNode:
@@ -110,6 +117,11 @@ class StoredCollection:
 
     collection: Collection
     info_stat: Stat
+
+    @cached_property
+    def described(self) -> Mapping[str, frozenset[str]]:
+        """The names of the directories that lead to its values, by directory: they exist, whatever is stored."""
+        return tree_of(key for key in self.collection.values if key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +261,12 @@ class Node:
             isinstance(self.kind, StoredValues) and not self.kind.has_info
         )
         return None if is_above else self.origin
+
+    @property
+    def described(self) -> Mapping[str, frozenset[str]]:
+        """The directories below it that exist because its document names them: names by directory, relative to it."""
+        kind = self.kind.within if isinstance(self.kind, StoredValues) and self.kind.has_info else self.kind
+        return kind.described if isinstance(kind, StoredVolume | StoredCollection) else {}
 
     @property
     def describing(self) -> Mapping[str, Stat]:

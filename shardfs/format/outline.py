@@ -29,6 +29,7 @@ from shardfs.format.wkw import parse_array as parse_wkw
 _MAX_PATHS: Final = 100_000
 _MAX_PATH: Final = 1024
 _MAX_DEPTH: Final = 32
+_MAX_NAME_NBYTES: Final = 255
 
 
 class ShardPaths(Protocol):
@@ -193,7 +194,7 @@ def outline_of(path: str, names: tuple[str, ...], *texts: bytes) -> Outline | No
         properties = next((values.get(name) for name in documents if name.endswith(f"/{PROPERTIES}")), None)
         return _outline_of_wkw(path, documents[HEADER], properties, own)
     if PROPERTIES in documents:
-        return Outline(_tree(array_paths(values.get(PROPERTIES))), documents=own)
+        return Outline(tree_of(array_paths(values.get(PROPERTIES))), documents=own)
     if INFO in documents:
         found = _outline_of_info(values.get(INFO))
         return found and replace(found, documents=own)
@@ -235,7 +236,7 @@ def _outline_of_copies(copies: Json) -> Outline:
             if name == ZARRAY:
                 shards[path] = _shards_of_v2(copy)
     return Outline(
-        _tree(documents), documents={path: frozenset(names) for path, names in documents.items()}, shards=shards
+        tree_of(documents), documents={path: frozenset(names) for path, names in documents.items()}, shards=shards
     )
 
 
@@ -272,7 +273,7 @@ def _outline_of_info(value: Json) -> Outline | None:
     if not shards:
         return None
     others = [value.get(name) for name in ("mesh", "skeletons", "segment_properties")]
-    return Outline(_tree([*shards, *(path for path in others if isinstance(path, str))]), shards=shards)
+    return Outline(tree_of([*shards, *(path for path in others if isinstance(path, str))]), shards=shards)
 
 
 def _outline_of_wkw(path: str, header: bytes, properties: Json, own: Mapping[str, frozenset[str]]) -> Outline | None:
@@ -291,7 +292,7 @@ def _named_in(*attributes: Json, beside: Iterable[str] = ()) -> tuple[Mapping[st
     """Return the directories and the nodes that *attributes* of OME-Zarr name, and the paths *beside* them."""
     paths = [path for one in attributes for path in _ome_paths(one)]
     has_image = any(_member(one, "multiscales") for one in attributes)
-    return _tree([*beside, *paths]), frozenset({"labels"} if has_image else ())
+    return tree_of([*beside, *paths]), frozenset({"labels"} if has_image else ())
 
 
 def _ome_paths(ome: Json) -> Iterator[str]:
@@ -319,7 +320,7 @@ def _member(value: Json, *names: str) -> Json:
     return value
 
 
-def _tree(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
+def tree_of(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """Return the names in each directory that leads to one of *paths*; what cannot be a path is left out."""
     below: dict[str, set[str]] = {}
     count = 0
@@ -337,4 +338,13 @@ def _tree(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
 
 
 def _is_path(path: str) -> bool:
-    return len(path) <= _MAX_PATH and path.count("/") < _MAX_DEPTH and is_relative_path(path)
+    is_short = len(path) <= _MAX_PATH and path.count("/") < _MAX_DEPTH
+    return is_short and is_relative_path(path) and all(map(_is_name, path.split("/")))
+
+
+def _is_name(name: str) -> bool:
+    """Whether a file system can have the *name*."""
+    try:
+        return len(name.encode()) <= _MAX_NAME_NBYTES
+    except UnicodeEncodeError:
+        return False

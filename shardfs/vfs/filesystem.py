@@ -216,7 +216,7 @@ class Filesystem:
         """Return the attributes of the file stored under *key*; raises `NotFoundError`."""
         if is_reserved(key.rpartition("/")[2]):
             raise NotFoundError(f"{key} is not shown")
-        return self.attributes_of(key, await self.store.stat(key))
+        return self.attributes_of(key, await self.hierarchy.stat(key))
 
     async def lookup_stored(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name* as stored in *directory*; inode number 0 if it is not."""
@@ -326,14 +326,14 @@ class Filesystem:
             return
         entries: Sequence[ListedName] = ()
         with suppress(NotFoundError, NotADirectoryHereError):
-            entries = await self.store.list(directory)
+            entries = await self.hierarchy.list(directory)
         shown = [entry for entry in entries if not is_reserved(entry.name) and not hides(entry.name)]
         left_out = await self.left_out(directory, [entry.name for entry in shown if entry.kind is Kind.DIRECTORY])
         names = [*generated, *sorted(entry.name for entry in shown if entry.name not in left_out)]
         for start in range(max(0, cookie - base), len(names), _BATCH):
             part = names[start : start + _BATCH]
             stored = [name for name in part if name not in generated]
-            states = dict(zip(stored, await self.store.stat_in(directory, stored), strict=True)) if stored else {}
+            states = dict(zip(stored, await self._stat_in(directory, stored), strict=True)) if stored else {}
             for behind, name in enumerate(part, base + start + 1):
                 status = states.get(name)
                 attributes = generated.get(name)
@@ -342,6 +342,17 @@ class Filesystem:
                 if attributes is not None:
                     row = os.fsencode(name), attributes.ino, attributes.size, behind
                     yield Batch(attributes, [row], is_counted=True)
+
+    async def _stat_in(self, directory: str, names: Sequence[str]) -> Sequence[Stat | None]:
+        """Return the status of several *names* in *directory*; None for those that are gone."""
+        states: list[Stat | None] = [None] * len(names)
+        with suppress(NotFoundError):  # the directory may be one that a document names
+            states = list(await self.store.stat_in(directory, names))
+        for place, (name, status) in enumerate(zip(names, states, strict=True)):
+            if status is None:
+                with suppress(NotFoundError, NotADirectoryHereError):
+                    states[place] = await self.hierarchy.stat(join_key(directory, name))
+        return states
 
     async def list_scratch(
         self, directory: str, cookie: int, hides: Callable[[str], bool]

@@ -94,7 +94,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
             node = await source.hierarchy.node(path)
             if node.document is not None or node.reason is not None or node.is_read_only:
                 yield node
-            entries = await source.store.list(path)
+            entries = await source.hierarchy.list(path)
         except ShardfsError as error:
             if isinstance(error, UnsupportedError) and node is not None and _is_array(node):
                 continue  # the shards in its directory cannot be listed; it has been yielded

@@ -94,7 +94,7 @@ class NpyDirectory(Directory):
                 children[name] = child
 
         kinds = (Kind.DIRECTORY, Kind.SYMLINK)
-        entries = await self.fs.store.list(self.path)
+        entries = await self.fs.hierarchy.list(self.path)
         names = [entry.name for entry in entries if entry.kind in kinds and not node.has_shards_at(entry.name)]
         await for_each(sorted(names), look, _AT_ONCE)
         generated = {} if self.path else self._files_of(node, view.source_name)

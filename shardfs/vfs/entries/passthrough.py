@@ -59,7 +59,7 @@ class Passthrough(Entry):
 
     async def attributes(self) -> Attributes:
         """Return the stored attributes."""
-        status = await self.fs.store.stat(self.path)
+        status = await self.fs.hierarchy.stat(self.path)
         if status.identity != self.identity:
             raise StaleError(f"{self.path or 'the source'} was replaced")
         return Attributes(self.ino, status.size, self.fs.ttl, status)
@@ -473,7 +473,7 @@ class Directory(Special):
         node = await self.node()
         reason = self.fs.view.left_out(node)
         if node.metadata is None and reason is not None:
-            await self.fs.store.list(self.path)  # an error that prevents reading even that is more precise
+            await self.fs.hierarchy.list(self.path)  # an error that prevents reading even that is more precise
             raise CorruptionError(f"{self.path or 'the source'} cannot be shown in this view: {reason}")
         return node
 
@@ -484,11 +484,19 @@ class Directory(Special):
             if reason is None:
                 raise NoAttributeError(f"{self.path} has no reason why it is shown as stored")
             return reason.encode()
-        return await super().attribute(name)
+        try:
+            return await super().attribute(name)
+        except NotFoundError:  # it exists because a document names it
+            await self.attributes()
+            raise NoAttributeError(f"{self.path} has no attribute {name!r}") from None
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        names = list(await super().attribute_names())
+        try:
+            names = list(await super().attribute_names())
+        except NotFoundError:
+            await self.attributes()
+            names = []
         if (await self.fs.hierarchy.node(self.path)).reason is not None:
             names.append(_REASON)
         return names
