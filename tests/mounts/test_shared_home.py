@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from tests.support.commands import FAILED, SOURCE, one_line_of, run
 from tests.support.daemons import end_mounts_below, kill_daemon
 from tests.support.datasets import store
 from tests.support.hosts import DOCUMENT, NEW, OTHER, PREFIX
+from tests.support.nfs import pair
 from tests.support.s3_server import Bucket
-from tests.support.shared_home import shared
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,8 @@ def shares(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """One directory as two hosts see it."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no other host can be made here")
-    (tmp_path / "shared").mkdir()
-    with ExitStack() as stack:
-        yield (
-            stack.enter_context(shared(tmp_path / "shared", tmp_path / "seen-by-alpha")),
-            stack.enter_context(shared(tmp_path / "shared", tmp_path / "seen-by-beta")),
-        )
+    with pair(tmp_path, locks="local") as places:
+        yield places
         end_mounts_below(tmp_path)
 
 
@@ -91,7 +86,9 @@ def test_files_of_a_running_mount_of_another_host_are_left_alone(hosts: tuple[Ho
     done = alpha.run("umount", first)
     assert (done.returncode, done.stderr) == (0, "")
     assert stored(s3_bucket) == [NEW[::-1] + b"again", OTHER]
-    assert alpha.run("recover").stdout == beta.run("recover").stdout == "nothing to recover\n"
+    for host in hosts:
+        done = host.run("recover")
+        assert (done.stdout, done.stderr) == ("nothing to recover\n", "")
 
 
 def test_a_journal_of_another_host_is_replayed_when_asked_for(hosts: tuple[Host, Host], s3_bucket: Bucket) -> None:

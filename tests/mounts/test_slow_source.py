@@ -12,7 +12,7 @@ import pytest
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mounter, figures
-from tests.support.shared_home import shared
+from tests.support.nfs import client
 
 
 def read(path: Path) -> bytes:
@@ -33,7 +33,8 @@ def test_what_is_slow_keeps_nobody_else_waiting(
     for path in slow:
         path.write_bytes(b"slow")
     held, release = os.pipe()
-    with shared(source, tmp_path / "shared", held=held) as place, ThreadPoolExecutor(times + 1) as threads:
+    place = tmp_path / "shared"
+    with client(source, place, held=held), ThreadPoolExecutor(times + 1) as threads:
         try:
             mounted = mount(place)
             key, data = next(iter(chunks.items()))
