@@ -10,6 +10,7 @@ Our lock files stay empty, because tensorstore does not truncate before it write
 nothing on files: it identifies locks that a killed process or a power cut left.
 """
 
+import errno
 import os
 import stat
 import time
@@ -21,7 +22,7 @@ from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.atomic_write import Rights
 from shardfs.stores.local.reader import LocalReader
-from shardfs.stores.local.syscalls import CANNOT_MAKE, WRITE, Syscalls, changing, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import CANNOT_MAKE, READ, WRITE, Syscalls, changing, ofd_lock, ofd_unlock
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -57,12 +58,17 @@ class FileLock:
                 ofd_unlock(self.file.fd)
 
     def stands(self) -> bool:
-        """Whether the name still stands for the file: nobody has renamed or removed it."""
+        """Whether the name still stands for the file: nobody has renamed or removed it.
+
+        Of a file system that hosts share, only an open asks the server: what `stat` says may be known from before.
+        """
         try:
-            status = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(status, os.fstat(self.file.fd))
+            found = Descriptor(os.open(self.name, READ, dir_fd=self.directory.fd))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):
+                return False
+            raise
+        return os.path.samestat(os.fstat(found.fd), os.fstat(self.file.fd))
 
 
 async def lock(
