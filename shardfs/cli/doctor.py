@@ -4,34 +4,26 @@ import importlib
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Literal
 
 import click
 import trio
 
+from shardfs.cli.findings import Finding, failure
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
-from shardfs.cli.output import show
+from shardfs.cli.output import complain, show
+from shardfs.cli.sharing import try_sharing
 from shardfs.cli.sources import store_options
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.journal.recovery import recover_command
 from shardfs.dataset.state.slots import Slot, all_slots, hold, slots_of
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install
 from shardfs.version import __version__
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A finding: a *problem* must be solved, and *way_out* says how; a *note* matters to some users only."""
-
-    kind: Literal["ok", "note", "problem"]
-    what: str
-    way_out: str = ""
 
 
 @command(
@@ -39,18 +31,29 @@ class Finding:
     shardfs doctor
     shardfs doctor data.zarr
     shardfs doctor --write s3://bucket/data.zarr
+    shardfs doctor --shared /project/data
     """
 )
 @optional_source_argument
 @store_options
 @click.option("--write", is_flag=True, help="Also test whether SOURCE can be written; in S3 with a temporary object.")
+@click.option(
+    "--shared",
+    metavar="DIR",
+    help="Try whether two hosts may write below DIR at once; run it on both at the same time. It takes about a minute.",
+)
 @json_option
-def doctor(source: str | None, store_options: StoreOptions, write: bool, as_json: bool) -> None:
+def doctor(source: str | None, store_options: StoreOptions, write: bool, shared: str | None, as_json: bool) -> None:
     """Find out what keeps this machine from mounting, or SOURCE from being read or written, and what to do about it.
 
     Exit status 1 if there is a problem. A note is not a problem: it matters to some users only.
     """
-    findings = list(_machine())
+    if shared is not None:
+        if source is not None or write:
+            raise UsageError("--shared tries a directory, and takes neither SOURCE nor --write")
+        findings = list(try_sharing(shared, complain))
+    else:
+        findings = list(_machine())
     if source is not None:
         findings += trio.run(_source, source, store_options, write)
     lines = []
@@ -68,14 +71,14 @@ def _machine() -> Iterator[Finding]:
     try:
         check_fuse()
     except ShardfsError as error:
-        yield _failure(error)
+        yield failure(error)
     else:
         yield Finding("ok", "/dev/fuse can be opened, and mounting is allowed")
     yield _allow_other()
     try:
         yield Finding("ok", fuse_versions())
     except ShardfsError as error:
-        yield _failure(error)
+        yield failure(error)
     yield from map(_library, S3_LIBRARIES)
     for row in find_rows():
         if row.state in ("dead", "silent"):
@@ -84,7 +87,7 @@ def _machine() -> Iterator[Finding]:
         for slot in all_slots():
             yield from _left(slot)
     except ShardfsError as error:
-        yield _failure(error)
+        yield failure(error)
 
 
 def _allow_other() -> Finding:
@@ -116,7 +119,7 @@ async def _source(source: str, options: StoreOptions, write: bool) -> list[Findi
         async with open_source(source, options) as opened:
             return await _look_at(opened, write)
     except ShardfsError as error:
-        return [_failure(error)]
+        return [failure(error)]
 
 
 async def _look_at(source: Source, write: bool) -> list[Finding]:
@@ -141,10 +144,5 @@ async def _writing(store: Store) -> Finding:
         with hold(store) as state:
             await store.start_writing(state.root, single_writer=False)
     except ShardfsError as error:
-        return _failure(error)
+        return failure(error)
     return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))
-
-
-def _failure(error: ShardfsError) -> Finding:
-    what, _, way_out = str(error).partition("; ")
-    return Finding("problem", what, way_out or "check how SOURCE is written, and who may read it")

@@ -16,7 +16,7 @@ from tests.support.commands import FAILED, SOURCE, one_line_of, run
 from tests.support.daemons import end_mounts_below, kill_daemon
 from tests.support.datasets import store
 from tests.support.hosts import DOCUMENT, NEW, OTHER, PREFIX
-from tests.support.nfs import pair
+from tests.support.nfs import pair, skip_without_hosts
 from tests.support.s3_server import Bucket
 
 
@@ -48,8 +48,7 @@ class Host:
 @pytest.fixture
 def shares(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """One directory as two hosts see it."""
-    if os.geteuid() != 0 or subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no other host can be made here")
+    skip_without_hosts()
     with pair(tmp_path, locks="local") as places:
         yield places
         end_mounts_below(tmp_path)

@@ -55,6 +55,17 @@ _SET_ATIME_NOW, _SET_MTIME_NOW = 1 << 7, 1 << 8
 _RETRY = 0.005
 
 
+def skip_without_hosts() -> None:
+    """Skip the test where no process can be on a host of another name (`TEST_HOST`), or nothing can be mounted."""
+    import pytest
+
+    from tests.support.mounting import skip_without_fuse
+
+    skip_without_fuse()
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no other host can be made here")
+
+
 @contextmanager
 def client(
     directory: Path, place: Path, *, locks: Locks = "forwarded", ttl: float = TTL, held: int | None = None
