@@ -116,7 +116,7 @@ def test_a_mount_that_writes_makes_nothing_of_a_scale_that_is_not_stored(mount: 
     mounted.expect("only read")
     root = mounted.path
     for name in (KEYS[1], "deep"):
-        with pytest.raises(OSError, match="Read-only|exists"):
+        with pytest.raises(OSError, match=r"Read-only|exists"):
             (root / name).mkdir()
         with pytest.raises(OSError, match="Read-only"):
             (root / name).rmdir()
