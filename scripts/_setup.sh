@@ -5,6 +5,8 @@
 #   setup_program PACKAGE [PROGRAM...]
 #                             the program of that name in a package, and these, without its service
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
+#   find_python VERSION [BELOW]
+#                             prints the newest Python from VERSION on
 #   setup_client NAME PYTHON REQUIREMENT...
 #                             an environment of its own for a program that cannot share that one
 #   setup_zarr34 PYTHON       that of zarr-python 3.4
@@ -12,8 +14,8 @@
 #                             a directory with packages of npm
 #
 # All do nothing, and say nothing, where nothing is to be done. The environment is in .venv at the top of the
-# repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...". That of a client is in it, in
-# clients/NAME.
+# repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...". It has the newest Python there is,
+# or SHARDFS_PYTHON. That of a client is in it, in clients/NAME.
 
 SHARDFS_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SHARDFS_VENV=${SHARDFS_VENV:-$SHARDFS_TOP/.venv}
@@ -149,23 +151,34 @@ _is_recent() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null >/dev/null 2>&1
 }
 
-# pyfuse3 is compiled: that takes Python's headers. Debian packages venv apart; other Pythons bring both along.
-_is_complete() {
-    "$1" - 2>/dev/null <<'PYTHON'
+# Print the newest complete Python that is at least VERSION ("3.12") and, if another one is given, below that; fails if
+# there is none. pyfuse3 is compiled, which takes Python's headers; Debian packages them and venv apart.
+find_python() {
+    local candidate found newest=0 path=
+    for candidate in "$SHARDFS_VENV/bin/python" python3 python3.1{9,8,7,6,5,4,3,2,1} /usr/bin/python3 \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
+        found=$(
+            "$candidate" - "$@" 2>/dev/null <<'PYTHON'
 import ensurepip, os, sys, sysconfig, venv
-sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
+least, below = [tuple(map(int, version.split("."))) for version in (*sys.argv[1:], "4")][:2]
+is_complete = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+if least <= sys.version_info < below and is_complete and sys.version_info.releaselevel == "final":
+    print("%d%03d%03d" % sys.version_info[:3], sys.executable)
 PYTHON
-}
-
-# Print a Python that is recent enough, complete with what it takes to build pyfuse3.
-_find_python() {
-    local candidate version
-    for candidate in python3 python3.13 python3.12 python3.11; do
-        if _is_recent "$candidate" && _is_complete "$candidate"; then
-            command -v "$candidate"
-            return
+        ) || continue
+        if [[ -n $found ]] && ((${found%% *} > newest)); then
+            newest=${found%% *} path=${found#* }
         fi
     done
+    [[ -n $path ]] && printf '%s\n' "$path"
+}
+
+# Print the newest complete Python; installs what is missing of one where none is complete.
+_find_or_install_python() {
+    local candidate version
+    if find_python 3.11; then
+        return
+    fi
     _has_apt || _die "no Python >= 3.11 with its headers and venv (python3-dev and python3-venv in Debian)," \
         "and no apt-get to install one"
     for candidate in /usr/bin/python3 python3.13 python3.12 python3.11; do
@@ -197,7 +210,7 @@ setup_python() {
     if _is_recent "$SHARDFS_VENV/bin/python"; then
         [[ ! -e $stamp || $(<"$stamp") != "$wanted" ]] || return 0
     else
-        python=$(_find_python)
+        python=${SHARDFS_PYTHON:-$(_find_or_install_python)}
         _say "making a virtual environment in $SHARDFS_VENV with $python"
         "$python" -m venv --clear "$SHARDFS_VENV"
     fi
@@ -252,17 +265,4 @@ setup_built() {
 setup_zarr34() {
     setup_client zarr34 "$1" 'zarr>=3.4' 'numcodecs[google-crc32c]>=0.16' backports.zstd isal trio click \
         prometheus_client python-json-logger 'boto3>=1.43' 'obstore>=0.11' 'cast-value-rs>=0.4.2' zarr-n5 'dask[array]'
-}
-
-# Print a Python that is at least as recent as VERSION ("3.12"), of whatever is installed; fails if there is none.
-find_python() {
-    local candidate check="import ensurepip, sys, venv; sys.exit(sys.version_info < (${1/./, }))"
-    for candidate in "$SHARDFS_VENV/bin/python" python3 python3.1{9,8,7,6,5,4,3,2,1} \
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
-        if "$candidate" -c "$check" </dev/null >/dev/null 2>&1; then
-            command -v "$candidate"
-            return
-        fi
-    done
-    return 1
 }

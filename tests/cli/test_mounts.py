@@ -16,7 +16,7 @@ from tests.support.daemons import daemon_of, end_mounts_below, has_ended, kill_d
 from tests.support.datasets import store
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE
-from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, require_interpreter_for_nobody, shared_directory
+from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, shared_directory
 
 
 def rows_below(directory: Path, *, prefix: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
@@ -107,7 +107,6 @@ def test_root_can_use_mounts_of_other_users() -> None:
 
 
 def test_another_user_is_told_whose_mount_it_is(background: Background) -> None:
-    require_interpreter_for_nobody()
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
         (directory / "place").mkdir()

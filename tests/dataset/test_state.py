@@ -18,7 +18,7 @@ from shardfs.stores.base import Address, Store
 from shardfs.stores.local import syscalls
 from tests.support.mounting import PATIENCE
 from tests.support.processes import running
-from tests.support.users import AS_NOBODY, NOBODY, shared_directory
+from tests.support.users import AS_NOBODY, NOBODY, everyones_python, shared_directory
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")
 JOURNAL = "journal/00000001.journal"
@@ -117,7 +117,9 @@ def test_a_slot_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
         (state,) = leave(JOURNAL)
         for path in Path(state.root).parents[:4]:
             os.chown(path, NOBODY, NOBODY)
-        done = subprocess.run([*AS_NOBODY, sys.executable, "-c", MOUNTING], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*AS_NOBODY, everyones_python(), "-c", MOUNTING], capture_output=True, text=True, check=False
+        )
         assert (done.stderr, done.stdout) == ("", f"{Path(state.root).with_name('1')}\n")
 
 

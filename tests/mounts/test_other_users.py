@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mount, Mounter, flush
-from tests.support.users import AS_NOBODY, NOBODY, shared_directory
+from tests.support.users import AS_NOBODY, NOBODY, everyones_python, shared_directory
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
 GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -51,7 +50,7 @@ def as_nobody(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def by_nobody(program: str, source: Path) -> str:
-    done = as_nobody(sys.executable, "-c", program, source)
+    done = as_nobody(everyones_python(), "-c", program, source)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

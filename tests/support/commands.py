@@ -2,11 +2,13 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.support.mounting import PATIENCE, command, environment
 from tests.support.prepared import can_be_prepared, run_prepared
+from tests.support.users import everyones_python
 
 FAILED, WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE, UNFINISHED = 1, 2, 3, 4, 5, 6
 """Exit statuses, as `shardfs --help` documents them."""
@@ -20,7 +22,7 @@ def run(
     if not prefix and can_be_prepared(env):
         return run_prepared(list(map(str, arguments)), env=env, cwd=cwd, timeout=PATIENCE)
     return subprocess.run(
-        [*prefix, *command(*arguments)],
+        [*prefix, *command(*arguments, python=everyones_python() if prefix else sys.executable)],
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,

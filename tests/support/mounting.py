@@ -38,9 +38,9 @@ _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
-def command(*arguments: str | Path) -> list[str]:
+def command(*arguments: str | Path, python: str = sys.executable) -> list[str]:
     """A command line of shardfs."""
-    return [sys.executable, "-P", "-m", "shardfs", *map(str, arguments)]
+    return [python, "-P", "-m", "shardfs", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

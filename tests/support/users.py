@@ -1,8 +1,11 @@
 """Another user of this machine, by its number; it can do what is needed to run shardfs from this checkout."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,30 +18,64 @@ NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 MOUNT_OF_NOBODY = ("setpriv", f"--ruid={NOBODY}", f"--rgid={NOBODY}", "--keep-groups")
 """As root, since `/dev/fuse` may be closed to others; to the kernel the mount is that of the real user."""
+TOP = Path(__file__).parents[2]
 
 
 @contextmanager
 def shared_directory() -> Iterator[Path]:
-    """A directory that another user can read, as that of a test is not; skips where nobody else can run shardfs."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
-    if why_not := _why_nobody_can_run_this():
-        pytest.skip(f"another user cannot run this: {why_not}")
+    """A directory that another user can read, as that of a test is not; skips where no other user can be had."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become somebody else, by setpriv")
+    if why_not := _why_nobody_can_run(everyones_python()):
+        pytest.fail(f"another user cannot run this: {why_not}")
     with tempfile.TemporaryDirectory(prefix="shardfs-shared-") as directory:
         os.chmod(directory, 0o755)
         yield Path(directory)
 
 
 @cache
-def _why_nobody_can_run_this() -> str:
-    command = [*AS_NOBODY, sys.executable, "-P", "-m", "shardfs", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def everyones_python() -> str:
+    """The interpreter of the tests; if it or this checkout is in somebody's home, a copy with what runs shardfs."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None or not _why_nobody_can_run(sys.executable):
+        return sys.executable
+    top = Path(tempfile.mkdtemp(prefix="shardfs-python-"))
+    atexit.register(shutil.rmtree, top)
+    os.chmod(top, 0o755)
+    base, itself = Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()
+    _link(base, top / "base", "test", "site-packages")
+    packages = top / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+    _link(Path(sysconfig.get_path("purelib")), packages, "tests")
+    for name in ("shardfs", "tests"):
+        _link(TOP / name, packages / name)
+    home = top / "base" / itself.parent.relative_to(base)
+    (top / "venv/pyvenv.cfg").write_text(f"home = {home}\n")
+    (top / "venv/bin").mkdir()
+    python = top / "venv/bin/python3"
+    python.symlink_to(home / itself.name)
+    start = top / "venv/bin/python"  # its library is looked for where Python was installed
+    start.write_text(f'#!/bin/sh -p\nLD_LIBRARY_PATH={top / "base/lib"} exec {python} "$@"\n')
+    start.chmod(0o755)
+    return str(start)
+
+
+def _link(source: Path, target: Path, *without: str) -> None:
+    """Make a copy, of links to the same files where the file system allows it."""
+
+    def link(file: str, copy: str) -> None:
+        try:
+            os.link(file, copy)
+        except OSError:
+            shutil.copy(file, copy)
+
+    left_out = shutil.ignore_patterns("__pycache__", *without)
+    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=link)
+    os.chmod(target, 0o755)
+
+
+@cache
+def _why_nobody_can_run(python: str) -> str:
+    """Why another user cannot run shardfs, in a process of one that it started; empty if it can."""
+    again = "import subprocess, sys; subprocess.run([sys.executable, '-P', '-m', 'shardfs', '--version'], check=True)"
+    command = [*AS_NOBODY, python, "-P", "-c", again]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     return done.stderr[-200:] if done.returncode else ""
-
-
-def require_interpreter_for_nobody() -> None:
-    """Skip where `setpriv` can start the interpreter and the other user cannot start it again, to ask a mount."""
-    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
-    done = subprocess.run([*AS_NOBODY, sys.executable, "-c", again], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"another user cannot start {sys.executable}")

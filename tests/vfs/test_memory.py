@@ -6,6 +6,7 @@ import stat
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from unittest.mock import patch
 
 import pytest
@@ -153,6 +154,27 @@ async def test_encoded_missing_chunks_take_bounded_memory_however_many_arrays_ha
         assert len(await read_file(fs, (await find(fs, f"a{n}/0")).ino)) == nbytes + 4
     assert tracemalloc.get_traced_memory()[0] < 2.5 * nbytes
     tracemalloc.stop()
+
+
+@in_trio
+async def test_what_is_absent_leaves_no_frames_to_the_garbage_collector(tmp_path: Path) -> None:
+    """They would keep what callers have in memory, whole chunks too, until enough of them were there."""
+    store(tmp_path / "a", array((8, 6), (4, 6), sharding((2, 3))), absent=[(0, 0), (0, 1), (1, 0), (1, 1)])
+    fs = await open_tree(open_source(tmp_path))
+    assert (await find(fs, "a/c/2/0")).ino
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            for name in ("nothing", "a\0b", "a/nothing", "a/c/0/0"):
+                assert not (await find(fs, name)).ino
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [kept for kept in gc.garbage if isinstance(kept, FrameType)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 @pytest.mark.slow
