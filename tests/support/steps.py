@@ -20,6 +20,7 @@ def counted_steps(*modules: ModuleType) -> Iterator[list[int]]:
         count[0] += event == "opcode"
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # without one that wants opcodes, Python 3.12 counts none of those to come
     sys.settrace(trace)
     try:
         yield count
