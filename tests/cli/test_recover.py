@@ -30,11 +30,12 @@ from tests.cli.conftest import Background
 from tests.support.commands import FAILED, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, transpose
 from tests.support.daemons import kill_daemon
-from tests.support.damage import SHARD, SHARD_FAULTS, document, edit, index, payload
+from tests.support.damage import INDEX_NBYTES, SHARD, SHARD_FAULTS, Change, document, edit, index, payload
 from tests.support.datasets import files_below, store
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, read_zarr
 
+CHANGED = "another program has changed the chunk, or written its shard anew"
 ABSENT = (1, 1)  # entry 3
 OTHER_INDEX = document(index_codecs=(transpose(1, 0, 2), BIG, CRC32C, CRC32C))
 PAYLOADS = np.random.default_rng(7).bytes(50 + 30)
@@ -186,34 +187,48 @@ def stored_chunk(source: Path, *coords: int) -> bytes | None:
     return shardfs.open(source)[""].read_chunk(coords)
 
 
-@pytest.mark.parametrize("where", ["behind it", "in its place"])
+@pytest.mark.parametrize("where", ["behind the shard", "behind the chunks", "in its place"])
 def test_an_outdated_change_is_a_conflict_until_it_is_applied(
     background: Background, source: Path, place: Path, mount: Mounter, where: str
 ) -> None:
-    """Another program wrote the chunk since, *where* it had been, as native writers do, or *behind it*."""
-    old = stored_chunk(source, 0, 0)
+    """Another program wrote the chunk since: it appended to the shard, or wrote it anew as native writers do.
+
+    Then nobody knows which chunks it changed.
+    """
+    old, new = stored_chunk(source, 0, 0), b"c" * 24
+    assert old is not None
+
+    def append(data: bytes) -> bytes:
+        return index(0, len(data), 24)(data + new + data[-INDEX_NBYTES:])
+
+    changes: dict[str, Change] = {
+        "behind the shard": append,
+        "behind the chunks": payload(0, new),
+        "in its place": lambda data: data.replace(old, new),
+    }
     killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24})
-    edit(source / SHARD, payload(0, b"c" * 24) if where == "behind it" else lambda data: data.replace(old, b"c" * 24))
-    assert stored_chunk(source, 0, 0) == b"c" * 24
+    edit(source / SHARD, changes[where])
+    assert stored_chunk(source, 0, 0) == new
     shown = run("recover", source)
     assert shown.returncode == FAILED
-    assert shown.stdout.splitlines() == [
-        "journal: the new bytes of chunk 0/1 of the array",
-        "conflict: the new bytes of chunk 0/0 of the array: another program has changed the chunk since",
-    ]
-    if where == "behind it":  # a writing mount replays what fits, and keeps the rest
+    conflicts = [f"the new bytes of chunk 0/{n} of the array: {CHANGED}" for n in range(2)]
+    if where == "behind the shard":
+        pending = "journal: the new bytes of chunk 0/1 of the array"
+        assert shown.stdout.splitlines() == [pending, f"conflict: {conflicts[0]}"]
+    else:
+        assert shown.stdout.splitlines() == [f"conflict: {conflict}" for conflict in conflicts]
+    if where == "behind the shard":  # a writing mount replays what fits, and keeps the rest
         mount(source, write=True, expect=("the new bytes of chunk 0/0",)).unmount()
         assert (stored_chunk(source, 0, 0), stored_chunk(source, 0, 1)) == (b"c" * 24, b"b" * 24)
         shown = run("recover", source)
         assert (shown.returncode, shown.stdout) == (
             FAILED,
-            "put aside: the new bytes of chunk 0/0 of the array: another program has changed the chunk since; "
-            "`shardfs recover --apply` applies it\n",
+            f"put aside: {conflicts[0]}; `shardfs recover --apply` applies it\n",
         )
     done = run("recover", "--apply", source)
     assert (done.returncode, done.stderr) == (0, "")
     assert "applied: the new bytes of chunk 0/0 of the array" in done.stdout
-    assert stored_chunk(source, 0, 0) == b"a" * 24
+    assert (stored_chunk(source, 0, 0), stored_chunk(source, 0, 1)) == (b"a" * 24, b"b" * 24)
     assert run("recover", source).stdout == "nothing to recover\n"
     assert not (source / ".shardfs").exists()
 

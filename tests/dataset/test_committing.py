@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import google_crc32c
 import numpy as np
 import pytest
 import trio
@@ -310,10 +311,10 @@ async def test_a_commit_is_seen_at_once_if_another_program_resizes_the_array_mea
     await check()
 
 
-@pytest.mark.parametrize("nbytes", [2**26, 2**40])
+@pytest.mark.parametrize(("path", "nbytes"), [("unchecked", 2**40), ("start", 2**26)])
 @in_trio
 async def test_a_chunk_that_names_much_of_a_sparse_shard_is_replaced_and_keeps_nobody_waiting(
-    arrays: Path, nbytes: int
+    arrays: Path, path: str, nbytes: int
 ) -> None:
     async def pass_by() -> None:
         nonlocal npasses
@@ -323,22 +324,26 @@ async def test_a_chunk_that_names_much_of_a_sparse_shard_is_replaced_and_keeps_n
 
     npasses = 0
     process = await Process.start(arrays, QuickDisk())
-    await process.write("unchecked", 1, b"stored")
+    await process.write(path, 1, b"stored")
     await process.commit()
-    shard = arrays / "unchecked/c/0"
-    index = np.frombuffer(shard.read_bytes()[-16 * PER_SHARD :], "<u8").copy()
+    shard = arrays / path / "c/0"
+    data = shard.read_bytes()
+    index = np.frombuffer(data[-16 * PER_SHARD :] if path == "unchecked" else data[: 16 * PER_SHARD], "<u8").copy()
     index[:2] = 0, nbytes
     with shard.open("r+b") as file:
         file.seek(nbytes)
         file.write(index.tobytes())
+        if path == "start":
+            file.seek(0)
+            file.write(index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_by)
         with trio.fail_after(20):
-            await process.write("unchecked", 0, b"new")
+            await process.write(path, 0, b"new")
         assert nbytes == 2**40 or npasses > 50
         nursery.cancel_scope.cancel()
     await process.commit()
-    assert await stored(arrays, "unchecked", range(2)) == [b"new", b"stored"]
+    assert await stored(arrays, path, range(2)) == [b"new", b"stored"]
 
 
 @in_trio

@@ -498,7 +498,7 @@ def test_chunk_files_of_an_unsharded_array_are_never_replaced_by_those_of_a_kill
     kill(killed)
     host.bucket.put(key("plain/c/0/0"), b"o" * nbytes)
     host.bucket.put(key("plain/c/1/1"), b"o" * nbytes)
-    again = mounted("another program has changed the chunk since")
+    again = mounted("another program has changed the chunk")
     assert (again.path / "plain/0.0").read_bytes() == b"o" * nbytes
     again.unmount()
     assert host.bucket.get(key("plain/c/0/0")) == host.bucket.get(key("plain/c/1/1")) == b"o" * nbytes

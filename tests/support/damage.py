@@ -11,7 +11,7 @@ from tests.support.corpus import array, sharding
 from tests.support.encoder import EMPTY
 
 Change = Callable[[bytes], bytes]
-_INDEX_NBYTES = 4 * 16 + 4
+INDEX_NBYTES = 4 * 16 + 4
 SHARD = "c/0/0"
 """The first of two shards of `document`."""
 
@@ -38,7 +38,7 @@ def flip(position: int) -> Change:
 
 def entry(data: bytes, number: int) -> tuple[int, int]:
     """Offset and size of an inner chunk, as the index of a shard has them."""
-    offset, nbytes = struct.unpack_from("<QQ", data, len(data) - _INDEX_NBYTES + 16 * number)
+    offset, nbytes = struct.unpack_from("<QQ", data, len(data) - INDEX_NBYTES + 16 * number)
     return offset, nbytes
 
 
@@ -46,9 +46,9 @@ def index(number: int, offset: int, nbytes: int) -> Change:
     """Replace one entry, with a checksum that fits."""
 
     def change(data: bytes) -> bytes:
-        entries = bytearray(data[-_INDEX_NBYTES:-4])
+        entries = bytearray(data[-INDEX_NBYTES:-4])
         struct.pack_into("<QQ", entries, 16 * number, offset, nbytes)
-        return data[:-_INDEX_NBYTES] + entries + google_crc32c.value(bytes(entries)).to_bytes(4, "little")
+        return data[:-INDEX_NBYTES] + entries + google_crc32c.value(bytes(entries)).to_bytes(4, "little")
 
     return change
 
@@ -57,7 +57,7 @@ def payload(number: int, encoded: bytes) -> Change:
     """Put other bytes in place of an inner chunk, behind those that are there."""
 
     def change(data: bytes) -> bytes:
-        end = len(data) - _INDEX_NBYTES
+        end = len(data) - INDEX_NBYTES
         return index(number, end, len(encoded))(data[:end] + encoded + data[end:])
 
     return change

@@ -11,8 +11,9 @@ from them, by this model:
 - A change of names (creation, link, rename, removal) is certain once all its directories were synced after it; before,
   it happened or not, as a whole, whatever happened to others. The sync of a file says nothing of its name, unless
   `sync_keeps_name`.
-- A file has the sticky bit if it was found or made with it. Other modes, owners and times are not followed; links and
-  pipes become empty files. Where inodes are kept, a file has the time of its last content if it has that content.
+- A file has any of the times that it had since its last sync, whatever is left of its content.
+- A file has the sticky bit if it was found or made with it. Other modes and owners are not followed; links and pipes
+  become empty files.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Call:
 class _File:
     initial: bytes = b""
     identity: tuple[int, int] = (0, 0)
+    mtime_ns: int = 0
     is_sticky: bool = False
 
 
@@ -97,6 +99,12 @@ class _Truncated:
 
 
 @dataclass(frozen=True)
+class _Timed:
+    file: _File
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
 class _Synced:
     node: _Node
     failed: bool = False
@@ -109,16 +117,7 @@ class _Renamed:
     names: tuple[tuple[_Directory, str, _Node | None], ...]
 
 
-_Effect = _Written | _Truncated | _Synced | _Renamed
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A file of the root as the calls left it."""
-
-    path: Path
-    content: bytes
-    mtime_ns: int
+_Effect = _Written | _Truncated | _Timed | _Synced | _Renamed
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,11 @@ class State:
     """What may be there afterwards: two are equal if `build` does the same for both."""
 
     _nodes: tuple[tuple[str, _Node], ...]
-    _contents: tuple[tuple[_File, bytes, _Kept | None], ...]
+    _contents: tuple[tuple[_File, bytes, int, Path | None], ...]
 
     def build(self, directory: Path) -> None:
         """Make it in *directory*, which does not exist."""
-        contents = {file: (content, kept) for file, content, kept in self._contents}
+        contents = {file: values for file, *values in self._contents}
         paths: dict[_File, Path] = {}
         for name, node in self._nodes:
             path = Path(f"{directory}{name}")
@@ -140,12 +139,11 @@ class State:
                 path.hardlink_to(paths[node])
             else:
                 paths[node] = path
-                content, kept = contents[node]
+                content, mtime_ns, kept = contents[node]
                 if kept is not None:
-                    path.hardlink_to(kept.path)
+                    path.hardlink_to(kept)
                 path.write_bytes(content)
-                if kept is not None and kept.content == content:
-                    os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns))
+                os.utime(path, ns=(mtime_ns, mtime_ns))
                 if node.is_sticky:
                     path.chmod(path.stat().st_mode | stat.S_ISVTX)
 
@@ -175,7 +173,7 @@ class LossyDisk(Syscalls):
         self._killed: BaseException | None = None
         self._lock = threading.Lock()
         self._graveyard: Path | None = None
-        self._kept: dict[tuple[int, int], _Kept] | None = None
+        self._kept: dict[tuple[int, int], Path] | None = None
         self._contents: dict[bytes, bytes] = {}  # of states, most of which have the same ones
         self._directories: list[_Directory] = []
         self._nodes: dict[tuple[int, int], _Node] = {}
@@ -194,14 +192,14 @@ class LossyDisk(Syscalls):
             if before is None:
                 self._made(_File(is_sticky=bool(mode & stat.S_ISVTX)), name, dir_fd)
             elif flags & os.O_TRUNC:
-                self._note(_Truncated(self._file(fd), 0))
+                self._changed(_Truncated(self._file(fd), 0), fd)
             return fd
 
     def pwrite(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
         data = b"".join(buffers)
         with self._call("pwrite", offset=offset, data=data, fd=fd):
             super().pwrite(fd, [data], offset)
-            self._note(_Written(self._file(fd), offset, data))
+            self._changed(_Written(self._file(fd), offset, data), fd)
 
     def appends_at_once(self, fd: int) -> bool:
         return self._at_once
@@ -211,7 +209,7 @@ class LossyDisk(Syscalls):
         assert offset % PAGE == len(data) % PAGE == 0
         with self._call("pwrite_direct", offset=offset, data=data, fd=fd):
             Syscalls.pwrite(self, fd, [data], offset)
-            self._note(_Written(self._file(fd), offset, data))
+            self._changed(_Written(self._file(fd), offset, data), fd)
 
     def clone(self, fd: int, source: int) -> None:
         if not self._clones:
@@ -219,12 +217,18 @@ class LossyDisk(Syscalls):
         data = os.pread(source, os.fstat(source).st_size, 0)
         with self._call("clone", fd=fd):
             Syscalls.pwrite(self, fd, [data], 0)
-            self._note(_Written(self._file(fd), 0, data))
+            self._changed(_Written(self._file(fd), 0, data), fd)
 
     def truncate(self, fd: int, nbytes: int) -> None:
         with self._call("truncate", offset=nbytes):
             super().truncate(fd, nbytes)
-            self._note(_Truncated(self._file(fd), nbytes))
+            self._changed(_Truncated(self._file(fd), nbytes), fd)
+
+    def utime(self, target: Any, times: tuple[int, int] | None = None) -> None:
+        with self._call("utime"):
+            super().utime(target, times)
+            if isinstance(target, int):
+                self._note(_Timed(self._file(target), os.fstat(target).st_mtime_ns))
 
     def sync(self, fd: int) -> None:
         with self._call("sync", fd=fd):
@@ -267,7 +271,7 @@ class LossyDisk(Syscalls):
         raise NotImplementedError("no test needs it")
 
     symlink = link
-    chmod, chown, utime, sync_file_system = map(_only_counted, ("chmod", "chown", "utime", "sync_file_system"))
+    chmod, chown, sync_file_system = map(_only_counted, ("chmod", "chown", "sync_file_system"))
     set_attribute, remove_attribute = map(_only_counted, ("set_attribute", "remove_attribute"))
 
     def after_kill(self, calls: int, written: int = 0) -> State:
@@ -297,7 +301,7 @@ class LossyDisk(Syscalls):
         entries = _entries(self._directories, effects, choose, sync_keeps_name)
         inodes = self._inodes() if keeps_inodes else {}
         nodes: list[tuple[str, _Node]] = []
-        contents: dict[_File, bytes] = {}
+        contents: dict[_File, tuple[bytes, int]] = {}
 
         def follow(node: _Node, path: str) -> None:
             nodes.append((path, node))
@@ -306,10 +310,10 @@ class LossyDisk(Syscalls):
                     follow(below, f"{path}/{name}")
             elif node not in contents:
                 content = _content(node, effects, choose)
-                contents[node] = self._contents.setdefault(content, content)
+                contents[node] = self._contents.setdefault(content, content), _time(node, effects, choose)
 
         follow(self._tree, "")
-        files = [(file, content, inodes.get(file.identity)) for file, content in contents.items()]
+        files = [(file, *values, inodes.get(file.identity)) for file, values in contents.items()]
         return State(tuple(nodes), tuple(files))
 
     @contextmanager
@@ -327,12 +331,16 @@ class LossyDisk(Syscalls):
                 return
             if fault.written and fd is not None:
                 super().pwrite(fd, [data[: fault.written]], offset)
-                self._note(_Written(self._file(fd), offset, data[: fault.written]))
+                self._changed(_Written(self._file(fd), offset, data[: fault.written]), fd)
             if isinstance(fault.error, Killed):
                 self._killed = fault.error
             elif name == "sync" and fd is not None:
                 self._note(_Synced(self._file(fd), failed=True))
             raise fault.error
+
+    def _changed(self, effect: _Written | _Truncated, fd: int) -> None:
+        self._note(effect)
+        self._note(_Timed(effect.file, os.fstat(fd).st_mtime_ns))
 
     def _note(self, effect: _Effect) -> None:
         self._effects.append((len(self.calls) - 1, effect))
@@ -352,7 +360,7 @@ class LossyDisk(Syscalls):
         if isinstance(node, _Directory):
             self._directories.append(node)
         else:
-            node.identity = identity
+            node.identity, node.mtime_ns = identity, status.st_mtime_ns
 
     def _at(self, name: str, dir_fd: int) -> _Node:
         return self._scan(Path(f"/proc/self/fd/{dir_fd}") / name)
@@ -390,7 +398,7 @@ class LossyDisk(Syscalls):
                 self._graveyard = Path(tempfile.mkdtemp(".buried", self._root.name, self._root.parent))
             os.link(name, self._graveyard / str(len(self.calls)), src_dir_fd=dir_fd, follow_symlinks=False)
 
-    def _inodes(self) -> dict[tuple[int, int], _Kept]:
+    def _inodes(self) -> dict[tuple[int, int], Path]:
         """Every file of the root, and every one that was removed from it, by its inode."""
         if self._kept is None:
             self._kept = {}
@@ -398,8 +406,7 @@ class LossyDisk(Syscalls):
                 for path in top.rglob("*") if top is not None else ():
                     status = path.lstat()
                     if stat.S_ISREG(status.st_mode):
-                        kept = _Kept(path, path.read_bytes(), status.st_mtime_ns)
-                        self._kept[status.st_dev, status.st_ino] = kept
+                        self._kept[status.st_dev, status.st_ino] = path
         return self._kept
 
 
@@ -496,6 +503,18 @@ def _content(file: _File, effects: Sequence[_Effect], choose: Choose) -> bytes:
         if page * PAGE < size:
             kept[page * PAGE : (page + 1) * PAGE] = versions[choose(len(versions))]
     return bytes(kept[:size])
+
+
+def _time(file: _File, effects: Sequence[_Effect], choose: Choose) -> int:
+    """Return the time of a file, which may be kept where its content is not."""
+    times = [file.mtime_ns]
+    for effect in effects:
+        match effect:
+            case _Timed(changed, mtime_ns) if changed is file:
+                times.append(mtime_ns)
+            case _Synced(synced, False) if synced is file:
+                times = times[-1:]
+    return times[choose(len(times))]
 
 
 def _size(sizes: Sequence[int], choose: Choose) -> int:
