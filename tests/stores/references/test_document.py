@@ -12,7 +12,8 @@ import trio
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Kind
-from shardfs.stores.references.base import Broken, Inline, Reference, Target
+from shardfs.stores.references import document
+from shardfs.stores.references.base import MAX_INLINE_NBYTES, Broken, Inline, Reference, Target
 from shardfs.stores.references.document import DocumentReferences, parse_document
 
 
@@ -125,7 +126,42 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "endless": (
         {"version": 1, "refs": {}, "gen": [{"key": "{{i}}", "url": "x", "dimensions": {"i": {"stop": 10**15}}}]},
-        "more than 10,000,000",
+        "more than 1,000,000",
+    ),
+    "many after another": (
+        {"version": 1, "refs": {}, "gen": [{"key": "{{i}}", "url": "x", "dimensions": {"i": {"stop": 10**5}}}] * 11},
+        "more than 1,000,000",
+    ),
+    "a name a million times": (
+        {
+            "version": 1,
+            "refs": {},
+            "templates": {"u": "x" * 8000},
+            "gen": [{"key": "{{u}}" * 1_000_000, "url": "x", "dimensions": {}}],
+        },
+        "too long",
+    ),
+    "a long name a few times": (
+        {
+            "version": 1,
+            "refs": {},
+            "templates": {"u": "x" * 8000},
+            "gen": [{"key": "k", "url": "{{u}}{{u}}", "dimensions": {}}],
+        },
+        "a key or a URL that is too long",
+    ),
+    "long names for many": (
+        {
+            "version": 1,
+            "refs": {},
+            "templates": {"u": "x" * 8000},
+            "gen": [{"key": "{{i}}", "url": "{{u}}{{i}}", "dimensions": {"i": {"stop": 100_000}}}],
+        },
+        "keys and URLs of more than 128 MiB",
+    ),
+    "braces that never end": (
+        {"version": 1, "refs": {}, "gen": [{"key": "{{" * 10**6, "url": "x", "dimensions": {}}]},
+        "too long",
     ),
     "no step": (
         {"version": 1, "refs": {}, "gen": [{"key": "k", "url": "x", "dimensions": {"i": {"stop": 3, "step": 0}}}]},
@@ -143,6 +179,44 @@ def test_what_is_no_set_of_references_is_refused_with_the_reason() -> None:
     for written, reason in REFUSED.values():
         with pytest.raises(SourceError, match=".*" + re.escape(reason)):
             parsed(written)
+
+
+def test_a_dimension_without_values_makes_nothing_however_large_the_others_are() -> None:
+    gen = {"key": "{{i}}", "url": "x", "dimensions": {"i": {"stop": 2**61}, "j": []}}
+    assert found(parsed({"version": 1, "gen": [gen], "refs": {}})) == {}
+
+
+def test_templates_are_found_in_one_way_through_a_text() -> None:
+    """Braces that do not end a template take no second look, however many there are."""
+    looks = 0
+
+    class Text(str):
+        __slots__ = ()
+
+        def find(self, *arguments: Any) -> int:
+            nonlocal looks
+            looks += 1
+            return str(self).find(*arguments)
+
+    assert list(document._templates_in(Text("{{" * 100_000))) == []
+    assert list(document._templates_in(Text("a{{b}}{{ c }}}}{{d"))) == [(1, 6), (6, 13)]
+    assert looks < 20
+
+
+def test_a_url_that_gets_too_long_is_never_made() -> None:
+    refs = {"a": ["{{u}}" * 1000, 1, 2], "b": ["{{u}}", 1, 2]}
+    ours = found(parsed({"version": 1, "refs": refs, "templates": {"u": "x" * 8192}}))
+    assert ours == {"a": Broken("the name of its file is too long"), "b": Target("x" * 8192, 1, 2)}
+
+
+def test_a_value_as_large_as_a_file_is_one_broken_reference() -> None:
+    largest = "x" * MAX_INLINE_NBYTES
+    encoded = "base64:" + base64.b64encode(bytes(MAX_INLINE_NBYTES + 1)).decode()
+    ours = found(parsed({"a": largest, "b": largest + "x", "c": encoded, "d": "base64:eA=="}))
+    assert ours["a"] == Inline(largest.encode())
+    assert ours["d"] == Inline(b"x")
+    for name in "bc":
+        assert ours[name] == Broken("it has 16,777,217 bytes in place of a file; more than 16,777,216 belong in one")
 
 
 def test_each_wrong_reference_is_one_broken_file_and_all_others_are_read() -> None:

@@ -1,8 +1,9 @@
 """References as Parquet: read in parts and within limits, whatever a record holds."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import trio
 
 from shardfs.errors import CorruptionError, SourceError, UnsupportedError
 from shardfs.stores.base import Kind
-from shardfs.stores.references import records
-from shardfs.stores.references.base import Broken, Inline, Target
+from shardfs.stores.references import records, store
+from shardfs.stores.references.base import MAX_INLINE_NBYTES, Broken, Inline, Target
 from shardfs.stores.references.records import RecordReferences, parse_documents
 from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import open_store
@@ -122,22 +123,138 @@ async def test_records_that_are_too_large_are_errors_of_their_chunks(
     write_record(root, "a", 1, {"raw": [bytes(10_000)] * 10, **zeros}, use_dictionary=False, compression="zstd")
     write_record(root, "a", 2, {"path": ["f"] * 3, "offset": [0] * 3, "size": [1] * 3})
     (root / "a/refs.3.parq").write_bytes(bytes(200_000))
-    write_record(root, "b", 0, {"path": [b"\xff"] * 5, "offset": ["x"] * 5, "size": [-1] * 5})
+    write_record(
+        root, "b", 0, {"path": [b"\xff", "f", "f", "f", ""], "offset": [-1, -1, 2**63 - 1, 0, 1], "size": [1] * 5}
+    )
     monkeypatch.setattr(records, "_MAX_DECODED_NBYTES", 50_000)
     monkeypatch.setattr(records, "_MAX_RECORD_NBYTES", 100_000)
     async with opened(root) as (_, references):
         assert await references.find("a/9") == Target("f", 0, 1)
-        with pytest.raises(CorruptionError, match=r"a/refs\.1\.parq: it has 10 rows and .* bytes, which are too many"):
+        with pytest.raises(
+            CorruptionError, match=r"a/refs\.1\.parq: .* it has 10 rows and .* bytes, which are too many"
+        ):
             await references.find("a/10")
         assert await references.find("a/22") == Target("f", 0, 1)
         assert isinstance(await references.find("a/23"), Broken), "a record that is short says nothing of the others"
         with pytest.raises(CorruptionError, match=r"has 200,000 bytes"):
             await references.find("a/30")
-        assert isinstance(await references.find("b/0"), Broken)
-        monkeypatch.setattr(records, "_MAX_ROWS", 5)
-        references._records.clear()
-        with pytest.raises(CorruptionError, match="10 rows"):
-            await references.find("a/0")
+        assert [isinstance(await references.find(f"b/{row}"), Broken) for row in range(5)] == [
+            True,
+            True,
+            True,
+            False,
+            True,
+        ]
+
+
+COUNT = 1_000_000
+
+
+def repeated(value: Any, count: int = COUNT) -> pyarrow.DictionaryArray:
+    """A column of one value, which takes the same few bytes however often it is repeated."""
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(count, np.int32)), pyarrow.array([value]))
+
+
+def list_of(count: int) -> pyarrow.ListArray:
+    """A column of one row, a list of so many values."""
+    return pyarrow.ListArray.from_arrays([0, count], pyarrow.array(np.zeros(count, np.int64)))
+
+
+BOMBS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "texts as numbers": ({"offset": repeated("x" * 1000)}, {}, "column offset is no column of integers"),
+    "numbers as texts": ({"path": repeated(5)}, {}, "column path is no column of text or bytes"),
+    "fractions": ({"offset": repeated(0.5)}, {}, "column offset is no column of integers"),
+    "times": ({"size": pyarrow.array([0], pyarrow.timestamp("ns"))}, {}, "column size is no column of integers"),
+    "lists": ({"offset": list_of(COUNT)}, {}, "column offset is no column of integers"),
+    "lists of texts": ({"raw": pyarrow.array([["x"] * 1000])}, {}, "column raw is no column of text or bytes"),
+    "members": ({"path": pyarrow.array([{"path": "x"}])}, {}, "column path is no column of text or bytes"),
+    "more rows than a record has": ({"path": repeated("x", 3 * COUNT)}, {}, "3,000,000 rows and .* too many"),
+    "a value of its own each": (
+        {"raw": pyarrow.array([bytes(10_000)] * 30_000)},
+        {"use_dictionary": False, "compression": "zstd"},
+        "which are too many",
+    ),
+    "begins that are repeated": (
+        {"path": pyarrow.array(["x" * 100_000 + str(i) for i in range(1000)])},
+        {"use_dictionary": False, "column_encoding": {"path": "DELTA_BYTE_ARRAY"}},
+        "encoding 7",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_record_that_decodes_to_more_than_it_may_is_refused_before_it_is_decoded(tmp_path: Path, name: str) -> None:
+    columns, options, reason = BOMBS[name]
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parq", **options)
+    data = (tmp_path / "bomb.parq").read_bytes()
+    assert len(data) < 2**20
+    del columns
+    peak = pyarrow.default_memory_pool().max_memory()
+    with pytest.raises(CorruptionError, match=reason):
+        records._parse_record(data, 2 * COUNT)
+    assert pyarrow.default_memory_pool().max_memory() <= max(peak, 2**22)
+
+
+def test_pages_that_claim_other_sizes_than_they_have_are_refused() -> None:
+    """Each byte of the headers is changed: what is not refused is decoded to no more than the file says."""
+    table = pyarrow.table({"path": ["file"] * 9 + [None], "offset": [*range(10)], "size": [5] * 10, "raw": [b"x"] * 10})
+    for options in ({}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"compression": "zstd"}):
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(table, sink, **options)
+        data = sink.getvalue().to_pybytes()
+        assert records._parse_record(data, 10).nrows == 10
+        peak = pyarrow.default_memory_pool().max_memory()
+        for place in range(4, len(data) - 8):
+            for value in (0, 0x7F, 0x80, 0xFF, data[place] ^ 1):
+                changed = data[:place] + bytes([value]) + data[place + 1 :]
+                with suppress(CorruptionError):
+                    assert records._parse_record(changed, 10).nrows <= 10
+        assert pyarrow.default_memory_pool().max_memory() <= max(peak, 2**22)
+
+
+@pytest.mark.parametrize("size", [0, 11, 12, 100])
+def test_a_file_that_is_cut_off_is_no_record(size: int) -> None:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"path": ["file"]}), sink)
+    data = sink.getvalue().to_pybytes()
+    for damaged in (data[:size], data[-size:] if size else b"", data[:-8] + b"\xff\xff\xff\xff" + data[-4:]):
+        with pytest.raises(CorruptionError, match="no record of references"):
+            records._parse_record(damaged, 10)
+
+
+def test_a_column_without_any_value_says_nothing() -> None:
+    sink = pyarrow.BufferOutputStream()
+    columns = {"path": ["file"], "offset": [3], "size": [4], "raw": pyarrow.nulls(1)}
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    assert records._parse_record(sink.getvalue().to_pybytes(), 10).reference(0) == Target("file", 3, 4)
+
+
+@pytest.mark.slow
+@in_trio
+async def test_values_in_place_of_files_are_hashed_once_and_large_ones_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[tuple[int, bool]] = []
+    loop, digest = threading.get_ident(), store._digest
+
+    def count(data: bytes) -> str:
+        hashed.append((len(data), threading.get_ident() == loop))
+        return digest(data)
+
+    monkeypatch.setattr(store, "_digest", count)
+    root = write(tmp_path / "refs.parq", {"a": zarray((3,), (1,))})
+    write_record(root, "a", 0, {"raw": [b"x", bytes(MAX_INLINE_NBYTES), bytes(MAX_INLINE_NBYTES + 1)]})
+    async with opened(root) as (source, _):
+        for _ in range(3):
+            for name, nbytes in (("a/0", 1), ("a/1", MAX_INLINE_NBYTES)):
+                assert (await source.stat(name)).size == nbytes
+                snapshot = await source.open(name)
+                data = await snapshot.read(0, nbytes)
+                assert data is await snapshot.read(0, nbytes), "no copy is made of all of it"
+            with pytest.raises(CorruptionError, match="belong in one"):
+                await source.open("a/2")
+    assert sorted(hashed) == [(1, True), (MAX_INLINE_NBYTES, False)]
 
 
 @in_trio
