@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -443,3 +444,79 @@ def test_in_a_bucket_the_same_is_shown_and_corrected(s3_bucket: Bucket, mount: M
     assert sorted(stored) == ["a", "g", "whole"]
     assert "b" not in json.loads(s3_bucket.get("data/g/zarr.json"))["consolidated_metadata"]["metadata"]
     assert "data/g/b/zarr.json" not in s3_bucket.keys("data/g/b")
+
+
+def nodes_of(path: Path) -> set[str]:
+    """The nodes that zarr-python shows, by consolidated metadata and without it."""
+    found: set[str] = set()
+    for by_copies in (None, False):
+        group = zarr.open_group(path, mode="r", use_consolidated=by_copies)
+        found.update(name for name, _ in group.members(max_depth=None))
+    return found
+
+
+def named_in(lines: str) -> set[str]:
+    return set(
+        re.findall(r"(?:^|: )([\w/]+)(?=: only consolidated|: it is a sym|: its zarr| is a )", lines, re.MULTILINE)
+    )
+
+
+@pytest.fixture(params=[3, 2], ids=["v3", "v2"])
+def described(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, set[str]]:
+    """A consolidated group, and the nodes of it that have lost their documents, or their directories."""
+    path, zarr_format = tmp_path / "source", request.param
+    group = zarr.create_group(path, zarr_format=zarr_format)
+    for name in ("plain", "gone", "empty", "below/a", "below/gone", "linked"):
+        array = group.create_array(name, shape=(8,), chunks=(2,), dtype="i4")
+        if name != "empty":
+            array[:] = np.arange(8)
+    if zarr_format == 3:
+        group.create_array("sharded", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[:] = np.arange(8)
+    zarr.consolidate_metadata(path)
+    gone = ("zarr.json",) if zarr_format == 3 else (".zarray", ".zgroup", ".zattrs")
+    lost = ["gone", "below", "below/gone", *(["sharded"] if zarr_format == 3 else [])]
+    for name in lost:
+        for document in gone:
+            (path / name / document).unlink(missing_ok=True)
+    shutil.rmtree(path / "empty")
+    (path / "linked").rename(path / "real")
+    (path / "linked").symlink_to("real")
+    return path, {*lost, "empty", "linked"}
+
+
+def test_every_node_that_programs_see_is_packed_or_named(described: tuple[Path, set[str]], tmp_path: Path) -> None:
+    source, lost = described
+    seen = nodes_of(source)
+    assert seen > lost
+    done = run("pack", source, tmp_path / "packed")
+    assert done.returncode == 1
+    assert named_in(done.stderr) == lost
+    packed = {path.parent for path in (tmp_path / "packed").rglob("zarr.json")}
+    assert {tmp_path / "packed" / name for name in seen - lost} <= packed
+    assert nodes_of(tmp_path / "packed") == seen - lost - {"below/a"}, "a group without a document has no members"
+    done = run("verify", source, tmp_path / "packed")
+    assert done.returncode == 1
+    assert named_in(done.stdout) == lost
+
+
+@pytest.mark.parametrize("described", [3], indirect=True)
+def test_every_command_names_what_only_consolidated_metadata_describes(
+    described: tuple[Path, set[str]], tmp_path: Path
+) -> None:
+    source, lost = described
+    for command in (["unpack", source, tmp_path / "unpacked"], ["verify", source], ["info", source], ["map", source]):
+        done = run(*command)
+        assert done.returncode == 1, str(done)
+        assert named_in(done.stdout.replace("damaged: ", "") + done.stderr) >= lost, command[0]
+    done = run("info", source, "empty")
+    assert done.returncode == 1
+    assert "only consolidated metadata describes it" in done.stderr
+
+
+def test_a_link_that_nothing_describes_is_named_and_no_fault(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "source/real", shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[:] = np.arange(8)
+    (tmp_path / "source/link").symlink_to("real")
+    for command in ("verify", "info", "map"):
+        done = run(command, tmp_path / "source")
+        assert done.returncode == 0, str(done)
+        assert "link: it is a symbolic link" in done.stdout, command
