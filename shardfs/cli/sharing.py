@@ -127,6 +127,7 @@ def _try_lock(meeting: _Meeting, holder: int) -> bool:
     file = _opened(meeting.file(f"lock-{holder}"), os.O_CREAT)
     if meeting.number == holder:
         is_taken = ofd_lock(file.fd)
+        _opened(meeting.file(f"lock-{holder}"))  # and closed: locks of processes would end
         meeting.both(f"lock-{holder}-taken")
         meeting.both(f"lock-{holder}-tried")
         ofd_unlock(file.fd)

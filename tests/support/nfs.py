@@ -123,8 +123,8 @@ class _Node:
     """Descriptors that hold a lock, by owner."""
     was_refused: bool = False
     """Whether the kernel was told that it has another name: if it asks again, it has no name at hand."""
-    hidden: tuple[_Node, bytes] | None = None
-    """The name that it has until it is closed."""
+    hidden: list[tuple[_Node, bytes]] = field(default_factory=list)
+    """The names that it has until it is closed."""
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -399,7 +399,7 @@ class _Client:
         with known[1].lock:
             hidden = b".nfs%016x%08x" % (status.st_ino, next(self.hidden))
             os.rename(name, hidden, src_dir_fd=parent.fd, dst_dir_fd=parent.fd)
-            known[1].hidden = parent, hidden
+            known[1].hidden.append((parent, hidden))
             return True
 
     # Open files
@@ -434,7 +434,7 @@ class _Client:
     def open(self, request: Request) -> bytes:
         flags, _ = request.fields("II")
         node = self._node(request.nodeid)
-        if node.hidden is None and (node.is_gone or not (node.stands() or node.was_refused)):
+        if node.is_gone or not (node.stands() or node.was_refused):
             node.was_refused = True
             raise OSError(errno.ESTALE, "another file has its name")
         file = self._open(node, flags)
@@ -497,9 +497,8 @@ class _Client:
             file.node.opens -= 1
             is_last = not file.node.opens
         with file.node.lock:
-            if is_last and file.node.hidden is not None:
-                parent, name = file.node.hidden
-                file.node.hidden = None
+            while is_last and file.node.hidden:
+                parent, name = file.node.hidden.pop()
                 with suppress(OSError):
                     os.unlink(name, dir_fd=parent.fd)
         for owner in file.owners:
