@@ -67,12 +67,16 @@ class ArrayMap:
 
 
 class Maps(NamedTuple):
-    """Maps of the source at *url*; *reasons* say by path why there is none, *instead* what is there without arrays."""
+    """Maps of the source at *url*; *reasons* say by path why there is none, *instead* what is there without arrays.
+
+    *has_unread*: programs show nodes that are not read.
+    """
 
     url: str
     maps: list[ArrayMap]
     reasons: dict[str, str]
     instead: str | None
+    has_unread: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -95,6 +99,7 @@ async def map_source(
     """
     maps: dict[str, ArrayMap] = {}
     reasons: dict[str, str] = {}
+    unread: list[Node] = []
 
     async def nodes() -> AsyncIterator[Node]:
         async for node in array_nodes(source, array):
@@ -102,6 +107,7 @@ async def map_source(
                 maps[node.path] = ArrayMap(node.shards)
                 yield node
             else:
+                unread.extend([node] if node.is_only_described else [])
                 reasons[node.path] = node.reason or "it is not sharded: each chunk is a file of its own"
 
     def failed(path: str, error: ShardfsError) -> None:
@@ -130,7 +136,7 @@ async def map_source(
                 drawing.layouts.append((use, await lay_out(drawing.array, coords)))
                 advance(1)
     instead = await what_else(source) if not maps and not reasons else None
-    return Maps(source.store.url, list(maps.values()), reasons, instead)
+    return Maps(source.store.url, list(maps.values()), reasons, instead, bool(unread))
 
 
 async def map_array(array: Array, *, most: int, drawn: int) -> ArrayMap | None:

@@ -1,7 +1,7 @@
 """The nodes of a source for bulk work, in either Zarr version, and where their chunks go."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,6 +11,7 @@ from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.maintenance.walk import DescribedNodes
 from shardfs.dataset.node import DOCUMENT, ForeignNode, Node, StoredCollection, StoredValues, StoredVolume
 from shardfs.errors import (
     CorruptionError,
@@ -31,7 +32,7 @@ from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
 from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usual_nbytes
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
+from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP, ZMETADATA, parse_consolidated
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array, parse_group
 from shardfs.format.precomputed import INFO, CutOffCodec
@@ -145,9 +146,11 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[ListedName], Bul
     """Yield each directory of *source*, parents first, with its names that are not chunks, and its node.
 
     If a directory below the source, or a document, cannot be read or has no v3 form, the error is yielded instead of
-    the node. Raises `UnreachableError`, and the error that prevents reading the source itself.
+    the node; at the end, one for each node that only consolidated metadata describes. Raises `UnreachableError`, and
+    the error that prevents reading the source itself.
     """
     pending = [""]
+    described = DescribedNodes()
     while pending:
         path = pending.pop()
         entries: list[ListedName] = []
@@ -155,6 +158,7 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[ListedName], Bul
         try:
             entries = [entry for entry in await source.hierarchy.list(path) if not is_reserved(entry.name)]
             found = await find_node(source, path, [entry.name for entry in entries])
+            described.describe(path, await _described_by(source, path, found))
         except ShardfsError as error:
             is_verdict = isinstance(error, MetadataError | NotUnshardable)
             if isinstance(error, UnreachableError) or not (path or is_verdict):
@@ -164,9 +168,21 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[ListedName], Bul
             entries = [entry for entry in entries if not found.is_chunk(entry.name)]
             entries = [e for e in entries if not (isinstance(found.metadata, ArrayMetadata) and is_lock(e.name))]
         entries.sort(key=lambda entry: entry.name)
+        described.list(path, entries)
+        if found is not None:
+            described.found(path)
         yield path, entries, found
         if not isinstance(found, ShardfsError):
             pending += [join_key(path, entry.name) for entry in reversed(entries) if entry.kind is Kind.DIRECTORY]
+    for path, reason in described.missing():
+        yield path, [], CorruptionError(reason)
+
+
+async def _described_by(source: Source, path: str, found: BulkNode | None) -> Iterable[str]:
+    """Return the nodes that the node at *path* describes, by paths relative to it."""
+    if found is not None and ZMETADATA in found.documents:
+        return [relative for relative in parse_consolidated(found.documents[ZMETADATA]) if relative]
+    return (await source.hierarchy.node(path)).copies if found is not None and not found.is_v2 else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from shardfs.bulk.run import Plan
 from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import among_shards, walk_files, walk_shards
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, groups_above
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
@@ -430,7 +430,12 @@ class PackPlan(Plan):
         """Give groups that were consolidated as v2 the copies that v3 has in the group's document."""
         for group, paths in self._copies.items():
             keys = {path: join_key(join_key(group, path), DOCUMENT) for path in paths}
-            copies = {path: parse_json(self._texts[key]) for path, key in keys.items() if key in self._texts}
+            packed = {path: key for path, key in keys.items() if key in self._texts}
+            copies = {  # with a copy of a node whose parent has none, programs could not open the group
+                path: parse_json(self._texts[key])
+                for path, key in packed.items()
+                if all(above in packed for above, _ in groups_above(path) if above)
+            }
             key = join_key(group, DOCUMENT)
             consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
             document = {**parse_json(self._texts[key]), "consolidated_metadata": consolidated}

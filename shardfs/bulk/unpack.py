@@ -132,7 +132,7 @@ class UnpackPlan(Plan):
             if node.document is not None:
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
             self.sources |= {join_key(node.path, name): state_of(stat) for name, stat in node.describing.items()}
-            if node.sharded_copy is not None:
+            if node.is_only_described:
                 self.report.problems.append(left_out(node.path, node.reason or ""))
             elif reason is not None:
                 self.report.problems.append(left_out(node.path, reason))

@@ -108,7 +108,7 @@ async def verify_source(
                 if data and not node.is_read_only:
                     _note_unchecked(node.shards, report)
                 yield node
-            elif isinstance(node.kind, StoredValues):
+            elif isinstance(node.kind, StoredValues) or (node.is_link and not node.is_only_described):
                 report.unchecked.append({"array": node.path, "reason": str(node.reason)})
             elif node.metadata is None or (isinstance(node.kind, ForeignNode) and node.kind.described.is_damaged):
                 report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))

@@ -48,8 +48,8 @@ def info(
     """List the arrays of SOURCE: shapes, codecs, how much of each is stored, and which views show it.
 
     The ratio is that of decoded to stored bytes, for shards that are stored. A view with a star needs --decode. With
-    ARRAY, print everything about that array, and why a view leaves it out. Exit status 1 if only the consolidated
-    metadata of a group says that a directory is a sharded array, and no document of its own.
+    ARRAY, print everything about that array, and why a view leaves it out. Exit status 1 if consolidated metadata, by
+    which programs go, describes an array or a group that has no document of its own there.
     """
     told = store_options if tools else None
     found, instead, contradictions = in_session(
@@ -73,7 +73,7 @@ def info(
 async def _contradictions(source: Source, array: str | None) -> list[str]:
     """Return a line about each array that only a copy in a group describes."""
     nodes = array_nodes(source, array)
-    return [f"{node.path}: {node.reason}" async for node in nodes if node.sharded_copy is not None]
+    return [f"{node.path}: {node.reason}" async for node in nodes if node.is_only_described]
 
 
 async def _look(

@@ -71,7 +71,8 @@ def map(
     """Show where the chunks of SOURCE are: which shards of each array are stored, how full they are, and what is dead.
 
     No index refers to dead bytes; `shardfs compact` removes them. With ARRAY, a path in SOURCE, also show the layout
-    inside its shards; if there are many, of the damaged ones and those with the most dead bytes.
+    inside its shards; if there are many, of the damaged ones and those with the most dead bytes. Exit status 1 if
+    consolidated metadata describes an array or a group that has no document of its own there.
     """
     draws = page is not None or (array is not None and not as_json)
     with executor(jobs, dask, store_options, source) as chosen:
@@ -95,6 +96,8 @@ def map(
             click.echo(_colored(line), color=color)
         if found.instead is not None:
             click.echo(f"There are no Zarr v3 arrays here: {printable(found.instead)}.")
+    if found.has_unread:
+        sys.exit(1)
 
 
 def _colored(line: Line) -> str:

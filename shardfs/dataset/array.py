@@ -18,9 +18,9 @@ import trio
 
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.foreign import keys_below
-from shardfs.dataset.journal.records import ChunkChange, Put, reversed_checksum
+from shardfs.dataset.journal.records import ChunkChange, Put, ShardMark, Superseded, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
-from shardfs.dataset.shard import OpenShard, read_checked
+from shardfs.dataset.shard import OpenShard, open_earlier, open_inner_shard, read_checked
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.errors import (
     CorruptionError,
@@ -334,18 +334,45 @@ class Array:
         extent = (await self.find(coords))[1]
         return None if extent is None else await extent.read(0, extent.nbytes)
 
-    async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
-        """Return two numbers that identify what is stored as the chunk at *coords*, None if nothing is.
+    async def note(self, coords: Coords) -> Superseded:
+        """Return what tells `is_as_noted`, in a later process, whether the chunk at *coords* is the same.
+
+        None if nothing is stored. Where shards are appended to, the chunk is not read. Raises the error that prevents
+        reading the index.
+        """
+        place = self.layout.locate(coords)
+        state, shard = await self._shards.open(self.layout, place, fresh=True)
+        if shard is None or shard.index.entry(place.entries[-1]) is None:
+            return None
+        return await (state.mark() if self._is_appended_to else self._identify(shard, place.entries[-1]))
+
+    async def is_as_noted(self, coords: Coords, noted: Superseded) -> bool:
+        """Whether the stored chunk at *coords* is the one of which `note` returned *noted*, or there is none, as then.
+
+        Raises the error that prevents reading the index.
+        """
+        place = self.layout.locate(coords)
+        state, shard = await self._shards.open(self.layout, place, fresh=True)
+        if shard is None or shard.index.entry(place.entries[-1]) is None:
+            return noted is None
+        if isinstance(noted, ShardMark):
+            return self._is_appended_to and await self._is_as_marked(place, state, shard, noted)
+        return await self._identify(shard, place.entries[-1]) == noted
+
+    @property
+    def _is_appended_to(self) -> bool:
+        """Whether commits append to shards, so that each version has all that were before it in it."""
+        level = self.grid.levels[0]
+        is_whole = level.index_at_start or level.after or self.grid.is_unsharded
+        return self._shards.store.root is not None and not is_whole
+
+    async def _identify(self, shard: OpenShard, entry: int) -> tuple[int, int]:
+        """Return two numbers that identify a chunk where commits write shards anew.
 
         The second is its length. The first is a checksum of its bytes, because another program may store other bytes in
         the same place; where bytes cost a request, are damaged, or are more than `_MAX_SUMMED_NBYTES`, it is the
-        offset, and for a chunk file a number of its version. Raises the error that prevents reading the index.
+        offset, and for a chunk file a number of its version.
         """
-        place = self.layout.locate(coords)
-        _, shard = await self._shards.open(self.layout, place, fresh=True)
-        entry = place.entries[-1]
-        if shard is None:
-            return None
         if self.grid.is_unsharded:
             return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
         if self._shards.store.root is not None:
@@ -353,7 +380,27 @@ class Array:
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and extent_range[1] <= _MAX_SUMMED_NBYTES:
                     return await _checksum(self.stored_extent(shard, extent_range)), extent_range[1]
-        return shard.index.entry(entry)
+        in_index = shard.index.entry(entry)
+        assert in_index is not None
+        return in_index
+
+    async def _is_as_marked(self, place: Place, state: ShardState, new: OpenShard, mark: ShardMark) -> bool:
+        """Whether a chunk, in the innermost shard *new*, is what it was in the version *mark* of its shard.
+
+        It is if that is the present version, or if only appends followed: then the chunk of that version is compared,
+        which is where it was. Of a shard that somebody wrote anew nothing is known.
+        """
+        if state.shard is None or await state.mark() == mark:
+            return state.shard is not None
+        levels, shapes, entries = self.grid.levels, place.shapes, place.entries
+        with suppress(CorruptionError):
+            old = await open_earlier(levels[0], self.grid.index_shape(place.shard), state.shard, mark)
+            for depth in range(1, len(entries)):
+                if old is not None:
+                    old = await open_inner_shard(levels[depth], shapes[depth], old, entries[depth - 1])
+            if old is not None:
+                return await _has_same_chunk(old, new, entries[-1])
+        return False
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
         """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order."""
@@ -608,6 +655,24 @@ async def _checksum(extent: Extent) -> int:
             await trio.lowlevel.checkpoint()  # what is in the page cache is read without one
         checksum = reversed_checksum(await extent.read(start, nbytes), checksum)
     return checksum
+
+
+async def _has_same_chunk(old: OpenShard, new: OpenShard, entry: int) -> bool:
+    """Whether an innermost shard has the same chunk in an earlier version, *old*, and in a *new* one with all of it."""
+    if (
+        old.decoded is new.decoded is None
+        and old.offset == new.offset
+        and old.index.entry(entry) == new.index.entry(entry)
+    ):
+        return True
+    before, now = old.index.range(entry), new.index.range(entry)
+    if before is None or now is None or before[1] != now[1]:
+        return False
+    for start, nbytes in in_pieces(now[1]):
+        await trio.lowlevel.checkpoint()
+        if await old.read(before[0] + start, nbytes) != await new.read(now[0] + start, nbytes):
+            return False
+    return True
 
 
 def _version_number(stat: Stat) -> int:

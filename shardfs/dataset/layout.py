@@ -370,7 +370,7 @@ class ShardQueue:
     """The pending changes of one shard, oldest first.
 
     *layout* is one of its array, not always the current one. *lock* is held while publishing in the shard, committing
-    or rewriting it: a record names the index entry that it supersedes, which a commit changes. *since* is the time of
+    or rewriting it: a record names the version that it supersedes, which a commit changes. *since* is the time of
     the first change and *touched* that of the last one, in seconds of the event loop's clock. *error* prevents the
     shard from being committed. *retry_at* is when it is tried again, after an error or after others changed it first.
     *locked_since* is when another program was first found to hold its lock. *nconflicts* is how many of its changes

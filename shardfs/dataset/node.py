@@ -40,6 +40,9 @@ class Broken:
 
     *sharded_copy* is set if a group above has a copy that says that the directory is a sharded array, and no document
     of its own says of what. Its shards must not be taken for chunks, so they are not read or changed.
+
+    *is_only_described*: programs show a node here by consolidated metadata, and no command reads it. *is_link*: it is a
+    symbolic link to a node, which is read where that is.
     """
 
     reason: str
@@ -48,6 +51,8 @@ class Broken:
     copies: Copies = field(default_factory=dict)
     has_unknown_copies: bool = False
     sharded_copy: ShardedCopy | None = None
+    is_only_described: bool = False
+    is_link: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,6 +356,16 @@ class Node:
     def sharded_copy(self) -> ShardedCopy | None:
         """How a group above describes the array that is stored here, if no document here does: see `Broken`."""
         return self.kind.sharded_copy if isinstance(self.kind, Broken) else None
+
+    @property
+    def is_only_described(self) -> bool:
+        """Whether programs show a node here by consolidated metadata, and no command reads it."""
+        return isinstance(self.kind, Broken) and (self.kind.is_only_described or self.sharded_copy is not None)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link to a node."""
+        return isinstance(self.kind, Broken) and self.kind.is_link
 
     @property
     def memory(self) -> int:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar, cast
 import trio
 
 from shardfs.dataset.cache import Cache
+from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
 from shardfs.format.codecs import encode
@@ -30,7 +31,9 @@ from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan,
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, Splice
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
-_THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that other requests can run
+THREAD_NBYTES: Final = 2**20
+"""A larger index is checked in a thread, so that other requests can run."""
+
 _LARGE_NBYTES: Final = 8 * 2**20  # shards that are larger, encoded or decoded, take turns
 _LARGE_AT_ONCE: Final = 2
 
@@ -196,6 +199,21 @@ async def open_shard(
     return await _open(level, shape, snapshot, None, 0, snapshot.size, cache)
 
 
+async def open_earlier(
+    level: ShardingLevel, shape: tuple[int, ...], shard: OpenShard, mark: ShardMark
+) -> OpenShard | None:
+    """Open the version *mark* of a stored shard, if the present one, *shard*, has grown out of it; None if not.
+
+    Only an append leaves the index where it was, in front of what was appended, and then all bytes before it.
+    """
+    nbytes = len(shard.index.encoded)
+    if not nbytes <= mark.nbytes < shard.snapshot.size:
+        return None
+    if hash_of(await shard.snapshot.read(mark.nbytes - nbytes, nbytes)) != mark.index_hash:
+        return None
+    return await _open(level, shape, shard.snapshot, None, 0, mark.nbytes, None)
+
+
 async def open_inner_shard(
     level: ShardingLevel, shape: tuple[int, ...], outer: OpenShard, entry: int, cache: DecodedBytes | None = None
 ) -> OpenShard | None:
@@ -216,7 +234,7 @@ async def _open_listed(codecs: MinishardCodecs, outer: OpenShard, offset: int, n
 
     async def decode_index(read: Buffer) -> ListedIndex:
         encoded, shard_nbytes = bytes(read), outer.index.shard_nbytes
-        if nbytes > _THREAD_NBYTES:
+        if nbytes > THREAD_NBYTES:
             return await trio.to_thread.run_sync(codecs.decode_listed, encoded, shard_nbytes)
         return codecs.decode_listed(encoded, shard_nbytes)
 
@@ -251,7 +269,7 @@ async def _open(
 
     async def decode_index(read: Buffer) -> ShardIndex:
         encoded = bytes(read)
-        if index_nbytes > _THREAD_NBYTES:
+        if index_nbytes > THREAD_NBYTES:
             return await trio.to_thread.run_sync(level.index_codecs.decode, encoded, shape, nbytes)
         return level.index_codecs.decode(encoded, shape, nbytes)
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import trio
+
 from shardfs.dataset.cache import Cache, while_it_changes
+from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion
-from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
+from shardfs.dataset.shard import THREAD_NBYTES, DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
     CorruptionError,
@@ -49,6 +52,18 @@ class ShardState:
     stat: Stat | None = None
     shard: OpenShard | None = None
     error: ShardfsError | None = None
+    _mark: ShardMark | None = None
+
+    async def mark(self) -> ShardMark:
+        """Return what identifies this version of the shard, which is open, in later processes."""
+        if self._mark is None:
+            assert self.shard is not None
+            assert self.snapshot is not None
+            stat, encoded = self.snapshot.stat, self.shard.index.encoded
+            is_large = len(encoded) > THREAD_NBYTES
+            index_hash = await trio.to_thread.run_sync(hash_of, encoded) if is_large else hash_of(encoded)
+            self._mark = ShardMark(stat.size, stat.mtime_ns, index_hash)
+        return self._mark
 
     def check(self) -> None:
         """Raise the error that prevents reading the shard, if there is one."""

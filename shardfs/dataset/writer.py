@@ -110,7 +110,7 @@ class ChunkWriter:
             await self._make_room(queue, nbytes)
             self.check()
         while True:
-            # A record names the index entry that it supersedes, and a commit would change that.
+            # A record names the version that it supersedes, and a commit would change that.
             async with queue.lock:
                 if not queue.changes:
                     queue.begin(layout, shard)
@@ -118,7 +118,7 @@ class ChunkWriter:
                 if queue.is_of(layout) and (pending is None or pending.fingerprint == change.fingerprint):
                     if not queue.changes:
                         await self.source.writable.check_writable(queue.key)
-                    change.supersedes(await array.stored_entry(change.coords))
+                    change.supersedes(await array.note(change.coords))
                     self.commits.supersede(queue)
                     async with self.journal.appending:
                         if nbytes > _IN_LOOP_NBYTES:

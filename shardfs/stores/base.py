@@ -239,12 +239,15 @@ class Splice:
 
     The last *tail_nbytes* bytes, of both versions, are what makes the object readable: the index of a shard with its
     index at the end; 0 if it is at the start. An append may be made in steps: *ends* are the sizes after each, ending
-    with the size of the new version. After each step, the object ends with the old tail or the new one.
+    with the size of the new version. After each step, the object ends with the old tail or the new one. *mtime_ns* is
+    for the beginning of the old version alone, if that was a version itself, and is to have its time again; a store may
+    keep no times but its own.
     """
 
     pieces: tuple[Kept | Content, ...]
     tail_nbytes: int = 0
     ends: tuple[int, ...] = ()
+    mtime_ns: int | None = None
 
     @property
     def nbytes(self) -> int:

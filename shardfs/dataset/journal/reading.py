@@ -19,9 +19,9 @@ from shardfs.dataset.journal.records import (
     CLASSES,
     MAX_SEGMENTS,
     MAX_SEQUENCE,
+    READABLE,
     RECORD_NBYTES,
     SALT_NBYTES,
-    VERSION,
     Checkpoint,
     Head,
     Live,
@@ -184,15 +184,15 @@ def _read_segment(
     if name.endswith(".damaged"):
         damage.append(Damage(name, 0, status.st_size, "an earlier mount could not read all of it"))
         return
-    if version != VERSION:
-        other = "an earlier" if version < VERSION else "a later"
+    if version not in READABLE:
+        other = "an earlier" if version < READABLE[0] else "a later"
         raise StoreError(
             f"{name} of the journal was written by {other} version of shardfs. Nothing is lost: mount once with "
             "--write and the version that wrote it, which brings it into the shards"
         )
     segment = Segment(name, descriptor, status.st_size)
     contents.segments.append(segment)
-    scan = _Scan(name, descriptor, status.st_size)
+    scan = _Scan(name, descriptor, status.st_size, version)
     for head in scan.results():
         if isinstance(head, Damage):
             segment.is_damaged = True
@@ -217,8 +217,9 @@ def _read_segment(
 class _Scan:
     """One segment of *nbytes* bytes, read from its first record to its last."""
 
-    def __init__(self, name: str, descriptor: Descriptor, nbytes: int) -> None:
+    def __init__(self, name: str, descriptor: Descriptor, nbytes: int, version: int) -> None:
         self._name = name
+        self._version = version
         self._salt = salt_of(name)
         self._descriptor = descriptor
         self._nbytes = nbytes
@@ -266,7 +267,7 @@ class _Scan:
                 "version of shardfs does not know; use the version that wrote it"
             )
         payload = Payload(self._descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
-        return unpack(head.kind, head.sequence, head.meta, payload)
+        return unpack(head.kind, head.sequence, head.meta, payload, self._version)
 
     def check_payload(self, head: Head, record: Record) -> None:
         """Raise `CorruptionError` if the payload of *record*, which begins with *head*, is damaged."""

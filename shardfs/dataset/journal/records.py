@@ -13,6 +13,9 @@ The first checksum covers everything of the record but itself and the payload. S
 and are never used again, not even after a failed append. Meta bytes are the fields of a record, but for its sequence
 and payload, in the order in which its class has them and as `FIELDS` says.
 
+Segments of version 6 are read, too: what their changes supersede is always two numbers, and their undo records have no
+time.
+
 The payload of a Put is the encoded inner chunk, that of a Checkpoint ranges of sequences, each its first and the one
 behind its last (uint64). Others have none.
 
@@ -36,7 +39,10 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
-VERSION: Final = 6
+VERSION: Final = 7
+READABLE: Final = (6, VERSION)
+"""The versions of segments that are read."""
+
 RECORD_NBYTES: Final = 40
 """The size of a record without its meta bytes and payload."""
 SALT_NBYTES: Final = 8
@@ -44,6 +50,7 @@ MAX_META_NBYTES: Final = 64 * 2**10
 MAX_RANGES: Final = 2**20
 """The largest number of sequence ranges in a record."""
 
+UNKNOWN_TIME: Final = -1
 MAX_SEQUENCE: Final = 2**62
 MAX_SEGMENTS: Final = 90_000_000
 """A log that has such numbers is not appended to: a later sequence, or longer name, might not be read again."""
@@ -53,6 +60,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 _COVERED: Final = SALT_NBYTES + _CHECKSUM.size
 _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
+_MARK: Final = struct.Struct("<Qq16s")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
 _BLOCK_NBYTES: Final = 4096
 
@@ -98,7 +106,7 @@ class _Record:
     """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a journal."""
 
     FIELDS: ClassVar[str]
-    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, an index entry."""
+    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, what is superseded (e)."""
 
     KIND: ClassVar[int]
     """Its number in files."""
@@ -112,12 +120,28 @@ class _Record:
         self.sequence, self.payload, self.nbytes = sequence, payload, nbytes
 
 
+class ShardMark(NamedTuple):
+    """A version of a shard that others are appended to: its size, its time, and the `hash_of` its index.
+
+    Another program that writes it anew, with other bytes in the same places, gives it another time. An append leaves
+    the index where it was, so later processes find this version in what has grown out of it.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    index_hash: bytes
+
+
+Superseded = ShardMark | tuple[int, int] | None
+"""What tells whether a stored chunk is still the same: see `Array.note`."""
+
+
 @dataclass(slots=True)
 class _ChunkRecord(_Record):
     """A change of one inner chunk.
 
-    *path* and *fingerprint* are those of its array. *superseded* is what `Array.stored_entry` returned for the chunk
-    when the change was published, None if there was no chunk.
+    *path* and *fingerprint* are those of its array. *superseded* is what `Array.note` returned for the chunk when the
+    change was published, None if there was no chunk.
     """
 
     FIELDS: ClassVar[str] = "tabei"
@@ -125,7 +149,7 @@ class _ChunkRecord(_Record):
     path: str
     coords: tuple[int, ...]
     fingerprint: bytes
-    superseded: tuple[int, int] | None
+    superseded: Superseded
     mtime_ns: int
 
     @property
@@ -133,9 +157,9 @@ class _ChunkRecord(_Record):
         """What it is about: the latest record of a subject counts, and none of another array that had the path."""
         return "chunk", self.path, self.coords, self.fingerprint
 
-    def supersedes(self, entry: tuple[int, int] | None) -> None:
-        """Note the index entry over which it is about to be published."""
-        self.superseded = entry
+    def supersedes(self, stored: Superseded) -> None:
+        """Note over what it is about to be published."""
+        self.superseded = stored
 
 
 @dataclass(slots=True)
@@ -183,11 +207,11 @@ class UndoRecord(_Record):
 
     Another file or object may replace it, written under the key *temporary* ("" if there is none). If the file with
     the number *inode* (else 0) is appended to, its size changes from *old_nbytes* to *planned_nbytes*, *checksum* is
-    the `reversed_checksum` of the new bytes, and the hashes are the `hash_of` the index at the old end and of that at
-    the new one.
+    the `reversed_checksum` of the new bytes, the hashes are the `hash_of` the index at the old end and of that at the
+    new one, and *old_mtime_ns* is the time of the old version, −1 if it is not known.
     """
 
-    FIELDS: ClassVar[str] = "tattqqqqbb"
+    FIELDS: ClassVar[str] = "tattqqqqbbi"
     KIND: ClassVar[int] = 4
 
     path: str
@@ -200,6 +224,7 @@ class UndoRecord(_Record):
     checksum: int = 0
     old_index_hash: bytes = b""
     new_index_hash: bytes = b""
+    old_mtime_ns: int = UNKNOWN_TIME
 
     @property
     def subject(self) -> Hashable:
@@ -228,6 +253,9 @@ CLASSES: Final[dict[int, type[Record]]] = {
 }
 """The classes of records by their numbers in files."""
 
+_FIELDS_BEFORE: Final[dict[tuple[int, type[Record]], str]] = {(6, UndoRecord): UndoRecord.FIELDS[:-1]}
+"""The fields of a class in an earlier version, which are the first of those that it has now."""
+
 _NAMES: Final = {cls: [item.name for item in fields(cls)[1:] if not item.kw_only] for cls in CLASSES.values()}
 
 
@@ -241,6 +269,8 @@ def pack_meta(record: Record) -> bytes:
             continue
         if how == "t":
             value = value.encode("utf-8", "surrogateescape")
+        elif isinstance(value, ShardMark):
+            value = _MARK.pack(*value)
         elif how != "b":
             value = struct.pack(f"<{len(value or ())}Q", *value or ())
         packed += _LENGTH.pack(len(value)) + value
@@ -249,13 +279,13 @@ def pack_meta(record: Record) -> bytes:
     return packed
 
 
-def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
-    """Return the record packed in *meta*; raises `CorruptionError` if it is invalid."""
+def unpack(kind: int, sequence: int, meta: bytes, payload: Payload, version: int = VERSION) -> Record:
+    """Return the record packed in *meta*, of this *version*; raises `CorruptionError` if it is invalid."""
     cls = CLASSES[kind]
     values: list[Any] = [sequence]
     at = 0
     try:
-        for how in cls.FIELDS:
+        for how in _FIELDS_BEFORE.get((version, cls), cls.FIELDS):
             if how in _INTEGERS:
                 at += _INTEGERS[how]
                 values.append(int.from_bytes(meta[at - _INTEGERS[how] : at], "little", signed=how == "i"))
@@ -263,9 +293,10 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
             (nbytes,) = _LENGTH.unpack_from(meta, at)
             at += _LENGTH.size + nbytes
             data = meta[at - nbytes : at]
-            if how in "ae":
-                axes = struct.unpack(f"<{nbytes // 8}Q", data)
-                values.append(axes if how == "a" else axes or None)
+            if how == "a":
+                values.append(struct.unpack(f"<{nbytes // 8}Q", data))
+            elif how == "e":
+                values.append(ShardMark(*_MARK.unpack(data)) if nbytes == _MARK.size else _two_numbers(data))
             else:
                 values.append(data if how == "b" else data.decode("utf-8", "surrogateescape"))
     except struct.error:
@@ -274,6 +305,10 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
         raise CorruptionError(f"record {sequence} of the journal is malformed")
     make: Callable[..., Record] = cls
     return make(*values, payload=payload)
+
+
+def _two_numbers(data: bytes) -> tuple[int, int] | None:
+    return struct.unpack("<QQ", data) if data else None
 
 
 def pack_ranges(sequences: Iterable[int]) -> bytes:

@@ -1,25 +1,27 @@
 """Recovery: bringing the journal of an earlier process into the store.
 
 Commits that were torn are first undone (`shardfs.dataset.journal.undo`). A record becomes pending again if the chunk is
-still the one that it was published over: its array has the same metadata, and its index entry is the same. It is
-released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict and goes to
-the conflict journal: what somebody else may have written since is not replaced unasked. A record that cannot be handled
-blocks no other.
+still the one that it was published over: its array has the same metadata, and its shard is the same version, or has
+grown out of it by appends that left the chunk alone. Bytes are read for that only if the chunk was stored again. The
+record is released if its very bytes are stored, whoever wrote later versions of the shard. Otherwise it is a conflict
+and goes to the conflict journal: what somebody else may have written since is not replaced unasked. A record that
+cannot be handled blocks no other.
 
 If the latest record of a chunk is damaged, and was not released, the one before it counts: a power cut damages what was
 not synced, and what was synced before must not be lost. The log names such chunks.
 
-A chunk file of an unsharded array has no index entry; its version takes that place: its size and time, or what else the
-store says.
+Of a shard that another program wrote anew it is not known which chunks changed, so all that was published over it are
+conflicts. `Array.note` says what is noted where shards are not appended to.
 """
 
 import logging
 import os
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from shardfs.dataset.array import Array
@@ -42,7 +44,7 @@ from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 
-_CHANGED: Final = "another program has changed the chunk since"
+_CHANGED: Final = "another program has changed the chunk, or written its shard anew"
 _NO_ARRAY: Final = "there is no such array any more"
 OUTDATED: Final = "a later version of the chunk is in a damaged part of the journal"
 """What is said of a change that is made again though it was replaced."""
@@ -104,10 +106,10 @@ async def classify(source: Source, contents: JournalContents, unfinished: Sequen
     """Find out which changes are pending again and which are conflicts, given the outcomes of *unfinished* commits."""
     recovery = Recovery(unfinished, released=[commit.undo for commit in unfinished if commit.is_examined])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
-    unexamined = {commit.undo.key for commit in unfinished if not commit.is_examined}
+    commits = {commit.undo.key: commit for commit in unfinished}
     for change in changes:
         try:
-            verdict = await judge(source, change, unexamined)
+            verdict = await judge(source, change, commits)
         except ShardfsError as error:
             if source.store.root is None:
                 raise  # when the journal is replayed next, the server may answer
@@ -177,13 +179,14 @@ def describe_change(change: ChunkChange | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def judge(source: Source, change: ChunkChange, unexamined: Collection[str] = ()) -> Verdict:
-    """Return what is to be done with *change*.
+async def judge(
+    source: Source, change: ChunkChange, unfinished: Mapping[str, UnfinishedCommit] = MappingProxyType({})
+) -> Verdict:
+    """Return what is to be done with *change*, given the *unfinished* commits, by the keys of their shards.
 
-    Shards under the keys *unexamined* may be damaged until a commit is undone, before the next one. Raises a passing
-    error that prevents reading the shard.
+    A shard may be damaged until its commit is undone. Raises a passing error that prevents reading the shard.
     """
-    array: Array | None = None
+    array, commit, is_same = None, None, False
     try:
         check_name(change.path)
         array = await source.hierarchy.array(change.path)
@@ -191,16 +194,16 @@ async def judge(source: Source, change: ChunkChange, unexamined: Collection[str]
             return Conflict(_NO_ARRAY)
         if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):
             return Conflict("it lies outside the array now")
+        is_same = array.fingerprint == change.fingerprint
+        commit = unfinished.get(array.layout.shard_key(array.grid.locate(change.coords).shard))
+        if is_same and commit is not None and commit.keeps(change.superseded):
+            return Fits(array)
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
         if not is_lasting(error):
             raise
-        if (
-            isinstance(error, CorruptionError)
-            and array is not None
-            and array.fingerprint == change.fingerprint
-            and array.layout.shard_key(array.grid.locate(change.coords).shard) in unexamined
-        ):
+        is_unexamined = commit is not None and not commit.is_examined
+        if isinstance(error, CorruptionError) and array is not None and is_same and is_unexamined:
             return Fits(array)
         return Conflict(f"its {'array' if array is None else 'shard'} cannot be read: {error}")
 
@@ -208,7 +211,7 @@ async def judge(source: Source, change: ChunkChange, unexamined: Collection[str]
 async def _compare(array: Array, change: ChunkChange) -> Verdict:
     """Return what is to be done with *change* by looking at the stored chunk."""
     is_same = array.fingerprint == change.fingerprint
-    if is_same and await array.stored_entry(change.coords) == change.superseded:
+    if is_same and await array.is_as_noted(change.coords, change.superseded):
         return Fits(array)
     with suppress(CorruptionError):  # it may be damaged, or have been written for other codecs
         if await _is_stored(array, change):

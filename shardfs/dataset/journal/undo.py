@@ -17,7 +17,15 @@ import trio
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
-from shardfs.dataset.journal.records import UndoRecord, checksum_of, hash_of, reversed_checksum
+from shardfs.dataset.journal.records import (
+    UNKNOWN_TIME,
+    ShardMark,
+    Superseded,
+    UndoRecord,
+    checksum_of,
+    hash_of,
+    reversed_checksum,
+)
 from shardfs.dataset.shard import OpenShard
 from shardfs.errors import (
     CorruptionError,
@@ -50,6 +58,8 @@ class Outcome(Enum):
     """There is nothing to undo: it is complete or had not begun, or another program has written another version."""
     TORN = auto()
     """The shard is its old version, followed by part of the append, which is to be undone."""
+    BEGUN = auto()
+    """The shard is its old version, with another time: the append had begun, and the old time is to be restored."""
     UNCLEAR = auto()
     """The shard is in no state that the commit leads to: it is left as it is."""
 
@@ -65,6 +75,14 @@ class UnfinishedCommit(NamedTuple):
     reason: str = ""
     is_examined: bool = True
 
+    def keeps(self, mark: Superseded) -> bool:
+        """Whether the shard is the version *mark* again when the commit is undone, whether or not its time is."""
+        undo = self.undo
+        is_old = isinstance(mark, ShardMark) and mark[::2] == (undo.old_nbytes, undo.old_index_hash)
+        return is_old and self.outcome in _TO_BE_UNDONE
+
+
+_TO_BE_UNDONE: Final = (Outcome.TORN, Outcome.BEGUN)
 
 _LASTING: Final = (
     CorruptionError,
@@ -123,6 +141,7 @@ def undo_record(
         checksum=checksum_of(added),
         old_index_hash=hash_of(old.index.encoded),
         new_index_hash=hash_of(index),
+        old_mtime_ns=snapshot.stat.mtime_ns,
     )
 
 
@@ -141,7 +160,7 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
             if apply:
                 await _remove_unfinished(source, undo)
             outcome = await while_it_changes(partial(_look, source, undo))
-            if apply and outcome is Outcome.TORN:
+            if apply and outcome in _TO_BE_UNDONE:
                 outcome = await _patiently(partial(take_back, source, undo))
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
@@ -172,15 +191,17 @@ async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
 async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Outcome:
     """Restore the previous version of a shard if a commit was torn; return the outcome of the commit.
 
-    Whoever held the lock of the shard until now may have replaced it, so it is examined again. *waited* is that of
-    `Store.edit`.
+    It gets its time, too, by which it is known: what was published over it is no conflict. Whoever held the lock of the
+    shard until now may have replaced it, so it is examined again. *waited* is that of `Store.edit`.
     """
     async with source.writable.edit(undo.key, waited=waited) as edit:
         outcome = await _outcome(source, undo, edit.snapshot)
-        if outcome is not Outcome.TORN:
+        if outcome not in _TO_BE_UNDONE:
             return outcome
-        log.warning("an append to %s was torn; it is undone and repeated", undo.key)
-        await edit.splice(Splice((Kept(0, undo.old_nbytes),)))
+        if outcome is Outcome.TORN:
+            log.warning("an append to %s was torn; it is undone and repeated", undo.key)
+        mtime_ns = None if undo.old_mtime_ns == UNKNOWN_TIME else undo.old_mtime_ns
+        await edit.splice(Splice((Kept(0, undo.old_nbytes),), mtime_ns=mtime_ns))
     array = await source.hierarchy.array(undo.path)
     if array is not None:
         source.shards.forget(array.layout, undo.shard)
@@ -200,7 +221,9 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
         return Outcome.WHOLE
     size = snapshot.size
     # Device numbers may change at a restart; inode numbers do not.
-    if snapshot.stat.file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
+    if snapshot.stat.file[1] != undo.inode or not undo.old_nbytes <= size <= undo.planned_nbytes:
+        return Outcome.WHOLE
+    if size == undo.old_nbytes and undo.old_mtime_ns in (UNKNOWN_TIME, snapshot.stat.mtime_ns):
         return Outcome.WHOLE
     if size == undo.planned_nbytes:
         checksum = 0
@@ -222,6 +245,8 @@ async def _outcome_at_end(source: Source, undo: UndoRecord, snapshot: Snapshot) 
     old = bytes(await snapshot.read(undo.old_nbytes - nbytes, nbytes))
     end = bytes(await snapshot.read(snapshot.size - nbytes, nbytes))
     is_old_there = hash_of(old) == undo.old_index_hash
+    if snapshot.size == undo.old_nbytes:
+        return Outcome.BEGUN if is_old_there else Outcome.WHOLE
     if hash_of(end) in (undo.old_index_hash, undo.new_index_hash):
         return Outcome.TORN if is_old_there else Outcome.UNCLEAR
     if _is_index_of_others(grid, undo, end, old if is_old_there else None, snapshot.size):

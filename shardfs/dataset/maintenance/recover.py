@@ -298,12 +298,12 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: ChunkCha
                 return reason
         if array.change(change.coords) is not None:
             return "a later change of the chunk is not committed yet"
-        entry = await array.stored_entry(change.coords)
+        stored = await array.note(change.coords)
     except ShardfsError as error:
         return str(error)
     queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
     commits.supersede(queue)
-    commits.add(queue, commits.journal.copy(replace(change, superseded=entry)))
+    commits.add(queue, commits.journal.copy(replace(change, superseded=stored)))
     return None
 
 

@@ -4,7 +4,7 @@ Also what to say of a source without sharded arrays.
 """
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from difflib import get_close_matches
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.node import DOCUMENT, Broken, Node
+from shardfs.dataset.node import DOCUMENT, Broken, Node, groups_above
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -26,6 +26,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.format.b2nd import FRAME
+from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
@@ -57,7 +58,7 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
     Values by id in shards, of a format that is only read, count as arrays.
     """
     if path is None:
-        async for node in walk_nodes(source):
+        async for node in walk_nodes(source, links=True):
             if _is_array(node):
                 yield node
         return
@@ -65,6 +66,7 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
     try:
         node = await source.hierarchy.node(path)
     except (NotFoundError, OutsideSourceError):
+        await _check_described(source, path)
         above, _, name = path.rpartition("/")
         with suppress(ShardfsError):
             names = [entry.name for entry in await source.store.list(above) if entry.kind is Kind.DIRECTORY]
@@ -72,27 +74,87 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
                 way_out = f"did you mean {join_key(above, alike[0])}?"
         raise SourceError(f"there is no array {path} in {source.store.url}; {way_out}") from None
     if not _is_array(node):
+        if node.document is None:
+            await _check_described(source, path)
         raise NotFoundError(f"{path or source.store.url} is not a Zarr v3 array; {way_out}")
     yield node
+
+
+async def _check_described(source: Source, path: str) -> None:
+    """Raise `NotFoundError` if only consolidated metadata describes a node at *path*, where none was found."""
+    if path in await source.hierarchy.copies.described_below(path):
+        raise NotFoundError(f"{path}: {_ONLY_DESCRIBED}")
 
 
 def _is_array(node: Node) -> bool:
     return isinstance(node.metadata, ArrayMetadata) or node.reason is not None or node.shards is not None
 
 
-async def walk_nodes(source: Source) -> AsyncIterator[Node]:
+class DescribedNodes:
+    """Which nodes groups describe that a walk of their source does not find."""
+
+    def __init__(self) -> None:
+        self._described: set[str] = set()
+        self._seen: set[str] = set()
+        self._links: set[str] = set()
+
+    def describe(self, group: str, relative_paths: Iterable[str]) -> None:
+        """Note that the consolidated metadata of *group* describes these nodes."""
+        for relative in relative_paths:
+            if is_relative_path(relative):
+                self._described.add(join_key(group, relative))
+
+    def has(self, path: str) -> bool:
+        """Whether a group describes a node at *path*."""
+        return path in self._described
+
+    def found(self, path: str) -> None:
+        """Note that there is a node at *path*, or that it was reported why it cannot be read."""
+        self._seen.add(path)
+
+    def list(self, path: str, entries: Iterable[ListedName]) -> Sequence[str]:
+        """Note the *entries* of the directory *path*; return which are symbolic links."""
+        links = sorted(join_key(path, entry.name) for entry in entries if entry.kind is Kind.SYMLINK)
+        self._links.update(links)
+        return links
+
+    def missing(self) -> Iterator[tuple[str, str]]:
+        """Yield the nodes that were not found, and why, in the order of their paths; none behind a symbolic link."""
+        for path in sorted(self._described):
+            is_behind = any(link in self._links for link in (path, *(above for above, _ in groups_above(path))))
+            if path not in self._seen and not is_behind:
+                yield path, _ONLY_DESCRIBED
+
+
+_ONLY_DESCRIBED: Final = (
+    "only consolidated metadata describes it, by which programs show it, and no document of its own: restore that, or "
+    "write the consolidated metadata anew"
+)
+_LINKED: Final = (
+    "it is a symbolic link to a directory, which commands do not follow: they look at what it leads to where that is; "
+    "to have it here too, copy that in its place"
+)
+
+
+async def walk_nodes(source: Source, *, links: bool = False) -> AsyncIterator[Node]:
     """Yield every node with a document, or of a format that is only read, parents first, in the order of their names.
 
-    Directories of chunks are not entered. Raises the error that prevents reading the source itself; a directory below
-    it that cannot be read is a node with a reason.
+    At the end, those that only consolidated metadata describes, and with *links*, symbolic links to nodes, each with
+    the reason why it is not read. Directories of chunks are not entered. Raises the error that prevents reading
+    the source itself; a directory below it that cannot be read is a node with a reason.
     """
     pending: list[tuple[str, Stat | None]] = [("", None)]
+    described = DescribedNodes()
+    top: Stat | None = None
     while pending:
         path, above = pending.pop()
         node: Node | None = None
         try:
             node = await source.hierarchy.node(path)
+            top = top or node.stat
+            described.describe(path, node.copies)
             if node.document is not None or node.reason is not None or node.is_read_only:
+                described.found(path)
                 yield node
             entries = await source.hierarchy.list(path)
         except ShardfsError as error:
@@ -101,11 +163,22 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
             if above is None:
                 raise
             if node is None or node.reason is None:  # else it has reported that already
+                described.found(path)
                 yield Node(path, above, Broken(str(error)))
             continue
+        linked = described.list(path, entries) if not _is_array(node) else ()
+        for link in linked if links else ():
+            with suppress(ShardfsError):
+                target = await source.hierarchy.node(link)
+                if target.document is not None or target.is_read_only:
+                    broken = Broken(_LINKED, is_only_described=described.has(link), is_link=True)
+                    yield Node(link, target.stat, broken)
         directories = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
         names = sorted(name for name in directories if not is_reserved(name) and not node.has_shards_at(name))
         pending += [(join_key(path, name), node.stat) for name in reversed(names)]
+    for path, reason in described.missing():
+        assert top is not None
+        yield Node(path, top, Broken(reason, is_only_described=True))
 
 
 async def walk_files(store: Reader, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:

@@ -132,6 +132,7 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
         edges = [grid.edges(axis) for axis in range(grid.ndim)]
         chunk_grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": edges}}
     replaced = {
+        "zarr_format": 3,  # not 3.0, which zarr-python refuses since 3.4
         "chunk_grid": chunk_grid,
         "chunk_key_encoding": key_encoding.to_json(),
         "codecs": [codec.to_json() for codec in codecs],
@@ -158,6 +159,7 @@ def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
         _check_same(shown, edited)
         document = {
             **edited.document,
+            "zarr_format": stored.document["zarr_format"],
             "chunk_grid": _resized_grid(stored, edited.shape),
             "chunk_key_encoding": stored.document["chunk_key_encoding"],
             "codecs": stored.document["codecs"],

@@ -44,8 +44,9 @@ class _Change:
         self.nbytes = splice.nbytes
         self.ends = splice.ends or (splice.nbytes,)
         self.old_nbytes = old_nbytes
-        self.is_appended = pieces[:1] == [Kept(0, old_nbytes)]
-        self.is_cut = not self.is_appended and pieces == [Kept(0, self.nbytes)]
+        self.is_cut = pieces == [Kept(0, self.nbytes)]
+        self.is_appended = not self.is_cut and pieces[:1] == [Kept(0, old_nbytes)]
+        self.mtime_ns = splice.mtime_ns
 
 
 def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> None:
@@ -53,11 +54,14 @@ def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bo
 
     *at_once*: readers see a direct write beyond the end of the file as a whole or not at all.
     """
-    if change.is_cut:
-        syscalls.truncate(fd, change.nbytes)
-        syscalls.sync(fd)
-    elif change.nbytes > change.old_nbytes:
+    if change.is_appended:
         _append(syscalls, fd, change, at_once=at_once)
+        return
+    if change.nbytes < change.old_nbytes:
+        syscalls.truncate(fd, change.nbytes)
+    if change.mtime_ns is not None:
+        _restore_time(syscalls, fd, change.mtime_ns)
+    syscalls.sync(fd)
 
 
 def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence[memoryview]]:
@@ -80,8 +84,11 @@ def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> N
         syscalls.sync(fd)
     except Exception as error:
         try:
-            if os.fstat(fd).st_size > change.old_nbytes:  # else another program has shortened it
+            nbytes = os.fstat(fd).st_size
+            if nbytes > change.old_nbytes:
                 syscalls.truncate(fd, change.old_nbytes)
+            if nbytes >= change.old_nbytes:  # else another program has shortened it
+                _restore_time(syscalls, fd, before.st_mtime_ns)
         except OSError as second:
             raise StoreError(f"{error}; what was written cannot be taken back: {second.strerror}") from error
         raise
@@ -144,6 +151,14 @@ def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
     except PermissionError:  # only its owner may set any time; others may set the present one, and the clock ticks soon
         while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, after.st_mtime_ns):
             syscalls.utime(fd)
+
+
+def _restore_time(syscalls: Syscalls, fd: int, mtime_ns: int) -> None:
+    """Give a file that is an earlier version again the time of that, by which it is known; only its owner may."""
+    now = os.fstat(fd)
+    if now.st_mtime_ns != mtime_ns:
+        with suppress(PermissionError):
+            syscalls.utime(fd, (now.st_atime_ns, mtime_ns))
 
 
 def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop: int) -> None:

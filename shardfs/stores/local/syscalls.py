@@ -16,11 +16,12 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cache, reduce
 from mmap import mmap
 from operator import or_
+from types import TracebackType
 from typing import Any, Final
 
 from shardfs.errors import (
@@ -384,21 +385,36 @@ def _call(function: Callable[..., int], *args: object) -> int:
     return result
 
 
-@contextmanager
-def translated(key: str, *, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> Iterator[None]:
+class _Translated(AbstractContextManager[None]):
+    """A block whose errors become errors of shardfs.
+
+    No generator: what one raises for another error refers to itself, through the frames that it came by, and stays in
+    memory with all that these refer to until Python collects garbage. Absent names are looked up often.
+    """
+
+    def __init__(self, key: str, errors: Mapping[int, type[ShardfsError]]) -> None:
+        self._key, self._errors = key, errors
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise translate(error, self._key, self._errors) from None
+        if isinstance(error, ValueError):  # a NUL character in the name
+            unnamed = NotFoundError if self._errors is _ERRORS else RefusedError
+            raise unnamed(f"{self._key!r} is not a name") from None
+
+
+def translated(key: str) -> AbstractContextManager[None]:
     """Turn operating system errors in the block into errors of shardfs that name *key*."""
-    try:
-        yield
-    except OSError as error:
-        raise translate(error, key, errors) from None
-    except ValueError:  # a NUL character in the name
-        kind = NotFoundError if errors is _ERRORS else RefusedError
-        raise kind(f"{key!r} is not a name") from None
+    return _Translated(key, _ERRORS)
 
 
 def changing(key: str) -> AbstractContextManager[None]:
     """Do what `translated` does, for a block that changes *key*."""
-    return translated(key, errors=_ERRORS_OF_CHANGES)
+    return _Translated(key, _ERRORS_OF_CHANGES)
 
 
 def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> ShardfsError:

@@ -20,6 +20,9 @@ _MAX_KEYS_NBYTES: Final = 2**30
 _AFTER_SLASH: Final = b"0"
 """What follows a slash in the order of bytes."""
 
+MAX_INLINE_NBYTES: Final = 16 * 2**20
+"""How many bytes a reference may have in place of a file."""
+
 MAX_END: Final = 2**63 - 1
 """Where a range may end at most."""
 
@@ -71,6 +74,13 @@ class ReferenceSet(Protocol):
 
     async def urls(self) -> Sequence[str]:
         """Return the URLs of all targets, or of some if they are read in parts."""
+
+
+def inline(data: bytes | memoryview) -> Inline | Broken:
+    """Return the reference that is *data* itself, unless that is too much of it."""
+    if len(data) > MAX_INLINE_NBYTES:
+        return Broken(f"it has {len(data):,} bytes in place of a file; more than {MAX_INLINE_NBYTES:,} belong in one")
+    return Inline(bytes(data))
 
 
 def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | Broken:

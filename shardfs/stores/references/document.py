@@ -6,6 +6,7 @@ import json
 import os
 import re
 from array import array
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
@@ -15,17 +16,17 @@ import numpy as np
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import ListedName
-from shardfs.stores.references.base import Broken, Inline, Keys, Reference, Target, encoded_key, target_of
+from shardfs.stores.references.base import Broken, Inline, Keys, Reference, Target, encoded_key, inline, target_of
 
 MAX_NBYTES: Final = 256 * 2**20
-_MAX_GENERATED: Final = 10_000_000
+_MAX_GENERATED: Final = 1_000_000
+_MAX_GENERATED_NBYTES: Final = 128 * 2**20
 _MAX_URL: Final = 8192
 _MAX_VALUE: Final = 255
 _INLINE, _BROKEN = -1, -2
 _WHOLE: Final = -1
 _BASE64: Final = "base64:"
 _WHITE: Final = re.compile(r"[ \t\r\n]*")
-_TEMPLATE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*", re.ASCII)
 _DECODER: Final = json.JSONDecoder()
 
@@ -106,9 +107,12 @@ class DocumentReferences:
         return Target(url, offset, None if nbytes == _WHOLE else nbytes) if isinstance(url, str) else url
 
     def _expanded(self, url: str) -> str | Broken:
-        is_template = self._templates and len(url) <= _MAX_URL
-        expanded = _substitute(url, self._templates) if is_template else url
-        return Broken("the name of its file is too long") if len(expanded) > _MAX_URL else expanded
+        if len(url) > _MAX_URL or (self._templates and _expanded_length(url, self._length_of) > _MAX_URL):
+            return Broken("the name of its file is too long")
+        return _substitute(url, self._templates) if self._templates else url
+
+    def _length_of(self, name: str) -> int:
+        return len(self._templates[name])
 
 
 class _Builder:
@@ -126,16 +130,16 @@ class _Builder:
         match value:
             case str() if value.startswith(_BASE64):
                 try:
-                    self._text(key, _INLINE, base64.b64decode(value[len(_BASE64) :], validate=True))
+                    self._inline(key, base64.b64decode(value[len(_BASE64) :], validate=True))
                 except (binascii.Error, ValueError):
                     self._text(key, _BROKEN, b"its text is no base64")
             case str():
                 try:
-                    self._text(key, _INLINE, value.encode(errors="surrogateescape"))
+                    self._inline(key, value.encode(errors="surrogateescape"))
                 except UnicodeEncodeError:
                     self._text(key, _BROKEN, b"its text has half of a surrogate pair")
             case dict():
-                self._text(key, _INLINE, json.dumps(value).encode())
+                self._inline(key, json.dumps(value).encode())
             case [url] | [url, None, None]:
                 self._target(key, target_of(url))
             case [url, offset, nbytes] if nbytes is not None:
@@ -152,6 +156,13 @@ class _Builder:
             self._text(key, _BROKEN, target.reason.encode())
         else:
             self.add_range(key, target.url, target.offset, _WHOLE if target.nbytes is None else target.nbytes)
+
+    def _inline(self, key: str, data: bytes) -> None:
+        match inline(data):
+            case Inline():
+                self._text(key, _INLINE, data)
+            case Broken(reason):
+                self._text(key, _BROKEN, reason.encode())
 
     def _text(self, key: str, kind: int, text: bytes) -> None:
         if self._add(key, kind, len(self._texts), 0):
@@ -268,7 +279,7 @@ def _templates(written: object) -> dict[str, str]:
     if not isinstance(written, dict) or not all(isinstance(value, str) for value in written.values()):
         raise SourceError("its `templates` are no object of texts")
     for name, value in written.items():
-        if _TEMPLATE.search(value):
+        if any(_templates_in(value)):
             raise SourceError(f"its template {name!r} contains templates, which shardfs does not evaluate: {_WAY_OUT}")
         if len(value) > _MAX_URL:
             raise SourceError(f"its template {name!r} is too long")
@@ -278,19 +289,39 @@ def _templates(written: object) -> dict[str, str]:
 _WAY_OUT: Final = "write the references without templates, as kerchunk and VirtualiZarr do by default"
 
 
-def _check_template(text: str, names: Mapping[str, object]) -> None:
+def _templates_in(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each `{{…}}` in *text* begins and ends, by one way through it."""
+    begin = text.find("{{")
+    while begin >= 0 and (end := text.find("}}", begin + 2)) >= 0:
+        yield begin, end + 2
+        begin = text.find("{{", end + 2)
+
+
+def _check_template(text: str, *names: Mapping[str, object]) -> None:
     """Raise `SourceError` unless all templates in *text* are mere *names*."""
-    for found in _TEMPLATE.finditer(text):
-        name = _NAME.fullmatch(found[1])
-        if name is None or name[1] not in names:
+    for begin, end in _templates_in(text):
+        name = _NAME.fullmatch(text, begin + 2, end - 2)
+        if name is None or not any(name[1] in known for known in names):
             raise SourceError(
-                f"it has the template {found[0][:80]!r}; only names of its `templates` are put in, and no expressions: "
-                f"{_WAY_OUT}"
+                f"it has the template {text[begin : min(end, begin + 80)]!r}; only names of its `templates` are put "
+                f"in, and no expressions: {_WAY_OUT}"
             )
 
 
+def _expanded_length(text: str, length_of: Callable[[str], int]) -> int:
+    """Return how long *text* is with all templates put in, without doing so."""
+    length = len(text)
+    for begin, end in _templates_in(text):
+        length += length_of(text[begin + 2 : end - 2].strip()) - (end - begin)
+    return length
+
+
 def _substitute(text: str, names: Mapping[str, object]) -> str:
-    return _TEMPLATE.sub(lambda found: str(names[found[1].strip()]), text)
+    parts, behind = [], 0
+    for begin, end in _templates_in(text):
+        parts += [text[behind:begin], str(names[text[begin + 2 : end - 2].strip()])]
+        behind = end
+    return "".join([*parts, text[behind:]])
 
 
 def _generated(written: object, templates: Mapping[str, str]) -> Iterator[tuple[str, list[object]]]:
@@ -299,27 +330,58 @@ def _generated(written: object, templates: Mapping[str, str]) -> Iterator[tuple[
         return
     if not isinstance(written, list) or not all(isinstance(gen, dict) for gen in written):
         raise SourceError("its `gen` is no list of objects")
-    count = 0
+    fixed = dict(templates)
+    count = nbytes = 0
     for gen in written:
         dimensions = gen.get("dimensions")
         if not isinstance(dimensions, dict):
             raise SourceError("a generator in its `gen` has no `dimensions`")
-        values = [_values(name, dimension) for name, dimension in dimensions.items()]
-        count += prod(map(len, values))
+        values = {name: _values(name, dimension) for name, dimension in dimensions.items()}
+        ncombinations = prod(map(len, values.values()))
+        count += ncombinations
         if count > _MAX_GENERATED:
             raise SourceError(f"its `gen` makes more than {_MAX_GENERATED:,} references")
         texts = [gen.get(member) for member in ("key", "url", "offset", "length")]
         key, url, offset, length = texts
         if not isinstance(key, str) or not isinstance(url, str) or (offset is None) != (length is None):
             raise SourceError("a generator in its `gen` needs key and url, and both offset and length or neither")
-        for text in texts:
-            _check_template(str(text), dimensions | dict(templates))
-        for chosen in product(*values):
-            names = dict(templates) | dict(zip(dimensions, chosen, strict=True))
+        if not ncombinations:
+            continue  # else all values of the other dimensions would be looked at, for nothing
+        nbytes += ncombinations * _longest([str(text) for text in texts], values, templates)
+        if nbytes > _MAX_GENERATED_NBYTES:
+            raise SourceError(f"its `gen` makes keys and URLs of more than {_MAX_GENERATED_NBYTES // 2**20} MiB")
+        for chosen in product(*values.values()):
+            names: ChainMap[str, Any] = ChainMap(dict(zip(values, chosen, strict=True)), fixed)
             made = [_substitute(str(text), names) for text in texts]
-            if len(made[1]) > _MAX_URL:
-                raise SourceError("its `gen` makes a URL that is too long")
             yield made[0], [made[1]] if offset is None else [made[1], _integer(made[2]), _integer(made[3])]
+
+
+def _longest(texts: Sequence[str], values: Mapping[str, Sequence[object]], templates: Mapping[str, str]) -> int:
+    """Return how long all *texts* of a generator are at most, with *values* put in; raises `SourceError`."""
+    longest: dict[str, int] = {}
+
+    def length_of(name: str) -> int:
+        if name not in longest:
+            found = values.get(name)
+            each = [templates[name]] if found is None else _among_longest(found)
+            longest[name] = max(len(str(value)) for value in each)
+        return longest[name]
+
+    total = 0
+    for text in texts:
+        if len(text) > _MAX_URL:
+            raise SourceError("a key, URL or number in its `gen` is too long")
+        _check_template(text, values, templates)
+        length = _expanded_length(text, length_of)
+        if length > _MAX_URL:
+            raise SourceError("its `gen` makes a key or a URL that is too long")
+        total += length
+    return total
+
+
+def _among_longest(values: Sequence[object]) -> Sequence[object]:
+    """Return some of *values*, one of which is the longest: of numbers in order, the first and the last."""
+    return (values[0], values[-1]) if isinstance(values, range) else values
 
 
 def _values(name: str, dimension: object) -> Sequence[object]:

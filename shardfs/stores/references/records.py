@@ -25,14 +25,15 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Kind, ListedName, join_key
-from shardfs.stores.references.base import Broken, Inline, Keys, Reference, encoded_key, target_of
+from shardfs.stores.references.base import Broken, Inline, Keys, Reference, encoded_key, inline, target_of
+from shardfs.stores.references.parquet import checked
 from shardfs.stores.references.targets import Files
 
 DOCUMENTS: Final = ".zmetadata"
 MAX_NBYTES: Final = 256 * 2**20
-_MAX_RECORD_NBYTES: Final = 128 * 2**20
-_MAX_DECODED_NBYTES: Final = 512 * 2**20
-_MAX_ROWS: Final = 10_000_000
+_MAX_RECORD_NBYTES: Final = 64 * 2**20
+_MAX_DECODED_NBYTES: Final = 128 * 2**20
+_MAX_ROWS: Final = 4_000_000
 _CACHE_NBYTES: Final = 64 * 2**20
 _MAX_CHUNKS: Final = 2**62
 _MAX_NDIM: Final = 64
@@ -40,8 +41,8 @@ _MAX_ASKED: Final = 1000
 """How many records of an array are asked for one by one; of more, those that are there are listed."""
 
 _MAX_URLS: Final = 1000
+_NUMBERS: Final = ("offset", "size")
 _RECORD: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq")
-_COLUMNS: Final = ("path", "offset", "size", "raw")
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
@@ -85,17 +86,21 @@ class _Record:
         """Return the reference in a row, None if there is none."""
         if row >= self.nrows:
             return Broken(f"its record has {self.nrows:,} rows, and none for it")
+        if (raw := self._bytes("raw", row)) is not None:
+            return inline(raw)
+        if (path := self._bytes("path", row)) is None:
+            return None
+        offset, size = (self.columns[name][row].as_py() if name in self.columns else None for name in _NUMBERS)
         try:
-            values = [self.columns[name][row].as_py() if name in self.columns else None for name in _COLUMNS]
+            url = bytes(path).decode()
         except ValueError:
             return Broken("the name of its file is no text")
-        path, offset, size, raw = values
-        if raw is not None:
-            return Inline(raw if isinstance(raw, bytes) else str(raw).encode(errors="surrogateescape"))
-        if path is None:
-            return None
-        is_whole = not offset and not size
-        return target_of(path) if is_whole else target_of(path, offset or 0, size or 0)
+        return target_of(url) if not offset and not size else target_of(url, offset or 0, size or 0)
+
+    def _bytes(self, name: str, row: int) -> memoryview | None:
+        """Return a value without a copy of it; None if there is none."""
+        found = self.columns[name][row] if name in self.columns else None
+        return memoryview(found.value.as_buffer()) if found is not None and found.is_valid else None
 
 
 class RecordReferences:
@@ -154,7 +159,8 @@ class RecordReferences:
             for number in (await self._stored(field))[:1]:
                 record = await self._record(field, number)
                 if record is not None and "path" in record.columns:
-                    return [str(url) for url in record.columns["path"].unique()[:_MAX_URLS].to_pylist() if url]
+                    urls = record.columns["path"].unique()[:_MAX_URLS].to_pylist()
+                    return [url.decode(errors="replace") for url in urls if url]
         return []
 
     async def _chunks(self, field: str) -> AsyncIterator[tuple[str, Reference]]:
@@ -220,36 +226,28 @@ class RecordReferences:
             raise CorruptionError(f"{key} has {snapshot.size:,} bytes, more than {_MAX_RECORD_NBYTES:,}")
         data = bytes(await snapshot.read(0, snapshot.size, (0, snapshot.size)))
         try:
-            return await trio.to_thread.run_sync(_parse_record, data)
+            return await trio.to_thread.run_sync(_parse_record, data, self._documents.record_size)
         except CorruptionError as error:
             raise CorruptionError(f"{key}: {error}") from None
 
 
-def _parse_record(data: bytes) -> _Record:
-    """Return the columns of a record; raises `CorruptionError`."""
+def _parse_record(data: bytes, max_rows: int) -> _Record:
+    """Return the columns of a record of at most *max_rows* rows; raises `CorruptionError`."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(data))
-        _check_size(metadata)
-        names = [name for name in _COLUMNS if name in metadata.schema.names]
+        names, nrows, data = checked(data, max_rows, _MAX_DECODED_NBYTES)
         # As dictionaries, so that a text that is repeated a million times is in memory once.
         texts = [name for name in names if name in ("path", "raw")]
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=texts)
-        table = file.read(columns=names, use_threads=False).unify_dictionaries().combine_chunks()
-        return _Record({name: table[name] for name in names}, table.num_rows, max(table.get_total_buffer_size(), 1))
-    except CorruptionError:
-        raise
+        table = file.read(use_threads=False).unify_dictionaries().combine_chunks()
+        nrows = min(nrows, table.num_rows)
+        return _Record({name: table[name] for name in names}, nrows, max(table.get_total_buffer_size(), 1))
+    except CorruptionError as error:
+        raise CorruptionError(f"it is no record of references: {error}") from None
     except Exception as error:  # whatever a hostile file makes of the library
         raise CorruptionError(f"it is no record of references: {str(error)[:200] or type(error).__name__}") from None
-
-
-def _check_size(metadata: Any) -> None:  # noqa: ANN401 - pyarrow has no types
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    nbytes = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
-    if not 0 <= metadata.num_rows <= _MAX_ROWS or not 0 <= nbytes <= _MAX_DECODED_NBYTES:
-        raise CorruptionError(f"it has {metadata.num_rows:,} rows and {nbytes:,} bytes, which are too many")
 
 
 @dataclass(frozen=True, slots=True)

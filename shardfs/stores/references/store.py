@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -43,6 +43,8 @@ from shardfs.stores.references.targets import OPTION, Files, Targets
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
+_LARGE_NBYTES: Final = 2**18  # what is larger is not hashed between two requests
+_MAX_DIGESTS: Final = 4096
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
@@ -67,6 +69,7 @@ class ReferenceStore(ObjectReader):
         self._set: ReferenceSet | None = None
         self._mtime_ns = 0
         self._loading = trio.Lock()
+        self._digests: OrderedDict[str, str] = OrderedDict()
         self._directory_stat = object_stat(Kind.DIRECTORY, 0, "directory", "directory", time.time_ns())
 
     def statistics(self) -> Mapping[str, object]:
@@ -101,8 +104,7 @@ class ReferenceStore(ObjectReader):
             urls = await (await self.references()).urls()
         except ShardfsError:  # of a record, which its chunks will report
             return None
-        refused = [url for url in urls if not self.targets.is_allowed(url)]
-        roots = sorted({root for url in refused if (root := self.targets.root_of(url)) is not None})
+        refused, roots = await trio.to_thread.run_sync(self._refused, urls)
         if not roots:
             return None
         options = " ".join(f"{OPTION} {root}" for root in roots[:3])
@@ -111,6 +113,11 @@ class ReferenceStore(ObjectReader):
             f"{len(refused):,} of {counted(len(urls), 'file')} that it refers to are not allowed, so that their chunks "
             f"cannot be read, such as {without_secrets(refused[0])}; allow them with {options}{more}"
         )
+
+    def _refused(self, urls: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return which of *urls* are not allowed, and what would have to be."""
+        refused = [url for url in urls if not self.targets.is_allowed(url)]
+        return refused, sorted({root for url in refused if (root := self.targets.root_of(url)) is not None})
 
     async def references(self) -> ReferenceSet:
         """Return the references, which are read on first use; raises `SourceError` if they cannot be used."""
@@ -192,7 +199,7 @@ class ReferenceStore(ObjectReader):
             raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
         match await self._find(key):
             case Inline(data):
-                return InlineSnapshot(self._inline_stat(key, data), data)
+                return InlineSnapshot(await self._inline_stat(key, data), data)
             case Broken(reason):
                 raise CorruptionError(f"{key} has no valid reference: {reason}")
             case Target() as target:
@@ -222,7 +229,7 @@ class ReferenceStore(ObjectReader):
     async def _stat(self, key: str, reference: Reference) -> Stat:
         match reference:
             case Inline(data):
-                return self._inline_stat(key, data)
+                return await self._inline_stat(key, data)
             case Broken(reason):
                 return self._file_stat(key, 0, f"broken: {reason}", self._mtime_ns)
             case Target() as target:
@@ -249,11 +256,22 @@ class ReferenceStore(ObjectReader):
         stat = self._file_stat(key, nbytes, version, snapshot.stat.mtime_ns)
         return TargetSnapshot(stat, snapshot, target.offset)
 
-    def _inline_stat(self, key: str, data: bytes) -> Stat:
-        return self._file_stat(key, len(data), blake2b(data, digest_size=16).hexdigest(), self._mtime_ns)
+    async def _inline_stat(self, key: str, data: bytes) -> Stat:
+        version = self._digests.get(key)
+        if version is None:
+            is_large = len(data) > _LARGE_NBYTES
+            version = await trio.to_thread.run_sync(_digest, data) if is_large else _digest(data)
+            self._digests[key] = version
+            if len(self._digests) > _MAX_DIGESTS:
+                self._digests.popitem(last=False)
+        return self._file_stat(key, len(data), version, self._mtime_ns)
 
     def _file_stat(self, key: str, nbytes: int, version: Hashable, mtime_ns: int) -> Stat:
         return object_stat(Kind.FILE, nbytes, version, f"file:{key}", mtime_ns)
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 class InlineSnapshot:

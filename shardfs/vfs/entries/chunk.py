@@ -548,16 +548,15 @@ class Chunk(PublishedEntry):
         self.chunks.check_writable()
         ino, chunk = self.ino, self
         buffer = self.fs.writable.buffers.of_ino(ino)
-        if buffer is not None and not buffer.is_ahead:
-            ino = buffer.version_ino  # it means what its writer published
+        if buffer is not None and buffer.is_ahead:
+            buffer.set_attributes(changes)
+            return
+        if buffer is not None:
             assert isinstance(buffer.entry, Chunk)
-            chunk = buffer.entry
-        if buffer is None or not buffer.is_ahead:
-            await Chunk(chunk.chunks, chunk.coords, ino).open()
+            ino, chunk = buffer.version_ino, buffer.entry  # it means what its writer published
+        await Chunk(chunk.chunks, chunk.coords, ino).open()
         if buffer is not None:
             buffer.set_attributes(changes)
-            if buffer.is_ahead:
-                return
         pending = chunk.chunks.array.change(chunk.coords)
         if isinstance(pending, Put):
             status = changed(new_file(pending.mode, pending.uid, pending.gid), changes)
