@@ -20,7 +20,7 @@ from shardfs.dataset.cache import Cache
 from shardfs.dataset.foreign import keys_below
 from shardfs.dataset.journal.records import ChunkChange, Put, ShardMark, Superseded, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
-from shardfs.dataset.shard import OpenShard, open_earlier, open_inner_shard, read_checked
+from shardfs.dataset.shard import THREAD_NBYTES, OpenShard, open_earlier, open_inner_shard, read_checked
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.errors import (
     CorruptionError,
@@ -31,9 +31,9 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.grid import parse_coordinate
-from shardfs.format.index import Entries, are_empty, are_sound
+from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
 from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
-from shardfs.format.sharding import Coordinates, Coords, Place, Segment
+from shardfs.format.sharding import Coordinates, Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -60,6 +60,15 @@ class _Listed(NamedTuple):
     time: float
     listing: int
     strays: Strays | None
+
+
+def _in_order(
+    grid: ShardGrid, index: ShardIndex, place: Place
+) -> tuple[npt.NDArray[np.intp], Coordinates, npt.NDArray[np.intp]]:
+    """Return which chunks that the index of a minishard lists belong there, where they are, and their order."""
+    known = np.flatnonzero(grid.belonging(index, place))
+    coords = grid.positions(index, place)[known]
+    return known, coords, np.lexsort(coords.T[::-1])
 
 
 class ShardListing:
@@ -600,9 +609,9 @@ class Array:
             if opened is None or minishard < first:
                 continue
             index = opened.index
-            known = np.flatnonzero(grid.belonging(index, place))
-            coords = grid.positions(index, place)[known]
-            order = np.lexsort(coords.T[::-1])
+            find = partial(_in_order, grid, index, place)
+            is_large = index.nbytes > THREAD_NBYTES
+            known, coords, order = await trio.to_thread.run_sync(find) if is_large else find()
             if behind is not None and minishard == first:
                 order = order[bisect_right(order, behind, key=partial(_row, coords)) :]
             entries, sound = index.entries, index.sound

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import trio
 
 from shardfs.dataset.cache import while_it_changes
+from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import CorruptionError, IsADirectoryHereError, MetadataError, NotADirectoryHereError, NotFoundError
 from shardfs.format import b2nd, wkw
 from shardfs.format.document import Json, parse_json
@@ -106,7 +107,9 @@ async def _properties(store: Reader, key: str | None) -> tuple[Json, object]:
         if snapshot.size > _MAX_PROPERTIES_NBYTES:
             return None, version
         with suppress(MetadataError, CorruptionError):
-            return parse_json(bytes(await snapshot.read(0, snapshot.size))), version
+            text = bytes(await snapshot.read(0, snapshot.size))
+            is_large = len(text) > LARGE_NBYTES
+            return await trio.to_thread.run_sync(parse_json, text) if is_large else parse_json(text), version
         return None, version
     return None, None
 

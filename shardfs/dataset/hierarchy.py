@@ -5,12 +5,14 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from stat import S_IFDIR
 from typing import Final
+
+import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache, while_it_changes
@@ -45,8 +47,8 @@ from shardfs.errors import (
     StoreError,
     TooDeepError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, Json, parse_json
-from shardfs.format.keyed import ShardedValues, parse_collection
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, parse_json
+from shardfs.format.keyed import Collection, ShardedValues, parse_collection
 from shardfs.format.lens import ArrayAbove, Context, Lens, Shown
 from shardfs.format.lens.show import (
     Contents,
@@ -58,7 +60,7 @@ from shardfs.format.lens.show import (
 from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, describe_values
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.outline import Outline, outline_of
-from shardfs.format.precomputed import INFO, Scale, parse_volume
+from shardfs.format.precomputed import INFO, Scale, Volume, parse_volume
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -249,7 +251,7 @@ class Hierarchy:
         return is_array
 
     @property
-    def all_removed(self) -> Collection[RemovedArray]:
+    def all_removed(self) -> Sequence[RemovedArray]:
         """The arrays whose documents were removed, as long as no other document was found there."""
         return list(self._removed.values())
 
@@ -441,12 +443,10 @@ class Hierarchy:
             if known is not None and version is not None and (await self._store.stat(key)).version == version:
                 return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
             text, stat = await while_it_changes(partial(self._read, key, _MAX_INFO_NBYTES))
-            document: Json = None
-            with suppress(MetadataError):
-                document = parse_json(text)
         except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError, MetadataError, CorruptionError):
             return node
-        volume, collection = parse_volume(document), parse_collection(document)
+        is_large = len(text) > LARGE_NBYTES
+        volume, collection = await trio.to_thread.run_sync(_parse_info, text) if is_large else _parse_info(text)
         if volume is not None:
             shown = self._generated(lambda lens: lens.show_volume(volume))
             return replace(node, kind=StoredVolume(volume, stat), shown=shown)
@@ -567,6 +567,15 @@ class Hierarchy:
         """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
         layout = self._shards.layouts.of(path, unsharded.grid, unsharded.key_encoding)
         return Array(layout, unsharded, self._shards, fingerprint)
+
+
+def _parse_info(text: bytes) -> tuple[Volume | None, Collection | None]:
+    """Return the volume or the collection of values by id that an `info` describes, if it does."""
+    try:
+        document = parse_json(text)
+    except MetadataError:
+        return None, None
+    return parse_volume(document), parse_collection(document)
 
 
 class _SeenArrays:

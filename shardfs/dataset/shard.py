@@ -18,7 +18,7 @@ from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
 from shardfs.format.codecs import encode
-from shardfs.format.index import IndexLayout, ShardIndex
+from shardfs.format.index import ENTRY_NBYTES, IndexLayout, ShardIndex
 from shardfs.format.sharding import (
     MAX_INDEX_NBYTES,
     Coords,
@@ -32,7 +32,7 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, 
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 THREAD_NBYTES: Final = 2**20
-"""A larger index is checked in a thread, so that other requests can run."""
+"""An index that is larger, as it is stored or decoded, is decoded in a thread, so that other requests can run."""
 
 _LARGE_NBYTES: Final = 8 * 2**20  # shards that are larger, encoded or decoded, take turns
 _LARGE_AT_ONCE: Final = 2
@@ -223,19 +223,25 @@ async def open_inner_shard(
         return None
     offset, nbytes = place
     if isinstance(level.index_codecs, MinishardCodecs):
-        return await _open_listed(level.index_codecs, outer, offset, nbytes)
+        return await _open_listed(level.index_codecs, outer, offset, nbytes, cache)
     return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)
 
 
-async def _open_listed(codecs: MinishardCodecs, outer: OpenShard, offset: int, nbytes: int) -> OpenShard:
+async def _open_listed(
+    codecs: MinishardCodecs, outer: OpenShard, offset: int, nbytes: int, cache: DecodedBytes | None
+) -> OpenShard:
     """Open a shard within *outer* whose index is at *offset*, and whose chunks are anywhere."""
     if nbytes > MAX_INDEX_NBYTES:
         raise CorruptionError(f"the index of a minishard has {nbytes} bytes, more than are read")
 
+    most = codecs.most_decoded(nbytes)
+    turn = cache.large if cache is not None and most > _LARGE_NBYTES else nullcontext()
+
     async def decode_index(read: Buffer) -> ListedIndex:
         encoded, shard_nbytes = bytes(read), outer.index.shard_nbytes
-        if nbytes > THREAD_NBYTES:
-            return await trio.to_thread.run_sync(codecs.decode_listed, encoded, shard_nbytes)
+        if most > THREAD_NBYTES:
+            async with turn:
+                return await trio.to_thread.run_sync(codecs.decode_listed, encoded, shard_nbytes)
         return codecs.decode_listed(encoded, shard_nbytes)
 
     index = await read_checked(outer, offset, nbytes, decode_index)
@@ -269,7 +275,7 @@ async def _open(
 
     async def decode_index(read: Buffer) -> ShardIndex:
         encoded = bytes(read)
-        if index_nbytes > THREAD_NBYTES:
+        if max(index_nbytes, ENTRY_NBYTES * prod(shape)) > THREAD_NBYTES:
             return await trio.to_thread.run_sync(level.index_codecs.decode, encoded, shape, nbytes)
         return level.index_codecs.decode(encoded, shape, nbytes)
 

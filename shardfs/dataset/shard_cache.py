@@ -42,7 +42,7 @@ class ShardState:
     With neither, there is no shard. *stored_key* is the key of the file, and *generation* counts the versions that were
     seen under it. *checked* is when the store was last asked. *stat* is the status of the file, None if there is none
     or it could not be opened. The state of an inner shard has just *shard*, None if there is none, and the *snapshot*
-    that it is in.
+    that it is in, or the *error* that says how it is damaged.
     """
 
     checked: float
@@ -134,7 +134,9 @@ class ShardCache:
         shard = state.shard
         for depth in range(1, len(place.entries)):
             if shard is not None:
-                shard = (await self._inner(layout, state, place, depth, shard)).shard
+                inner = await self._inner(layout, state, place, depth, shard)
+                inner.check()
+                shard = inner.shard
         return state, shard
 
     async def _inner(
@@ -143,13 +145,20 @@ class ShardCache:
         key: _Key = (layout, place.shard, place.entries[:depth])
 
         async def is_current(known: ShardState) -> bool:
-            return known.snapshot is state.snapshot
+            may_be_mended = known.error is not None and self.store.rewrites
+            is_recent = within_ttl(known.checked, self.clock(), _DAMAGE_SECONDS)
+            return known.snapshot is state.snapshot and (is_recent or not may_be_mended)
 
         async def load() -> ShardState:
+            """Open it; damage is found once per version, and not once for each chunk that somebody wants."""
             level, entry = layout.grid.levels[depth], place.entries[depth - 1]
-            shard = await open_inner_shard(level, place.shapes[depth], outer, entry, self._decoded)
-            self._count_load(shard)
-            return ShardState(state.checked, snapshot=state.snapshot, shard=shard)
+            loaded = ShardState(derived_at(self.clock()), snapshot=state.snapshot)
+            try:
+                loaded.shard = await open_inner_shard(level, place.shapes[depth], outer, entry, self._decoded)
+            except CorruptionError as error:
+                loaded.error = error
+            self._count_load(loaded.shard)
+            return loaded
 
         return await self._states.get(key, load, is_current)
 

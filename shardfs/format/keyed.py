@@ -153,6 +153,7 @@ _KINDS: Final = {
     "neuroglancer_skeletons": "skeletons",
 }
 _ANNOTATIONS: Final = "neuroglancer_annotations_v1"
+_MAX_INDEXES: Final = 1000  # an `info` with more is that of no annotations
 _PLAIN: Final = (("", Part.VALUE),)
 
 
@@ -180,6 +181,8 @@ def directories_of(document: Document) -> list[str]:
 
 def _parse_annotations(document: Document) -> Collection | None:
     members = list(_indexes(document))
+    if len(members) > _MAX_INDEXES:
+        return None
     keys = [_key_of(index) for _, index, _ in members]
     values: dict[str, ShardedValues] = {}
     for key, (kind, index, cells) in zip(keys, members, strict=True):

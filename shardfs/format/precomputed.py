@@ -9,6 +9,7 @@ Source: neuroglancer, "Volume" of the precomputed data source.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -33,6 +34,7 @@ _VOLUME: Final = "neuroglancer_multiscale_volume"
 _AXES: Final = 3
 _RANGE: Final = re.compile(r"(-?[0-9]{1,20})-(-?[0-9]{1,20})")
 _LARGEST_ITEM: Final = 8
+_MAX_SCALES: Final = 1000  # an `info` with more sharded ones is no volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class VolumeGrid(IdGrid):
         # No encoding makes a chunk much larger than its elements.
         max_nbytes = min(4 * math.prod(chunk_shape) * item + 2**20, MAX_DECODED_NBYTES)
         shards = ChunkGrid.regular((sharding.nshards,), (1,))
-        levels = sharding.levels(max_nbytes)
+        levels = sharding.levels(max_nbytes, math.prod(grid_shape))
         row_axis = len(size) - 1
         names = ChunkNames("precomputed", "_", offset, chunk_shape[:_AXES], size[:_AXES])
         return cls(shards, chunk_shape, levels, grid_shape, row_axis, sharding, size, names, item if is_raw else None)
@@ -274,12 +276,14 @@ def parse_volume(document: Json) -> Volume | None:
     if not isinstance(scales, list) or not {"data_type", "num_channels"} <= document.keys():
         return None
     sharded = [each for each in scales if isinstance(each, dict) and each.get("sharding") is not None]
+    if len(sharded) > _MAX_SCALES:
+        return None
+    keys = Counter(key for each in scales if isinstance(each, dict) and isinstance(key := each.get("key"), str))
     found: dict[str, Scale] = {}
     for each in sharded:
         key = each.get("key")
         if isinstance(key, str) and is_path_below(key):
-            is_one = sum(isinstance(other, dict) and other.get("key") == key for other in scales) == 1
-            found[key] = _parse_scale(document, each, key, is_one=is_one)
+            found[key] = _parse_scale(document, each, key, is_one=keys[key] == 1)
     if not found:
         return None
     shown = []

@@ -26,6 +26,8 @@ MAX_SHARD_BITS: Final = 60  # so that numbers of shards are lengths of an axis
 _MAX_MINISHARD_BITS: Final = (MAX_INDEX_NBYTES // ENTRY_NBYTES).bit_length() - 1
 _ID_BITS: Final = 64
 _ROW_NBYTES: Final = 24  # id, offset and size of a chunk in the index of a minishard
+_USUAL_ROWS: Final = 2**16  # so many may be listed of any grid, as some may be none of its chunks
+_MAX_INFLATED: Final = 1032  # bytes that one byte of gzip becomes at most
 _GZIP: Final = (Extension("gzip", {}),)
 _ENCODINGS: Final[dict[str, tuple[Extension, ...]]] = {"raw": (), "gzip": _GZIP}
 _MASK32: Final = 0xFFFFFFFF
@@ -104,10 +106,16 @@ class Uint64Sharding:
     def _hashed(self, shifted: Numbers) -> Numbers:
         return shifted if self.hash == "identity" else murmurhash3_x86_128(shifted)
 
-    def levels(self, max_nbytes: int) -> tuple[ShardingLevel, ...]:
-        """Return the levels that lead to a chunk, which has up to *max_nbytes* bytes when its gzip is undone."""
+    def levels(self, max_nbytes: int, nchunks: int | None = None) -> tuple[ShardingLevel, ...]:
+        """Return the levels that lead to a chunk, which has up to *max_nbytes* bytes when its gzip is undone.
+
+        There are at most *nchunks* chunks, if anybody knows.
+        """
         table = ShardingLevel((), (), MinishardRanges("little", (), (), self.nminishards), True, (), 0)
-        codecs = MinishardCodecs("little", (), (), self.minishard_index_encoding, self.nminishards * ENTRY_NBYTES)
+        nrows = max(nchunks, _USUAL_ROWS) if nchunks is not None else MAX_INDEX_NBYTES
+        most = min(nrows * _ROW_NBYTES, MAX_INDEX_NBYTES)
+        base = self.nminishards * ENTRY_NBYTES
+        codecs = MinishardCodecs("little", (), (), self.minishard_index_encoding, base, most)
         levels = (table, ShardingLevel((), (), codecs, True, (), MAX_INDEX_NBYTES))
         if self.data_encoding == "raw":
             return levels
@@ -249,18 +257,23 @@ class MinishardRanges(IndexCodecs):
 class MinishardCodecs(IndexCodecs):
     """The index of a minishard: bytes of their own, which list chunks that lie elsewhere in the shard.
 
-    Offsets are counted from *base*, the end of the shard's index.
+    Offsets are counted from *base*, the end of the shard's index. Decoded, none is larger than *max_nbytes*.
     """
 
     encoding: str
     base: int
+    max_nbytes: int = MAX_INDEX_NBYTES
+
+    def most_decoded(self, nbytes: int) -> int:
+        """Return how many bytes an index of *nbytes* bytes may become at most."""
+        return nbytes if self.encoding == "raw" else min(nbytes * _MAX_INFLATED, self.max_nbytes)
 
     def decode_listed(self, encoded: bytes, shard_nbytes: int) -> "ListedIndex":
         """Decode the index of a minishard in a shard of *shard_nbytes* bytes.
 
         Raises `CorruptionError` if it cannot be decoded, is larger than what is read, or lists an id twice.
         """
-        data = decode(_ENCODINGS[self.encoding], encoded, MAX_INDEX_NBYTES)
+        data = decode(_ENCODINGS[self.encoding], encoded, self.max_nbytes)
         if len(data) % _ROW_NBYTES:
             raise CorruptionError(f"the index of a minishard has {len(data)} bytes, no multiple of {_ROW_NBYTES}")
         rows = np.frombuffer(data, "<u8").astype(np.uint64).reshape(3, -1)

@@ -312,9 +312,12 @@ def _attributes(node: Node) -> str:
     attributes: Mapping[str, Json] | None = attributes_in(node)
     if not attributes:
         return ""
-    text = json.dumps(attributes, indent=2, ensure_ascii=False)
-    if len(text) > _MAX_ATTRIBUTES:
-        text = text[:_MAX_ATTRIBUTES] + "\n… and more, which the document has"
+    text = ""
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(attributes):
+        text += part
+        if len(text) > _MAX_ATTRIBUTES:
+            text = text[:_MAX_ATTRIBUTES] + "\n… and more, which the document has"
+            break
     lines = "\n".join(map(text_of, text.split("\n")))
     return (
         f'<section id="attributes">\n<details{" open" if len(text) < 1000 else ""}><summary>Attributes</summary>\n'
