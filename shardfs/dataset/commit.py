@@ -244,7 +244,7 @@ class GroupCommit:
         asked = {queue: [*queue.changes.values()] for queue in self.pending_below(below)}
         conflicts_before = {queue: queue.nconflicts for queue in asked}
         for queue in asked:
-            queue.be_patient()  # an explicit flush starts the patience again
+            queue.be_patient()
         failure: ShardfsError | None = None
         while attempts:
             wanted = [queue for queue, changes in asked.items() if queue.has_any(changes)]
@@ -281,11 +281,11 @@ class GroupCommit:
         With *compact*, rewrite it without dead bytes, unless changes of it are pending.
         """
         queue = self.queue(layout, shard)
-        attempts = _ATTEMPTS
-        queue.be_patient()
+        attempts, begun = _ATTEMPTS, trio.current_time()
         while attempts:
             try:
-                async with self._turn(), queue.lock, self._edit(queue, layout) as edit:
+                waited = trio.current_time() - begun
+                async with self._turn(), queue.lock, self._edit(queue, layout, waited) as edit:
                     if compact and queue.changes:
                         return  # they refer to entries that would move
                     if edit.snapshot is not None:
@@ -370,8 +370,10 @@ class GroupCommit:
         # A journal may come with a dataset, so its contents must not decide whose files we create.
         owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
         async with AsyncExitStack() as own:
-            edit = await own.enter_async_context(self._edit(queue, array.layout, **owner))
-            queue.be_patient()
+            since = trio.current_time() if queue.locked_since is None else queue.locked_since
+            waited = trio.current_time() - since
+            edit = await own.enter_async_context(self._edit(queue, array.layout, waited, **owner))
+            queue.got_lock()
             if edit.snapshot is not None or first is not None:
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 commit = await self._plan(queue, array.layout, contents, records, edit)
@@ -418,8 +420,9 @@ class GroupCommit:
         await self.journal.release_soon(changes)
 
     @asynccontextmanager
-    async def _edit(self, queue: ShardQueue, layout: ArrayLayout, **owner: int) -> AsyncIterator[ObjectEdit]:
-        waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
+    async def _edit(
+        self, queue: ShardQueue, layout: ArrayLayout, waited: float, **owner: int
+    ) -> AsyncIterator[ObjectEdit]:
         undo = self.undos.get(queue.key)
         if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
             await take_back(self._source, undo, waited=waited)

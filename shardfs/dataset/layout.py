@@ -189,6 +189,11 @@ class Layouts:
             layout = self._layouts[path] = ArrayLayout(path, grid, encoding, pending)
         return layout
 
+    def takes(self, layout: ArrayLayout, coords: Coords) -> bool:
+        """Whether what is published by *layout* as the chunk at *coords* is in the array as it was seen last."""
+        latest = self._layouts.get(layout.path)
+        return latest is None or (latest.pending is layout.pending and latest.grid.contains(coords))
+
     def replaced(self, layout: ArrayLayout) -> None:
         """Retire *layout* if its array has another one by now."""
         if self._layouts.get(layout.path) is not layout:
@@ -455,7 +460,15 @@ class ShardQueue:
         self.ahead_at = at
 
     def be_patient(self) -> None:
-        """Begin to wait anew for another program that may hold its lock."""
+        """Begin to wait anew for another program that holds its lock, if that was given up.
+
+        Who waits already gets its error when that was to come, however many others begin to wait.
+        """
+        if self.error is not None:
+            self.locked_since = None
+
+    def got_lock(self) -> None:
+        """Note that no other program holds its lock."""
         self.locked_since = None
 
     def give_way(self, error: ShardfsError) -> None:

@@ -10,14 +10,15 @@ from typing import Final
 
 import trio
 
+from shardfs.dataset.admission import Admission
 from shardfs.dataset.array import Array
-from shardfs.dataset.commit import MAX_PENDING, GroupCommit
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import NOTHING, Journal
 from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
+from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, StaleError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size, writing a payload to the page cache takes about as long as starting a thread."""
 
-_FAILING: Final = 0.5  # of the journal: what shards that cannot be committed may take, so that others can go on
 _WORTH: Final = 1 / 16  # of the journal: this much must be dead before cleaning, if there is no other way to get room
 
 
@@ -40,20 +40,11 @@ class ChunkWriter:
         self.source = source
         self.journal = journal
         self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact)
+        self.admission = Admission(self.journal, self.commits)
 
     def check(self) -> None:
         """Raise the error that prevents publishing, if there is one."""
         self.journal.check()
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether one more chunk of *nbytes* bytes may be published."""
-        return self.journal.has_room(nbytes) and self.commits.npending < MAX_PENDING
-
-    def check_room(self) -> None:
-        """Raise `NoSpaceError` if commits failed for lack of space, and nobody has freed any since."""
-        errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
-        if errors and self.journal.room() <= self.commits.room_at_failure:
-            raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
 
     async def put(
         self,
@@ -73,7 +64,6 @@ class ChunkWriter:
         version before. Raises `NoSpaceError` if the journal or the shards have no room, `ReadOnlyError` after a
         failure.
         """
-        self.check_room()
         if mtime_ns is None:
             before = array.own(coords) or array.version(coords)
             mtime_ns = max(time.time_ns(), before.mtime_ns + 1)
@@ -104,47 +94,48 @@ class ChunkWriter:
         layout, nbytes = array.layout, content.nbytes
         shard = layout.locate(change.coords).shard
         queue = self.commits.queue(layout, shard)
-        self.check()
-        self._check_share(queue, nbytes)
-        while not self.has_room(nbytes):
-            await self._make_room(queue, nbytes)
-            self.check()
         while True:
             # A record names the version that it supersedes, and a commit would change that.
             async with queue.lock:
+                if not self.source.shards.layouts.takes(layout, change.coords):  # changed while this waited
+                    raise StaleError(
+                        f"{layout.path or 'the array'} was changed by another program: write the chunk again"
+                    )
                 if not queue.changes:
                     queue.begin(layout, shard)
                 pending = queue.changes.get(change.coords)
-                if queue.is_of(layout) and (pending is None or pending.fingerprint == change.fingerprint):
-                    if not queue.changes:
-                        await self.source.writable.check_writable(queue.key)
-                    change.supersedes(await array.note(change.coords))
-                    self.commits.supersede(queue)
-                    async with self.journal.appending:
-                        if nbytes > _IN_LOOP_NBYTES:
-                            await trio.to_thread.run_sync(self.journal.append, change, content)
-                        else:
-                            self.journal.append(change, content)
-                        self.commits.add(queue, change)
-                        if own is not None:  # without a wait in between: nobody may see one without the other
-                            self.source.shards.generations.own(layout, change.coords, own)
-                        self.source.statistics.published += 1
-                        return
-            with suppress(ConflictError):  # what is pending is of codecs, or of an array, that are not there any more
-                await self.commits.flush(below=layout.path)
+                is_blocked = not queue.is_of(layout) or (
+                    pending is not None and pending.fingerprint != change.fingerprint
+                )
+                if not is_blocked and await self._append(array, queue, change, content, own):
+                    return
+            if is_blocked:  # what is pending is of codecs, or of an array, that are not there any more
+                with suppress(ConflictError):
+                    await self.commits.flush(below=layout.path)
+            else:
+                await self._make_room(queue, nbytes)
 
-    def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
-        """Raise the error that prevents the commit of a shard, if *nbytes* more of it would leave others too little.
-
-        If the store as a whole does not answer, there are no others, and changes wait as long as they can.
-        """
-        if queue.error is None or isinstance(queue.error, UnreachableError):
-            return
-        failing = self.commits.failing
-        held = sum(queue.payload_nbytes for queue in failing)
-        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.journal.limit()
-        if is_too_much or sum(len(queue.changes) for queue in failing) >= _FAILING * MAX_PENDING:
-            raise queue.error.with_traceback(None)
+    async def _append(
+        self, array: Array, queue: ShardQueue, change: ChunkChange, content: Content, own: OwnVersion | None
+    ) -> bool:
+        """Append a change to the journal, and let it be pending; returns False if it has to wait for room."""
+        nbytes = content.nbytes
+        if not queue.changes:
+            await self.source.writable.check_writable(queue.key)
+        change.supersedes(await array.note(change.coords))
+        async with self.journal.appending:
+            if not self.admission.admits(queue, change, nbytes):
+                return False
+            self.commits.supersede(queue)
+            if nbytes > _IN_LOOP_NBYTES:
+                await trio.to_thread.run_sync(self.journal.append, change, content)
+            else:
+                self.journal.append(change, content)
+            self.commits.add(queue, change)
+            if own is not None:  # without a wait in between: nobody may see one without the other
+                self.source.shards.generations.own(array.layout, change.coords, own)
+            self.source.statistics.published += 1
+        return True
 
     async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
         """Wait until a commit, or carrying records forward, has made room in the journal for *nbytes* more.
@@ -156,10 +147,10 @@ class ChunkWriter:
         if commits.is_busy or any(queue.error is None for queue in commits.pending):
             before = commits.npending
             await commits.wait_for_room()
-            if commits.npending >= before and not self.has_room(nbytes):
+            if commits.npending >= before and not self.admission.has_room(nbytes):
                 await self._clean()
             return
-        if not await self._clean() and not self.has_room(nbytes):
+        if not await self._clean() and not self.admission.has_room(nbytes):
             raise self._full(queue).with_traceback(None)
 
     def _full(self, queue: ShardQueue) -> ShardfsError:

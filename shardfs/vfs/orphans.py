@@ -180,7 +180,7 @@ class OrphanChunks:
             return False
         if again and (await array.find(coords))[1] is not None:
             return True
-        if again and not self._writer.has_room(snapshot.size):
+        if again and not self._writer.admission.has_room(snapshot.size):
             await self._writer.commits.flush()  # nothing else runs before the mount answers requests
         status = snapshot.stat
         await self._writer.put(

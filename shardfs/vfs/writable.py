@@ -274,7 +274,7 @@ class WritableFilesystem(Filesystem):
 
     def _check_writable(self) -> None:
         self.writer.check()
-        self.writer.check_room()
+        self.writer.admission.check_room()
 
     async def _publish(self, buffer: WriteBuffer) -> None:
         entry = buffer.entry

@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -461,6 +461,92 @@ async def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(a
         await trio.sleep(20)
         assert commits.npending == 0
         assert not commits.failing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", ["flush", "rewrite"])
+@in_leaps
+async def test_who_waits_for_a_locked_shard_gets_the_error_however_many_others_come_to_wait(
+    arrays: Path, others: str
+) -> None:
+    process = await Process.start(arrays, QuickDisk())
+    commits, layout = process.writing.writer.commits, (await process.array("end")).layout
+    await process.write("end", 0, b"old")
+    await process.commit()
+
+    async def wait_too() -> None:
+        with suppress(StoreError):
+            await (commits.flush() if others == "flush" else commits.rewrite(layout, (0,), {}, compact=True))
+
+    with kept_busy(arrays / "end/c/0"):
+        await process.write("end", 1, b"new")
+        async with trio.open_nursery() as nursery:
+
+            async def keep_coming() -> None:
+                while True:
+                    nursery.start_soon(wait_too)
+                    await trio.sleep(10)
+
+            nursery.start_soon(keep_coming)
+            await trio.sleep(1)
+            with trio.fail_after(80), pytest.raises(StoreError, match="end/c/0 is kept locked by another program"):
+                await commits.flush()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "change", [{"shape": [24000, 1]}, {"shape": [12000]}, {"chunk_key_encoding": {"name": "v2"}}], ids=str
+)
+@in_trio
+async def test_a_chunk_that_waits_while_another_program_changes_its_array_is_refused(
+    arrays: Path, change: dict[str, Any]
+) -> None:
+    """Else its writer is told that it is published, and finds it in the conflict journal."""
+    process = await Process.start(arrays, QuickDisk())
+    commits, before = process.writing.writer.commits, await process.array("end")
+    refused, queue = False, commits.queue(before.layout, (1,))
+
+    async def write() -> None:
+        nonlocal refused
+        try:
+            await process.write("end", PER_SHARD, b"new")
+        except StaleError:
+            refused = True
+
+    async with trio.open_nursery() as nursery, queue.lock:
+        nursery.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        if len(change.get("shape", ())) == 2:
+            document = json.loads((arrays / "end/zarr.json").read_text())
+            document["chunk_grid"]["configuration"]["chunk_shape"] = [4 * INNER, 1]
+            document["codecs"][0]["configuration"]["chunk_shape"] = [INNER, 1]
+            (arrays / "end/zarr.json").write_text(json.dumps(document))
+        edit_behind(arrays / "end/zarr.json", **change)
+        await process.array("end")
+    assert refused
+    assert commits.npending == 0
+    assert process.writing.conflicts.nlive == 0
+
+
+@in_leaps
+async def test_writers_that_wait_for_one_shard_together_keep_to_the_room_in_the_journal(arrays: Path) -> None:
+    async with that_commits(arrays) as process:
+        journal, commits = process.writing.journal, process.writing.writer.commits
+        journal.max_nbytes, journal._segment_nbytes = 100_000, 20_000
+        sizes, append = list[int](), journal.append
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            record = append(*arguments, **options)
+            sizes.append(journal.nbytes)
+            return record
+
+        journal.append = noting  # type: ignore[method-assign]
+        queue = commits.queue((await process.array("unchecked")).layout, (0,))
+        async with trio.open_nursery() as nursery, queue.lock:
+            for number in range(PER_SHARD):
+                nursery.start_soon(process.write, "unchecked", number, os.urandom(33_000))
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        assert max(sizes) < 100_000 + 1000
 
 
 # Commits that were under way

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.dataset import commit
+from shardfs.dataset import admission
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import NoSpaceError
 from shardfs.stores.local import tree
@@ -26,7 +26,7 @@ from tests.support.opened import find, in_trio
 async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_answers(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "MAX_PENDING", 3)
+    monkeypatch.setattr(admission, "MAX_PENDING", 3)
     aside = root / StateDirectory(str(root)).staged_key / "unchecked/.chunks/c"
     aside.mkdir(parents=True)
     for number in range(NCHUNKS):

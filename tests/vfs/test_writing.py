@@ -718,7 +718,7 @@ async def fill_journal(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> Non
         raise NoSpaceError("full")
 
     patch.setattr(fs.writable.buffers, "check_room", refuse)
-    patch.setattr(fs.writable.writer, "check_room", refuse)
+    patch.setattr(fs.writable.writer.admission, "check_room", refuse)
 
 
 async def allow_little(fs: WritableFilesystem, patch: pytest.MonkeyPatch) -> None:
