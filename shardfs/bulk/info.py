@@ -150,6 +150,7 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
             "inner_chunks": node.any_array.grid.nchunks,
             "nesting": node.any_array.grid.nindexes if node.array is not None else 0,
             "inner_codecs": [codec.name for codec in node.any_array.codecs],
+            "checksum": node.checksum or "none",
         }
     shown = {each: view.shown(node) for each, view in views.items()}
     left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}

@@ -66,7 +66,8 @@ class LookAtShards(Task[Found[R], Found[R]]):
         source.hierarchy.read_drafts(self.drafts)
 
         async def examine(shard: Found[R]) -> Found[R] | None:
-            array = (await source.hierarchy.node(shard.path)).shards
+            node = await source.hierarchy.node(shard.path)
+            array = node.shards or node.any_array
             if array is None:
                 raise StaleError("its array was changed meanwhile")
             result = await self.look(array, shard.coords)

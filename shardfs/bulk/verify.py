@@ -19,11 +19,11 @@ from shardfs.dataset.maintenance.walk import (
     some_arrays,
     walk_all_shards,
 )
-from shardfs.dataset.node import ForeignNode, Node, StoredValues
-from shardfs.errors import ShardfsError, UnsupportedError, counted
+from shardfs.dataset.node import ForeignNode, Node, StoredArray, StoredValues
+from shardfs.errors import NotUnshardable, ShardfsError, UnsupportedError, counted, first_of
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
-from shardfs.format.lens.unsharded import fault_of
+from shardfs.format.lens.unsharded import describe, fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import in_pieces
@@ -31,6 +31,11 @@ from shardfs.stores.parallel import for_each
 from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import StoreOptions
 
+NO_CHECKSUM: Final = (
+    "damage to their chunks is found where they cannot be decoded, and may come out as other values elsewhere, here as "
+    "natively"
+)
+_MAX_NAMED: Final = 3
 _REFERENCES: Final = 4096
 _REFERENCES_AT_ONCE: Final = 64
 """How many references are taken, and looked at, at a time."""
@@ -40,12 +45,17 @@ _REFERENCES_AT_ONCE: Final = 64
 class Report:
     """What `verify` found; *unchecked* are arrays that were not examined, with the reason.
 
+    The chunks of *chunk_files* arrays, which are stored unsharded, were decoded. Those of arrays *without_checksum* may
+    have other bytes than were written, and still decode to something.
+
     For chunks that are too large to be decoded, it is unknown whether they are sound. *references* are those of a
     source that has them, None for another one.
     """
 
     arrays: int = 0
     shards: int = 0
+    chunk_files: int = 0
+    without_checksum: list[str] = field(default_factory=list)
     references: int | None = None
     found: list[Problem] = field(default_factory=list)
     unchecked: list[dict[str, str]] = field(default_factory=list)
@@ -60,10 +70,12 @@ class Report:
             "sound": not self.found,
             "arrays": self.arrays,
             "shards": self.shards,
+            "chunk_files": self.chunk_files,
             **({} if self.references is None else {"references": self.references}),
             "problems": found[False],
             "too_large": found[True],
             "unchecked": self.unchecked,
+            "without_checksum": self.without_checksum,
         }
 
     def lines(self) -> list[str]:
@@ -71,12 +83,16 @@ class Report:
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
         large = [f"too large to check: {problem}" for problem in self.found if problem.too_large]
         damaged = [f"damaged: {problem}" for problem in self.found if not problem.too_large]
+        if self.without_checksum:
+            named = [path or "(root)" for path in self.without_checksum]
+            lines.append(f"no checksum: {first_of(named, _MAX_NAMED)}: {NO_CHECKSUM}")
         verdict = counted(len(damaged), "problem") if damaged else "no damage found"
         if large:
             verdict += f", {counted(len(large), 'chunk')} too large to check"
         if self.unchecked:
             verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
         looked_at = f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}"
+        looked_at += f", {counted(self.chunk_files, 'chunk file')}" if self.chunk_files else ""
         if self.references is not None:
             looked_at = counted(self.references, "reference") + (f", {looked_at}" if self.arrays else "")
         return [*lines, *large, *damaged, f"{looked_at}: {verdict}"]
@@ -91,7 +107,7 @@ async def verify_source(
     jobs: int | None = None,
     progress: Progress = no_progress,
 ) -> Report:
-    """Check every shard of *source*, which was opened with *options*; with *data*, decode the inner chunks too.
+    """Check every shard of *source*, which was opened with *options*; with *data*, decode all chunks too.
 
     Of references, each is checked: whether its file is there, and has the range; with *data*, whether it can be read.
     *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
@@ -103,10 +119,15 @@ async def verify_source(
 
     async def nodes() -> AsyncIterator[Node]:
         async for node in array_nodes(source) if has_references else some_arrays(source):
-            if node.shards is not None:
+            array = node.shards
+            if data and isinstance(node.kind, StoredArray) and array is None and fault_of(node.kind.metadata) is None:
+                array = node.kind.array
+            if array is not None:
                 report.arrays += 1
                 if data and not node.is_read_only:
-                    _note_unchecked(node.shards, report)
+                    _note_unchecked(array, report)
+                if node.checksum is None and isinstance(node.metadata, ArrayMetadata):
+                    report.without_checksum.append(node.path)
                 yield node
             elif isinstance(node.kind, StoredValues) or (node.is_link and not node.is_only_described):
                 report.unchecked.append({"array": node.path, "reason": str(node.reason)})
@@ -116,7 +137,7 @@ async def verify_source(
                 reason = node.reason or fault_of(node.metadata)
                 if reason is None and has_references:
                     continue
-                reason = reason or "it is not sharded: each chunk is a file of its own"
+                reason = reason or _why_not_checked(node.metadata, data=data)
                 report.unchecked.append({"array": node.path, "reason": reason})
 
     def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked anyway
@@ -128,8 +149,10 @@ async def verify_source(
         report.unchecked += [{"array": key, "reason": among_shards(path)} for key in strays.nodes]
 
     async def shards() -> AsyncIterator[tuple[Array, Coords]]:
-        async for shard in walk_all_shards(nodes(), "verifying", progress, failed, others):
-            report.shards += 1
+        async for shard in walk_all_shards(nodes(), "verifying", progress, failed, others, chunks=data):
+            is_file = shard[0].grid.is_unsharded
+            report.chunk_files += is_file
+            report.shards += not is_file
             yield shard
 
     looked_at = await look_at_shards(
@@ -144,6 +167,17 @@ async def verify_source(
     for shard in looked_at:
         report.found += shard.result or [Problem(shard.key, None, str(shard.error))]
     return report
+
+
+def _why_not_checked(array: ArrayMetadata, *, data: bool) -> str:
+    """Say why nothing of an unsharded array was checked."""
+    if not data:
+        return "it is not sharded: each chunk is a file of its own, which --data decodes"
+    try:
+        describe(array)
+    except NotUnshardable as error:
+        return str(error)
+    return "its chunks are not those of an array of Zarr"
 
 
 async def _check_references(store: ReferenceStore, report: Report, progress: Progress, *, data: bool) -> None:
@@ -170,10 +204,15 @@ async def _keys(store: ReferenceStore) -> AsyncIterator[str]:
         yield key
 
 
+def _unknown_codecs(array: Array) -> str:
+    what = "their files were not looked at" if array.grid.is_unsharded else "only the index was checked"
+    return f"its chunks have unknown codecs; {what}"
+
+
 def _note_unchecked(array: Array, report: Report) -> None:
     """Record what is unknown about an array whose chunks are decoded."""
     decoder = ChunkDecoder.of(array)
-    reason = None if decoder is not None else "its chunks have unknown codecs; only the index was checked"
+    reason = None if decoder is not None else _unknown_codecs(array)
     data_type = array.document["data_type"]
     if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
         reason = f"its data type {brief(type_name(data_type))} is unknown; sizes of decoded chunks were not checked"

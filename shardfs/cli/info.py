@@ -10,6 +10,7 @@ import click
 
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, facts, ratio_of, views_of
+from shardfs.bulk.verify import NO_CHECKSUM
 from shardfs.cli.clients import TOOLS, Tool, volume_of
 from shardfs.cli.options import array_argument, command, draft_option, json_option
 from shardfs.cli.output import complain, progress, show, table
@@ -152,6 +153,8 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     for item in described:
         found = [("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))]
         found.append(("note", item.get("not_counted")))
+        if item.get("checksum") == "none":
+            found.append(("no checksum", NO_CHECKSUM))
         if item.get("linked_shards"):
             found.append(("note", _LINKS))
         for kind, note in found:

@@ -25,7 +25,9 @@ from shardfs.stores.url import StoreOptions
 )
 @source_options
 @click.argument("destination", metavar="[DEST]", required=False)
-@click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
+@click.option(
+    "--data", is_flag=True, help="Also read and decode every chunk whose codecs are known, of unsharded arrays too."
+)
 @draft_option
 @json_option
 @workers_options
@@ -41,9 +43,10 @@ def verify(
 ) -> None:
     """Read every shard index of SOURCE and check every entry.
 
-    Names each damaged document, shard and inner chunk. Exit status 1 if there is damage, or if --data meets an inner
-    chunk of more than 512 MiB, which it does not decode. Arrays that are not checked, because they are not sharded or
-    use something that shardfs does not know, are named with the reason.
+    Names each damaged document, shard and inner chunk. Exit status 1 if there is damage, or if --data meets a chunk of
+    more than 512 MiB, which it does not decode. Arrays that are not checked, because they are not sharded or use
+    something that shardfs does not know, are named with the reason, and so are those whose chunks have no checksum:
+    without one, damage may decode to other values.
 
     With DEST, compares the two instead, after `pack` or `unpack`: names each chunk, file and document in SOURCE that is
     not in DEST, or says something else there.

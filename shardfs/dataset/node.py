@@ -10,6 +10,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import Described
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.codecs import checksum_in
 from shardfs.format.foreign import ForeignArray
 from shardfs.format.keyed import Collection, ShardedValues
 from shardfs.format.lens import NO_CONTEXT, Context, Shown
@@ -313,6 +314,13 @@ class Node:
     def shards(self) -> Array | None:
         """What is stored in shards here: the array, or values by id."""
         return self.kind.shards if isinstance(self.kind, StoredValues) else self.array
+
+    @property
+    def checksum(self) -> str | None:
+        """The codec by whose checksum damage to the bytes of a chunk is found; None if there is none, or no array."""
+        outer = self.metadata.codecs if isinstance(self.metadata, ArrayMetadata) else ()
+        inner = self.any_array.codecs if self.any_array is not None else ()
+        return checksum_in((*outer, *inner))
 
     @property
     def reason(self) -> str | None:

@@ -405,6 +405,28 @@ _CODECS: Final = {
 }
 
 
+_WITH_CHECKSUM: Final = frozenset(
+    {"gzip", "crc32c"}
+    | {PREFIX + name for name in ("gzip", "zlib", "bz2", "crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3")}
+)
+
+
+def checksum_in(codecs: Sequence[Extension]) -> str | None:
+    """Return the name of a codec whose output has a checksum of all of its input, None if there is none among *codecs*.
+
+    Without one, other bytes in an encoded chunk may decode to other values.
+    """
+    for codec in codecs:
+        is_checked = codec.name in _WITH_CHECKSUM
+        if codec.name in ("zstd", PREFIX + "zstd"):
+            is_checked = codec.configuration.get("checksum") is True
+        elif codec.name == PREFIX + "lzma":  # xz; the other containers have none
+            is_checked = codec.configuration.get("format", 1) == 1 and codec.configuration.get("check", -1) != 0
+        if is_checked:
+            return codec.name
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkCodec:
     """The codec chain of chunks of one shape.

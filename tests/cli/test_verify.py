@@ -80,15 +80,54 @@ def test_every_array_that_is_not_checked_is_named_with_the_reason(tmp_path: Path
     (tmp_path / "transformed/zarr.json").write_text(json.dumps(transformed))
     done = run("verify", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
+    lines = done.stdout.splitlines()
+    assert lines.pop(3).startswith("no checksum: image: damage to their chunks")
+    assert lines == [
         "not checked: of-neuroglancer: transpose: order must be a list of integers, not 'F'",
-        "not checked: plain: it is not sharded: each chunk is a file of its own",
+        "not checked: plain: it is not sharded: each chunk is a file of its own, which --data decodes",
         "not checked: transformed: storage transformers, which may change keys and bytes, are not supported",
         "1 array, 2 shards: no damage found; 3 arrays not checked",
     ]
     report = run_json("verify", "--json", "--data", tmp_path)
-    assert [item["array"] for item in report["unchecked"]] == ["of-neuroglancer", "plain", "transformed"]
-    assert (report["sound"], report["arrays"]) == (True, 1)
+    assert [item["array"] for item in report["unchecked"]] == ["of-neuroglancer", "transformed"]
+    assert (report["sound"], report["arrays"], report["chunk_files"]) == (True, 2, 4)
+
+
+def test_chunks_of_unsharded_arrays_are_decoded_too(tmp_path: Path) -> None:
+    chains = {"gzip": [LITTLE, GZIP], "zstd": [LITTLE, ZSTD], "blosc": [LITTLE, BLOSC], "crc32c": [LITTLE, CRC32C]}
+    for name, chain in (chains | {"bytes": [LITTLE]}).items():
+        store(tmp_path / name, array((4, 6), (2, 3), *chain))
+        path = tmp_path / name / "c/1/0"
+        path.write_bytes(path.read_bytes()[:-1])
+    store(tmp_path / "sound", array((4, 6), (2, 3), LITTLE, GZIP))
+    store(tmp_path / "unknown", array((4, 6), (2, 3), LITTLE))
+    unknown = array((4, 6), (2, 3), LITTLE, extension("example.codec"))
+    (tmp_path / "unknown/zarr.json").write_text(json.dumps(unknown))
+    assert run_json("verify", "--json", tmp_path)["sound"] is True
+    found = problems_of(tmp_path, "--data")
+    assert found == sorted((f"{name}/c/1/0", None) for name in (*chains, "bytes"))
+    report = run_json("verify", "--json", "--data", tmp_path, status=1)
+    assert report["unchecked"] == [
+        {"array": "unknown", "reason": "its chunks have unknown codecs; their files were not looked at"}
+    ]
+
+
+def test_arrays_whose_chunks_have_no_checksum_are_named(tmp_path: Path) -> None:
+    checked = extension("zstd", level=1, checksum=True)
+    with_checksum = {"gzip": [LITTLE, GZIP], "crc32c": [LITTLE, CRC32C], "checked": [LITTLE, checked]}
+    without = {"zstd": [LITTLE, ZSTD], "blosc": [LITTLE, BLOSC], "bytes": [LITTLE]}
+    for name, chain in (with_checksum | without).items():
+        store(tmp_path / f"{name}-sharded", document(*chain))
+        store(tmp_path / name, array((4, 6), (2, 3), *chain))
+    whole = array((4, 6), (4, 6), sharding((2, 3), LITTLE), CRC32C)
+    store(tmp_path / "whole", whole)
+    names = sorted([*without, *(f"{name}-sharded" for name in without)])
+    assert run_json("verify", "--json", "--data", tmp_path)["without_checksum"] == names
+    assert run_json("verify", "--json", tmp_path)["without_checksum"] == [name for name in names if "-" in name]
+    arrays = run_json("info", "--json", tmp_path)["arrays"]
+    assert [item["path"] for item in arrays if item["checksum"] == "none"] == names
+    assert {item["checksum"] for item in arrays} == {"none", "gzip", "crc32c", "zstd"}
+    assert "no checksum: blosc, " in run("info", tmp_path).stdout
 
 
 def second_chunk(names: list[str]) -> list[tuple[str, str | None]]:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
-from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode, encode, parse_chain
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, checksum_in, decode, encode, parse_chain
 from shardfs.format.document import Extension, parse_codecs
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.encoder import apply, encode_array
@@ -51,9 +51,25 @@ def test_what_is_cut_short_is_corrupt(codecs: list[Any]) -> None:
             decode(parsed(codecs), data[:size], len(PLAIN) - 8)
 
 
-@pytest.mark.parametrize("codec", [GZIP, CHECKED, CRC32C], ids=lambda codec: codec["name"])
+WITH_CHECKSUM = [
+    GZIP,
+    CHECKED,
+    CRC32C,
+    *(extension(f"numcodecs.{name}") for name in ("gzip", "zlib", "bz2", "lzma", "crc32", "crc32c", "adler32")),
+    *(extension(f"numcodecs.{name}") for name in ("fletcher32", "jenkins_lookup3")),
+    extension("numcodecs.zstd", level=1, checksum=True),
+]
+
+
+@pytest.mark.parametrize("codec", WITH_CHECKSUM, ids=lambda codec: codec["name"])
 def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
-    data = encoded([codec], b"some text, some text, some more text")
+    assert checksum_in(parsed([LITTLE, codec])) == codec["name"]
+    text = b"some text, some text, some more text"
+    if codec["name"].startswith("numcodecs."):
+        identified = {"id": codec["name"].removeprefix("numcodecs."), **codec.get("configuration", {})}
+        data = bytes(numcodecs.get_codec(identified).encode(text))
+    else:
+        data = encoded([codec], text)
     for place in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[place // 8] ^= 1 << place % 8
@@ -62,6 +78,12 @@ def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
         except CorruptionError:
             continue
         assert codec is not CRC32C  # gzip and zstd have header bits that say nothing
+
+
+@pytest.mark.parametrize("name", ["zstd", "blosc", "numcodecs.lz4", "numcodecs.zstd", "example.codec"])
+def test_a_codec_without_a_checksum_is_not_taken_for_one(name: str) -> None:
+    assert checksum_in(parsed([LITTLE, extension(name)])) is None
+    assert checksum_in(parsed([LITTLE, extension("numcodecs.lzma", format=2)])) is None
 
 
 _TEXT = st.one_of(st.binary(max_size=300), st.text("ab", max_size=9).map(lambda text: text.encode() * 400))

@@ -383,7 +383,8 @@ def _entered(place: Place, entry: int) -> Place:
 
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     layout = array.layout
-    chunk = array.grid.chunk_name(array.grid.coords(place), layout.key_encoding)
+    is_file = array.grid.is_unsharded
+    chunk = None if is_file else array.grid.chunk_name(array.grid.coords(place), layout.key_encoding)
     is_large = isinstance(error, OversizedDataError)
     return Problem(layout.shard_key(place.shard), chunk, str(error), too_large=is_large)
 

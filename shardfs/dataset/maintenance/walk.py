@@ -278,8 +278,12 @@ async def walk_all_shards(
     progress: Progress,
     failed: Callable[[str, ShardfsError], None] | None = None,
     others: Callable[[str, Strays], None] = lambda path, strays: None,
+    *,
+    chunks: bool = False,
 ) -> AsyncIterator[tuple[Array, Coords]]:
     """Yield every stored shard of *nodes*, after all were listed; *label* names the work.
+
+    With *chunks*, also the chunks of arrays that are stored unsharded, each of which is a shard of its own.
 
     *failed* is called with the path of an array for each directory of its shards that cannot be listed; without it, the
     error is raised. *others* is called with what is among its shards and is none.
@@ -287,11 +291,12 @@ async def walk_all_shards(
     listed: list[tuple[Array, Coords]] = []
     with progress("listing shards", None, "shard") as advance:
         async for node in nodes:
-            if node.shards is None:
+            array = node.shards or (node.any_array if chunks else None)
+            if array is None:
                 continue
             fail = partial(failed, node.path) if failed is not None else None
-            async for coords in walk_shards(node.shards, None, fail, partial(others, node.path)):
-                listed.append((node.shards, coords))
+            async for coords in walk_shards(array, None, fail, partial(others, node.path)):
+                listed.append((array, coords))
                 advance(1)
     with progress(label, len(listed), "shard") as advance:
         for shard in listed:
