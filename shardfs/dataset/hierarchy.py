@@ -110,8 +110,13 @@ class Hierarchy:
         self.copies = ConsolidatedCopies(self, store)
 
     def beside(self) -> "Hierarchy":
-        """Return another hierarchy of the same source, for another view; what is pending here is seen there at once."""
-        return Hierarchy(self._store, self._shards, ttl=self.ttl, clock=self.clock)
+        """Return another hierarchy of the same source, for another view; what is pending here is seen there at once.
+
+        Until it is given a worker, large documents are processed by the one that this has now.
+        """
+        other = Hierarchy(self._store, self._shards, ttl=self.ttl, clock=self.clock)
+        other._worker = self._worker
+        return other
 
     def show(self, lens: Lens, worker: Worker | None = None) -> None:
         """Let *lens* generate what nodes show; *worker* processes large documents."""

@@ -14,6 +14,7 @@ from typing import Final
 import shardfs.errors
 from shardfs.dataset.state.directory import state_home
 from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
+from shardfs.service.log import open_log
 from shardfs.service.process import SYSTEMD_VARIABLES
 
 _FILE_VARIABLES: Final = (
@@ -45,7 +46,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
     """
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        log = log_file.open("ab+")
+        log = open(open_log(log_file), "ab+")  # noqa: SIM115 - closed by the block below
     except OSError as error:
         raise UsageError(
             f"the log file {log_file} cannot be written: {error.strerror}; choose another one with --log-file, or set "

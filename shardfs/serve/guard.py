@@ -3,6 +3,7 @@
 import binascii
 import re
 from base64 import b64decode
+from ipaddress import AddressValueError, IPv6Address
 from secrets import compare_digest
 from typing import Final
 
@@ -15,6 +16,9 @@ CHALLENGES: Final = (("WWW-Authenticate", 'Basic realm="shardfs"'), ("WWW-Authen
 _EXPOSED: Final = "Content-Range, Content-Length, ETag, Accept-Ranges, Last-Modified"
 _MAX_AGE: Final = "86400"
 _NAMES: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]*))(?::[0-9]{0,5})?", re.ASCII)
+"""An address of version 6 in brackets, or a name or address; no user in front, and nothing but a port behind."""
+
 _AUTHORITY: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 
@@ -35,8 +39,9 @@ class Guard:
     def check(self, exchange: Exchange) -> None:
         """Raise `ClientError` for a request that is refused; else let its reply have the headers for browsers."""
         host = self._host(exchange)
-        if exchange.connection.is_loopback and host is not None and not is_loopback(_name(host)):
-            raise ClientError(421, f"this server is at a loopback address, and {_name(host)} is none of its names")
+        name = _name(host) if host is not None else None
+        if exchange.connection.is_loopback and name is not None and not is_loopback(name):
+            raise ClientError(421, f"this server is at a loopback address, and {name} is none of its names")
         origin = exchange.header("origin")
         exchange.head.extend(self._for_origin(origin))
         is_own = origin is not None and host is not None and origin.partition("://")[2].lower() == host.lower()
@@ -100,7 +105,15 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _name(host: str) -> str:
-    """Return *host* without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    """Return *host* without its port; raises `ClientError` for what is no host with or without a port."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        raise ClientError(400, f"{host[:100]!r} is no name or address of a host")
+    address, name = found[1], found[2]
+    if address is not None:
+        try:
+            IPv6Address(address)
+        except AddressValueError:
+            raise ClientError(400, f"[{address[:100]}] is no address of a host") from None
+        return address
+    return name

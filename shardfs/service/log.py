@@ -1,10 +1,14 @@
 """The log of a process that mounts or serves: in which format, and where, also after its file was renamed."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from errno import EPERM
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import Final
 
 from pythonjsonlogger.json import JsonFormatter
@@ -47,8 +51,36 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+def open_log(path: str | Path) -> int:
+    """Open the log file at *path* to append to it, and return the descriptor; it is created if it is not there.
+
+    In a directory that others may write, somebody may have put something there: then it is only a regular file without
+    another name, of this user, and no link. Raises `OSError`.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+    if not hasattr(os, "geteuid"):  # Windows has no such permissions
+        return os.open(path, flags, 0o644)
+    parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        is_shared = bool(os.fstat(parent).st_mode & (S_IWGRP | S_IWOTH))
+        checked = os.O_NOFOLLOW | os.O_NONBLOCK if is_shared else 0
+        file = os.open(name, flags | checked, 0o600 if is_shared else 0o644, dir_fd=parent)
+    finally:
+        os.close(parent)
+    status = os.fstat(file)
+    is_ours = S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
+    if is_shared and not is_ours:
+        os.close(file)
+        raise PermissionError(EPERM, "others may write its directory, and it is not just a file of yours", str(path))
+    return file
+
+
 class _LogFile(WatchedFileHandler):
     """A file that may be renamed, as logrotate does: each line is written to the file that has the name now."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(open_log(self.baseFilename), "a", encoding=self.encoding, errors=self.errors)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line; one that cannot be written fails no request."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from shardfs.dataset import hierarchy
+from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import CorruptionError
 from shardfs.format import precomputed
 from shardfs.format.document import parse_json
@@ -126,6 +128,27 @@ def test_a_server_answers_while_somebody_asks_for_a_picture_of_it(tmp_path: Path
             assert site.ask("/-/healthy").status == 200
         client.close()
         assert site.ask(f"/-/plane/{KEY}?size=64").status >= 400
+
+
+@pytest.mark.slow
+def test_the_page_of_a_group_with_a_million_attributes_delays_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its document is parsed in a process beside the server."""
+    parsed: list[int] = []
+    original = hierarchy.read_document
+
+    def read(document: bytes, *arguments: Any) -> Any:
+        parsed.append(len(document))
+        return original(document, *arguments)
+
+    monkeypatch.setattr(hierarchy, "read_document", read)
+    (tmp_path / "group").mkdir()
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {f"a{number}": number for number in range(10**6)}}
+    (tmp_path / "group/zarr.json").write_text(json.dumps(document))
+    with served(tmp_path / "group") as site:
+        assert site.ask("/", Accept="text/html").status == 200
+    assert not [nbytes for nbytes in parsed if nbytes > LARGE_NBYTES]
 
 
 def test_an_info_of_a_million_scales_is_that_of_no_volume() -> None:

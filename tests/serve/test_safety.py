@@ -31,6 +31,15 @@ def test_a_loopback_server_answers_to_names_of_this_machine_alone(site: Served) 
     for host in ("example.org", "example.org:8000", "localhost.example.org", "127.0.0.1.example.org", "", "10.0.0.1"):
         reply = site.ask("/notes.txt", Host=host)
         assert (reply.status, reply.body.startswith(b"notes")) == (421, False), host
+    for host in (
+        *("[::1].evil.com", "[::1]evil.com", "127.0.0.1:80@evil.com", "127.0.0.1:evil.com", "[::1", "::1", "a b"),
+        *("localhost:8000:1", "localhost/evil.com", "localhost?", "user@localhost", "[::1%evil.com]", "[127.0.0.1]"),
+        *("127.0.0.1,evil.com", "localhost:123456", "\xb9localhost"),
+    ):
+        reply = site.ask("/notes.txt", Host=host)
+        assert (reply.status, reply.body.startswith(b"notes")) == (400, False), host
+    for target in ("http://[::1].evil.com/notes.txt", "http://127.0.0.1:80@evil.com/notes.txt"):
+        assert site.ask(target, Host="localhost").status == 400
     assert site.ask("http://example.org/notes.txt", Host="localhost").status == 421
     for target in ("/-/healthy", "/"):
         assert site.ask(target, Host="example.org").status == 421
