@@ -11,6 +11,7 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import Content
+from shardfs.stores.s3.client import ServerClock
 from shardfs.stores.s3.requests import (
     Condition,
     Counts,
@@ -253,6 +254,7 @@ class _Client:
 
     def __init__(self, fake: FakeS3, location: Location) -> None:
         self.limiter = trio.CapacityLimiter(64)
+        self.clock = ServerClock()
         self.location = location
         self.counts = Counts()
         self.endpoint_url = fake.endpoint_url

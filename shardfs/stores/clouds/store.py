@@ -3,6 +3,7 @@
 import enum
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -126,19 +127,15 @@ class BucketStore(CloudStore):
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
-        match self.heads.find(key):
+        known = self.heads.find(key)
+        if isinstance(known, NoObject | Unknown):
+            known = await self.heads.look_up(key, partial(self._client.has_below, f"{key}/"))
+        match known:
             case Found(version):
                 return file_stat(key, version)
             case Directory():
                 return self.directory_stat
-            case Absent():
-                raise not_found(key)
-        if await self._client.has_below(f"{key}/"):
-            return self.directory_stat
-        stat = await self._head(key)
-        if stat is None:
-            raise not_found(key)
-        return stat
+        raise not_found(key)
 
     async def expect_names(self, key: str) -> None:
         """List the directory *key*, if it is short: that tells of all names in it."""

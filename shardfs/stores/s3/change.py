@@ -36,7 +36,6 @@
 
 import re
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -260,7 +259,9 @@ class Change:
                     success = await self._make(last, partial(self._was_stored, splice.nbytes))
                     if success.stat is None:
                         heads.forget(self._key)
-                        return file_stat(self._key, ObjectStat(splice.nbytes, self.commit_id, time.time_ns()))
+                        return file_stat(
+                            self._key, ObjectStat(splice.nbytes, self.commit_id, self._client.clock.now_ns())
+                        )
                     old = self.snapshot.object if self.snapshot is not None else None
                     kept_nbytes = kept_prefix(splice) if source is self.snapshot else 0
                     self._objects.changed(self._key, old, success.stat, properties, kept_nbytes)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -117,6 +118,35 @@ class _Trouble:
         return self.began is not None and now - self.last < self.patience and now - self.began >= seconds
 
 
+class ServerClock:
+    """What time it is on the server, in whole seconds, as it states of all that it stores; may be called in any thread.
+
+    Each reply says so. It is the local time until one came, and follows when either clock is set.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._ahead_ns: int | None = None
+
+    def note(self, date: str | None) -> None:
+        """Note the header `Date` of a reply that has just come: it was cut off to a second."""
+        try:
+            stated_ns = int(parsedate_to_datetime(date or "").timestamp()) * _SECOND
+        except (ValueError, OverflowError):
+            return
+        ahead_ns, known = stated_ns - self._clock(), self._ahead_ns
+        if known is None or not ahead_ns <= known <= ahead_ns + _MOST_LATE:
+            self._ahead_ns = ahead_ns
+
+    def now_ns(self) -> int:
+        """Return the time in nanoseconds, cut off to a second."""
+        return (self._clock() + (self._ahead_ns or 0)) // _SECOND * _SECOND
+
+
+_SECOND: Final = 10**9
+_MOST_LATE: Final = 5 * _SECOND
+"""How much later than it was cut off to a reply comes at most; if it is more, a clock was set."""
+
 _TIMEOUTS: Final = Timeouts()
 _BACKOFF: Final = Backoff()
 
@@ -153,6 +183,7 @@ class S3Client:
         self._backoff = backoff
         self._trouble = _Trouble(backoff.patience)
         self._lock = threading.Lock()
+        self.clock = ServerClock()
         self.limiter = trio.CapacityLimiter(options.max_connections)
         """What each request holds while it is under way."""
 
@@ -359,7 +390,13 @@ class S3Client:
 
     def _call(self, request: Request, parse: Callable[[Mapping[str, Any]], T], **arguments: object) -> T:
         """Return what *parse* makes of the reply; one that it cannot use is no reply."""
-        return self._send(request, lambda: parse(self._session.call(request.operation, **arguments)))
+        return self._send(request, lambda: parse(self._reply(request.operation, **arguments)))
+
+    def _reply(self, operation: str, **arguments: object) -> Mapping[str, Any]:
+        """Return the reply to a request that is sent once."""
+        reply = self._session.call(operation, **arguments)
+        self.clock.note(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+        return reply
 
     async def _make(self, request: Request, parse: Callable[[Mapping[str, Any]], T], **arguments: object) -> T:
         # Not abandoned when cancelled: it would take effect some time later.
@@ -374,7 +411,7 @@ class S3Client:
             body = _Body(content)
             file = io.BufferedReader(body, _PIECE)
             try:
-                reply = self._session.call(
+                reply = self._reply(
                     request.operation,
                     Key=request.key,
                     Body=file.read() if content.nbytes <= _PIECE else file,

@@ -5,8 +5,7 @@ one of them closes it. It replaces the version that was opened, or nothing if th
 first, the writer gets an error, and what was written is kept on this machine.
 """
 
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Unpack
 
@@ -46,10 +45,11 @@ class Spool:
 
     Until it is changed, it is the object *snapshot*, or, with None, a new, empty file. Then it is the local *file*.
     *state* says how much of it is stored. It replaces what is *expected*: the version that was opened, later the one
-    that was stored last. Whoever changes or sends it holds *lock*.
+    that was stored last. Whoever changes or sends it holds *lock*. *now_ns* tells the time on the server.
     """
 
     __slots__ = (
+        "_now_ns",
         "expected",
         "file",
         "identity",
@@ -63,13 +63,14 @@ class Spool:
         "users",
     )
 
-    def __init__(self, key: str, snapshot: S3Snapshot | None) -> None:
+    def __init__(self, key: str, snapshot: S3Snapshot | None, now_ns: Callable[[], int]) -> None:
         self.key = key
         self.snapshot = snapshot
+        self._now_ns = now_ns
         self.state: Clean | Dirty | Failed = Clean() if snapshot is not None else Dirty()
         self.name = new_name()
         self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
-        self.mtime_ns = time.time_ns()
+        self.mtime_ns = self._now_ns()
         self.file: LocalFile | None = None
         self.expected: ObjectStat | Presence = snapshot.object if snapshot is not None else ABSENT
         self.nchanges = 0
@@ -97,7 +98,7 @@ class Spool:
         """Note that it was written."""
         self.state = Dirty()
         self.nchanges += 1
-        self.mtime_ns = time.time_ns()
+        self.mtime_ns = self._now_ns()
 
 
 class Spools(dict[str, Spool]):
@@ -145,7 +146,7 @@ class Files:
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
         """Create a spool for *key*, which is the object *snapshot*, or nothing."""
         self.kept.require_room()
-        spool = self.spools[key] = Spool(key, snapshot)
+        spool = self.spools[key] = Spool(key, snapshot, self.changes.objects.client.clock.now_ns)
         return spool
 
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:

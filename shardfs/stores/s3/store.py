@@ -312,7 +312,11 @@ class S3Store(ObjectReader):
             snapshot = await self.objects.open(key)
             spool = self._spools.get(key)
             if spool is None or not spool.is_current(snapshot):
-                spool = Spool(key, snapshot) if files is None else files.begin(key, snapshot)
+                spool = (
+                    Spool(key, snapshot, self.objects.client.clock.now_ns)
+                    if files is None
+                    else files.begin(key, snapshot)
+                )
         return SpoolFile(spool, files)
 
     async def unlink(self, key: str) -> None:

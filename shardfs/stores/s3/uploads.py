@@ -6,7 +6,6 @@ request.
 """
 
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -84,7 +83,7 @@ class Uploads:
 
             async def put(condition: Condition | None) -> ObjectStat:
                 etag = await self.client.put(key, body, properties, condition=condition)
-                return ObjectStat(body.nbytes, etag, time.time_ns())
+                return ObjectStat(body.nbytes, etag, self.client.clock.now_ns())
 
             yield LastRequest(put, self.conditions.put)
 
@@ -100,7 +99,7 @@ class Uploads:
             if etag is None:  # this is like a lost reply: others may have changed the object
                 url = self.client.location.url_of(key)
                 raise UnknownOutcomeError(f"the server does not tell the ETag of {url}")
-            return ObjectStat(sum(part.nbytes for part in parts), etag, time.time_ns())
+            return ObjectStat(sum(part.nbytes for part in parts), etag, self.client.clock.now_ns())
 
         try:
             etags = await self._make_parts(key, upload_id, parts, source)
@@ -227,7 +226,7 @@ class NewS3Object:
             if stored.size != self._nbytes:
                 raise ConflictError(f"{self._client.location.url_of(self._key)} was changed by another program")
             etag = stored.etag
-        self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
+        self.stat = ObjectStat(self._nbytes, etag, self._client.clock.now_ns())
         return file_stat(self._key, self.stat)
 
     async def abort(self) -> None:

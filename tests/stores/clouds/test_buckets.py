@@ -8,6 +8,7 @@ import pytest
 import zarr
 
 import shardfs
+from shardfs.errors import NotFoundError
 from shardfs.stores.clouds.buckets import make_store
 from shardfs.stores.clouds.location import CloudLocation
 from shardfs.stores.url import open_store
@@ -82,6 +83,28 @@ async def test_names_in_a_bucket_are_files_and_directories(google: str) -> None:
         stats = [(await store.stat(key)).kind.name for key in ("", "a b", "a b/0", "a b/0/c/0/0")]
         assert stats == ["DIRECTORY"] * 3 + ["FILE"]
         assert [await store.is_absent(key) for key in ("a b/0/c/1/1", "a b/0/zarr.json")] == [True, False]
+
+
+@in_trio
+async def test_what_a_name_stands_for_is_asked_once_in_its_ttl(google: str) -> None:
+    """A listing for the keys below, and a request for the object if there are none."""
+    async with open_store(google) as store:
+
+        async def asked(key: str) -> tuple[str, int]:
+            before = sum(store.statistics()["requests"].values())  # type: ignore[attr-defined]
+            try:
+                found = (await store.stat(key)).kind.name
+            except NotFoundError:
+                found = "nothing"
+            return found, sum(store.statistics()["requests"].values()) - before  # type: ignore[attr-defined]
+
+        expected = {"a b": ("DIRECTORY", 1), "a b/0/zarr.json": ("FILE", 2), "absent": ("nothing", 2)}
+        for key, (kind, nrequests) in expected.items():
+            assert await asked(key) == (kind, nrequests), key
+            assert await asked(key) == (kind, 0), key
+            store.forget(key)
+            assert await asked(key) == (kind, nrequests), key
+        assert await asked("absent/below") == ("nothing", 0), "nothing is below what is absent"
 
 
 def test_settings_of_azure_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
