@@ -170,6 +170,12 @@ class NoSpaceError(ShardfsError):
     errno = _errno.ENOSPC
 
 
+class FileLimitError(NoSpaceError):
+    """This process may not make a file so large."""
+
+    errno = _errno.EFBIG
+
+
 class ReadOnlyError(ShardfsError):
     """Nothing may be changed here, or not any more."""
 

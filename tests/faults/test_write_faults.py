@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -354,6 +355,16 @@ def test_umount_says_that_what_was_pending_is_lost_with_a_source_that_was_remove
 
 
 # Other programs
+
+
+def test_a_chunk_that_makes_a_file_larger_than_the_mount_may_write_is_efbig(source: Path, mount: Mounter) -> None:
+    mounted = mount(source, write=True, expect=("may not grow",))
+    assert write(mounted.path / "image" / BESIDE, NEW) == 0
+    resource.prlimit(mounted.process.pid, resource.RLIMIT_FSIZE, (LARGE, LARGE))
+    assert write(mounted.path / "image" / INSIDE[0], bytes(LARGE)) == errno.EFBIG
+    assert write(mounted.path / "image" / INSIDE[1], NEW) == 0
+    mounted.unmount()
+    assert shardfs.open(source)["image"].read_chunk((0, 1)) == NEW
 
 
 def test_a_document_with_another_codec_makes_what_is_pending_conflicts(source: Path, mount: Mounter) -> None:

@@ -44,7 +44,7 @@ from shardfs.dataset.journal.records import (
     pack_record,
     salt_of,
 )
-from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
+from shardfs.errors import FileLimitError, NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
 from shardfs.stores.local.syscalls import NO_SPACE, Syscalls, translate
@@ -54,7 +54,13 @@ from shardfs.stores.parallel import QuickLock
 log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
-_RESERVE_NBYTES: Final = 64 * 2**10  # disk space kept free for recording what is released
+_RESERVE_NBYTES: Final = 256 * 2**10
+_STEP_NBYTES: Final = 16 * 2**10
+"""Disk space kept for records without a payload: removals, what is released, and commits that make room.
+
+It is used in steps, so that little of it goes to payloads.
+"""
+
 NOTHING: Final = MemoryContent(memoryview(b""))
 """The payload of a record without one."""
 
@@ -110,6 +116,8 @@ class Journal:
         self._released: list[int] = []
         self.live_nbytes = sum(record.nbytes for _, record in contents.live)
         """The size of the live records."""
+        self._reserve: Descriptor | None = None
+        self._keep_reserve()
 
     @property
     def nbytes(self) -> int:
@@ -164,11 +172,21 @@ class Journal:
     def append(self, record: R, content: Content = NOTHING, *, may_rotate: bool = True) -> R:
         """Append *record* with a payload of *content*; return it with its sequence and its payload.
 
-        Raises `NoSpaceError` and `StoreError` if that failed; the journal is as it was, and goes on. Raises
+        Raises `NoSpaceError` and `StoreError` if that failed; the journal is as it was, and goes on. A record without a
+        payload, such as a removal, may take the reserve. Raises
         `ReadOnlyError` if the journal accepts nothing any more, `RefusedError` if a name is too long, and whatever
         reading *content* raises. Unless it *may_rotate*, the active segment may become too long.
         """
-        meta, nbytes, checksum = pack_meta(record), content.nbytes, 0
+        meta, nbytes = pack_meta(record), content.nbytes
+        try:
+            return self._append(record, content, meta, may_rotate=may_rotate)
+        except NoSpaceError:
+            if nbytes or not self._use_reserve():
+                raise
+            return self._append(record, content, meta, may_rotate=may_rotate)
+
+    def _append(self, record: R, content: Content, meta: bytes, *, may_rotate: bool) -> R:
+        nbytes, checksum = content.nbytes, 0
         whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
         segment = self._open_segment(whole_nbytes if may_rotate else None)
         sequence = self.last_sequence + 1
@@ -218,6 +236,7 @@ class Journal:
                 self._released.append(record.sequence)
         self._checkpoint()
         self._remove_released()
+        self._keep_reserve()
 
     def carry_forward(self) -> None:
         """Append the live records of the oldest segment again, and remove it.
@@ -305,10 +324,27 @@ class Journal:
                 self._empty()
         finally:
             self._segments.clear()
-            self._active = None
+            self._active = self._reserve = None
             self.failure = self.failure or f"the journal in {self.where} is closed"
 
     # Appending
+
+    def _keep_reserve(self) -> None:
+        """Take room on the disk for records without a payload, if there is much more."""
+        if self._reserve is None and self.room() > 4 * _RESERVE_NBYTES:
+            with contextlib.suppress(OSError):  # file systems may have no files without names, or no room after all
+                fd = self._disk.reserve(_RESERVE_NBYTES, _STEP_NBYTES, self._directory.fd)
+                self._reserve = Descriptor(fd)
+
+    def _use_reserve(self) -> bool:
+        """Free room on the disk for some records; returns whether there was any."""
+        if self._reserve is None:
+            return False
+        nbytes = os.fstat(self._reserve.fd).st_size - _STEP_NBYTES
+        self._disk.truncate(self._reserve.fd, nbytes)
+        if not nbytes:
+            self._reserve = None
+        return True
 
     def _write(self, segment: Segment, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -421,6 +457,8 @@ class Journal:
         return StoreError(self.failure)
 
     def _explained(self, error: OSError) -> ShardfsError:
+        if error.errno == errno.EFBIG:
+            return FileLimitError(f"the journal in {self.where} may not grow: {error.strerror}; see `ulimit -f`")
         if error.errno in NO_SPACE:
             return NoSpaceError(f"no room for the journal in {self.where}: {error.strerror}")
         return translate(error, f"the journal in {self.where}")

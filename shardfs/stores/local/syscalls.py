@@ -288,6 +288,20 @@ class Syscalls:
         if done < len(buffer):
             self.pwrite(fd, [buffer[done:]], offset + done)
 
+    def reserve(self, nbytes: int, step: int, dir_fd: int) -> int:
+        """Take room on the disk of a directory: return the descriptor of a file without a name, owned by the caller.
+
+        Each *step* by which it is truncated frees room at once: btrfs frees no part of what was allocated together.
+        """
+        fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+        try:
+            for start in range(0, nbytes, step):
+                os.posix_fallocate(fd, start, step)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
     def clone(self, fd: int, source: int) -> None:
         """Give the empty file *fd* the content of *source*, without copying; raises EOPNOTSUPP and others."""
         fcntl.ioctl(fd, _FICLONE, source)
