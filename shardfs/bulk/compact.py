@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 from shardfs.bulk.shards import look_at_shards
+from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.verify import find_waste
-from shardfs.dataset.maintenance.walk import Progress, no_progress, some_arrays, walk_all_shards
+from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
 from shardfs.dataset.state.slots import hold, slots_of
 from shardfs.errors import ShardfsError, SourceError, counted
@@ -78,12 +79,17 @@ async def compact_source(
             raise SourceError(
                 f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
             )
+
+        def others(path: str, strays: Strays) -> None:
+            for key in strays.nodes:
+                report.leave(key, among_shards(path))
+
         await store.start_writing(state.root, single_writer=single_writer)
         with opened(source, state) as (_, commits):
             shards = await look_at_shards(
                 source,
                 options,
-                walk_all_shards(_writable(source, report), "looking for dead bytes", progress),
+                walk_all_shards(_writable(source, report), "looking for dead bytes", progress, others=others),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,
                 executor=executor,

@@ -104,9 +104,15 @@ def test_what_is_among_shards_is_named_by_every_command_that_lists_them(source: 
     assert compared.returncode == FAILED
     references = run("refs", source, "-o", source.parent / "refs.json")
     assert references.returncode == FAILED
+    left = {item["shard"]: item["reason"] for item in run_json("compact", "--json", source)["left"]}
+    recovered = run_json("recover", "--json", source, status=FAILED)["findings"]
+    applied = run("recover", "--apply", source)
+    assert applied.returncode == FAILED
     for key, above in AMONG.items():
         reason = f"it is among the shards of {above}, where no array or group can be: move it elsewhere"
-        assert unchecked[key] == not_shown[key] == reason
+        assert unchecked[key] == not_shown[key] == left[key] == reason
+        assert f"not looked at: {key}: {reason}" in [item["message"] for item in recovered]
+        assert f"not looked at: {key}: {reason}\n" in applied.stdout
         assert f"left out: {key}: {reason}\n" in packed.stderr
         assert f"{key}: {reason}\n" in compared.stdout
         assert f"{key} cannot be referenced: {reason}\n" in references.stderr

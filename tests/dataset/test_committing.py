@@ -130,7 +130,7 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
     shard = arrays / "end/c/0"
     whole = shard.read_bytes()
     shard.write_bytes(whole + b"torn")
-    torn = [torn async for torn in find_torn(process.writing.source)]
+    torn = [torn async for torn in find_torn(process.writing.source, [])]
     shard.write_bytes(b"new!" + whole)  # of the same size
     with pytest.raises(StaleError):
         await repair(process.writing.source, torn[0], ".shardfs/torn")

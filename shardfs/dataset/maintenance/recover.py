@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
@@ -38,7 +38,7 @@ from shardfs.dataset.journal.recovery import (
     replay,
 )
 from shardfs.dataset.journal.undo import Outcome, undo_commits
-from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
+from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.state.directory import PENDING, StateDirectory
 from shardfs.dataset.state.slots import Slot, all_slots, hold_all, slots_of
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
@@ -63,9 +63,33 @@ class TornShard:
     stop: int | None
 
 
-async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
-    """Yield every shard of *source* whose index cannot be read, or cannot be one."""
-    async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
+@dataclass(frozen=True)
+class Finding:
+    """Something that was left behind.
+
+    *left*: it still needs attention. *key* is that of the shard or file, *path* its place on this machine, *command*
+    the command that handles it.
+    """
+
+    kind: str
+    message: str
+    left: bool
+    key: str | None = None
+    path: str | None = None
+    command: str | None = None
+
+
+Findings = list[Finding]
+
+
+async def find_torn(source: Source, findings: Findings, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
+    """Yield every shard of *source* whose index cannot be read, or cannot be one; *findings* get what is no shard."""
+
+    def others(path: str, strays: Strays) -> None:
+        for key in strays.nodes:
+            findings.append(Finding("unread", f"not looked at: {key}: {among_shards(path)}", left=True, key=key))
+
+    async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress, others=others):
         if array.grid.is_read_only:  # nobody appends to it
             continue
         key, state = array.layout.shard_key(shard), await array.shard(shard)
@@ -136,30 +160,11 @@ async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -
 _UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that was left behind.
-
-    *left*: it still needs attention. *key* is that of the shard or file, *path* its place on this machine, *command*
-    the command that handles it.
-    """
-
-    kind: str
-    message: str
-    left: bool
-    key: str | None = None
-    path: str | None = None
-    command: str | None = None
-
-
-Findings = list[Finding]
-
-
 async def show_source(source: Source, findings: Findings, progress: Progress = no_progress) -> None:
     """Find journals and torn shards; for a remote source, the journals on this machine."""
     for slot in slots_of(source.store):
         await _show_slot(source, slot, findings)
-    async for torn in find_torn(source, progress):
+    async for torn in find_torn(source, findings, progress):
         await _report_torn(source, torn, None, findings)
 
 
@@ -188,7 +193,7 @@ async def recover_source(
         for file in sorted(kept, key=lambda file: file.mtime_ns):  # of several versions, the last one stays
             await _store_file(source, file, findings)
         if is_read:  # else a journal may know more about torn shards than the shards do
-            async for torn in find_torn(source, progress):
+            async for torn in find_torn(source, findings, progress):
                 await _report_torn(source, torn, states[0], findings)
 
 
