@@ -6,7 +6,8 @@ An error is raised where its cause is known, with a message that names the thing
 
 import errno as _errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import ClassVar
 
 _MAX_MESSAGE = 500
@@ -55,6 +56,16 @@ def without_secrets(url: str) -> str:
 def counted(count: int, what: str) -> str:
     """Return *count* and *what* is counted, a word whose plural ends in s."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of *names* that somebody who typed *name* may have meant; None if there is none like it.
+
+    What is behind the last dot does not count: all may end in `.zarr`.
+    """
+    stems = {each.rpartition(".")[0] or each: each for each in names}
+    alike = get_close_matches(name.rpartition(".")[0] or name, stems, n=1, cutoff=0.7)
+    return stems[alike[0]] if alike else None
 
 
 def size(nbytes: float) -> str:

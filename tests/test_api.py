@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 import shardfs
 from shardfs import errors
@@ -59,6 +60,19 @@ def test_missing_nodes_are_not_found_and_no_path_leads_out_of_the_source(dataset
     for path in ("..", "../data set", "group/../../data set/image"):
         with pytest.raises(errors.ShardfsError):
             opened[path]
+
+
+def test_an_array_is_indexed_as_zarr_python_does_and_a_group_by_names(dataset: Path) -> None:
+    stored = np.asarray(zarr.open_array(dataset / "image", mode="r")[...])
+    with shardfs.open(dataset) as opened:
+        assert opened["image"][3, 4] == stored[3, 4]
+        assert np.array_equal(opened["image"][...], stored)
+        assert np.array_equal(opened["image"][1:3, ::2], stored[1:3, ::2])
+        assert opened["group"]["plain"].path == "group/plain"
+        with pytest.raises(TypeError, match="is a group"):
+            opened["group"][0, 0]
+        with pytest.raises(TypeError):
+            iter(opened["image"])
 
 
 def test_coordinates_outside_the_grid_are_an_index_error(dataset: Path) -> None:

@@ -14,6 +14,7 @@ from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, NotUnshardable, UsageError
 from shardfs.format.document import parse_json
+from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, join_key
 from shardfs.vfs.paths import Paths
@@ -79,6 +80,20 @@ class DatasetNode:
     def __repr__(self) -> str:
         return f"<shardfs node {self.path!r} of {self._dataset.url}>"
 
+    def __getitem__(self, selection: Any) -> Any:  # noqa: ANN401 - as zarr-python has it
+        """Return the elements of an array that *selection* selects, by zarr-python; of a group, the node of that name.
+
+        For more than a look at values, open `Dataset.store` with zarr-python.
+        """
+        if isinstance(selection, str):
+            return self._dataset[join_key(self.path, selection)]
+        store = self._dataset.store(self.path, read_only=True)
+        if self._dataset.loop.call(_is_group, self.path):
+            raise TypeError(f"{self!r} is a group, of which a name selects a node, and not {selection!r}")
+        return store.elements(selection)
+
+    __iter__ = None  # else Python would take 0, 1, 2, … for the names of what is in it
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The document that a mount shows: that of a sharded array has its inner chunks as chunks.
@@ -120,6 +135,10 @@ def _index(coords: Sequence[int]) -> Coords:
 
 async def _paths(paths: Paths) -> list[str]:
     return [node.path async for node in walk_nodes(paths.source) if node.metadata is not None]
+
+
+async def _is_group(paths: Paths, path: str) -> bool:
+    return isinstance((await _find(paths, path)).metadata, GroupMetadata)
 
 
 async def _find(paths: Paths, path: str) -> Node:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
@@ -55,6 +56,10 @@ class ShardfsStore(Store):
 
     def __hash__(self) -> int:
         return hash((self.dataset, self.path, self.read_only))
+
+    def elements(self, selection: Any) -> Any:  # noqa: ANN401 - as zarr-python has it
+        """Return the elements of the array at the root that *selection* selects."""
+        return zarr.open_array(self, mode="r")[selection]
 
     def __repr__(self) -> str:
         return f"ShardfsStore({str(self)!r})"

@@ -64,8 +64,8 @@ class Delivered:
     """The result for one object: *made_of* identifies the state of what it was made from, *state* its own.
 
     *made_of* is "" if it was not stored as it should be, and *state* if it was not stored; *problems* say why, a line
-    each. It *is_stored* now, with *nbytes* bytes, or *is_unchanged*, or neither if it failed or there is nothing to
-    store. *fatal* is an error that prevents storing anything else, too.
+    each, or *lost*, which may be the same for others. It *is_stored* now, with *nbytes* bytes, or *is_unchanged*, or
+    neither if it failed or there is nothing to store. *fatal* is an error that prevents storing anything else, too.
     """
 
     key: str
@@ -75,6 +75,7 @@ class Delivered:
     is_unchanged: bool = False
     nbytes: int = 0
     problems: tuple[str, ...] = ()
+    lost: str = ""
     fatal: NoSpaceError | ReadOnlyError | None = None
 
 
@@ -92,7 +93,7 @@ class StoreTask(Task[Item, Delivered]):
         """Return the error, which may prevent storing anything else."""
         if isinstance(error, NoSpaceError | ReadOnlyError):
             return Delivered(item.key, fatal=error)
-        return Delivered(item.key, problems=(left_out(item.key, error),))
+        return Delivered(item.key, lost=str(error))
 
 
 class MadeOf:

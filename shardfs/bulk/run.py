@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final
 
-from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, state_of
+from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, left_out, state_of
 from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.journal.recovery import find_unstored
+from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, what_else
 from shardfs.dataset.state.directory import needed
 from shardfs.dataset.state.slots import hold
 from shardfs.errors import (
@@ -132,7 +133,11 @@ async def fill(
             announce(line)
         is_there = plan.sources or plan.report.problems or isinstance(job.reading(context).store, ReferenceStore)
         if not is_there:  # perhaps a disk is not mounted: all of DEST would be removed
-            raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
+            read = job.reading(context)
+            what = await what_else(read) if read.store.lists else NO_ZARR
+            is_known = what not in (EMPTY, NO_ZARR)
+            way_out = f": {what}" if is_known else "; check that it is the right folder, and mounted"
+            raise SourceError(f"{source} has no Zarr arrays or groups{' of v3' if is_known else ''}{way_out}")
         if not is_dry:
             await _fill(job, context, plan, how)
         how.progress(plan.report)
@@ -166,14 +171,20 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
 
         def take(delivered: Sequence[Delivered]) -> None:
             manifest.done(item for item in delivered if item.state)
+            lost: dict[str, list[str]] = {}
             for item in delivered:
                 if item.fatal is not None:
                     raise type(item.fatal)(f"{item.fatal}; what is stored stays, and --sync goes on with it")
                 report.problems.extend(item.problems)
+                if item.lost:
+                    lost.setdefault(item.lost, []).append(item.key)
                 report.done += 1
                 report.stored += item.is_stored
                 report.unchanged += item.is_unchanged and not item.problems
                 report.nbytes += item.nbytes
+            for error, keys in lost.items():  # one damaged shard has many chunks
+                more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
+                report.problems.append(f"left out: {keys[0]}{more}: {error}" if more else left_out(keys[0], error))
             how.progress(report)
 
         tasks = plan.tasks(job, context, manifest)

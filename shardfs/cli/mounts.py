@@ -149,14 +149,18 @@ def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: flo
         raise UsageError("give a MOUNTPOINT, or --all")
     if mountpoint is not None:
         with waiting(mountpoint) as say:
-            unmount(mountpoint, timeout, say, force=force)
+            notes = unmount(mountpoint, timeout, say, force=force)
+        for note in notes:
+            complain(f"{mountpoint}: {note}")
         return
     failures: list[ShardfsError] = []
     own = [mount.path for mount in list_mounts() if os.geteuid() in (0, mount.uid)]
     for path in dict.fromkeys(reversed(own)):  # those on top of others first
         try:
             with waiting(path) as say:
-                unmount(path, timeout, say, force=force)
+                notes = unmount(path, timeout, say, force=force)
+            for note in notes:
+                complain(f"{path}: {note}")
         except ShardfsError as error:
             complain(str(error))
             failures.append(error)

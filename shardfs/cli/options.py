@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardfs.cli.output import complain
-from shardfs.errors import ShardfsError, without_secrets
+from shardfs.errors import ShardfsError, nearest, without_secrets
 from shardfs.format.document import DRAFTS
 from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import MountOptions
@@ -82,6 +82,10 @@ class Command(click.Command):
         urls = [arg for arg in args if ":/" in arg]
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            every = [name for parameter in self.get_params(ctx) for name in parameter.opts if name.startswith("--")]
+            alike = nearest(error.option_name, every)
+            raise click.NoSuchOption(error.option_name, None, [alike] if alike else None, error.ctx) from None
         except click.UsageError as error:
             if not urls:
                 raise

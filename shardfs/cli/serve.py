@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shardfs.cli.options import command, log_options, tree_options, writing_options
+from shardfs.cli.options import Integer, command, log_options, tree_options, writing_options
 from shardfs.cli.sources import cache_options, single_writer_option, source_options
 from shardfs.errors import UsageError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
@@ -25,11 +25,11 @@ from shardfs.stores.url import StoreOptions, resolve
 @source_options
 @click.option(
     "--listen",
-    default="127.0.0.1:8000",
-    show_default=True,
     metavar="ADDRESS:PORT",
-    help="Listen at this address; a port alone means 127.0.0.1, and port 0 any port.",
+    help="Listen at this address; a port alone means 127.0.0.1, and port 0 any port.  [default: 127.0.0.1:8000]",
 )
+@click.option("--host", metavar="ADDRESS", help="Listen at this address, with the port of --port.")
+@click.option("--port", type=Integer(0, 65535), metavar="N", help="Listen at this port, with the address of --host.")
 @click.option(
     "--cors",
     multiple=True,
@@ -52,6 +52,9 @@ from shardfs.stores.url import StoreOptions, resolve
 def serve(
     source: str,
     store_options: StoreOptions,
+    listen: str | None,
+    host: str | None,
+    port: int | None,
     token_file: str | None,
     shards: str | None,
     log_level: str,
@@ -70,9 +73,15 @@ def serve(
     from shardfs.serve.options import ServeOptions, read_token
     from shardfs.serve.run import serve as run
 
+    if host is not None or port is not None:
+        if listen is not None:
+            raise UsageError("--listen has address and port: give it alone, or --host and --port")
+        usual_host, _, usual_port = ServeOptions.listen.rpartition(":")
+        host = f"[{host}]" if host is not None and ":" in host else host
+        listen = f"{usual_host if host is None else host}:{usual_port if port is None else port}"
     token = read_token(token_file) if token_file is not None else None
     parsed = parse_chunks_per_shard(shards) if shards is not None else None
-    options = ServeOptions(token=token, shards=parsed, **chosen)
+    options = ServeOptions(token=token, shards=parsed, listen=listen or ServeOptions.listen, **chosen)
     url, _ = resolve(source)
     log_to(log_file, log_level, log_format)
 

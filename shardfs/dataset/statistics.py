@@ -57,6 +57,7 @@ class Statistics:
     decoded_bytes: int = _figure("counter", "Bytes of these chunks.", "bytes")
     decode_hits: int = _figure("counter", "Chunks found in the cache of decoded chunks.")
     replaced_shards: int = _figure("counter", "Shards that another program replaced.")
+    unsharded_arrays: int = _figure("counter", "New arrays that --shards does not fit, stored unsharded; see the log.")
     published: int = _figure("counter", "Changes of chunks published.")
     commits: int = _figure("counter", "Commits, each of one shard.")
     committed_chunks: int = _figure("counter", "Changes of chunks committed.")

@@ -6,12 +6,12 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from shardfs.dataset.statistics import Snapshot
-from shardfs.errors import BusyError, MountPointError, StoreError, UnfinishedError
+from shardfs.errors import BusyError, MountPointError, StoreError, UnfinishedError, counted
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, find_daemon, find_mount
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
@@ -27,21 +27,24 @@ def unmount(
     say: Callable[[str], None] = lambda _: None,
     *,
     force: bool = False,
-) -> None:
+) -> Sequence[str]:
     """Unmount, and return when everything is in the shards and the daemon is gone; with *force*, also if it is in use.
 
     *say* is called every second with the progress: how much is pending, and how fast it is committed. Where mounts are
-    on top of each other, all of them are unmounted. Raises `MountPointError` if that is impossible, and nothing was
-    changed; `StoreError` if it is unmounted, but not everything could be committed; `UnfinishedError` if the daemon
-    does not answer, makes no progress for *timeout* seconds, or cannot be seen by this process.
+    on top of each other, all of them are unmounted. Returns what to know of what was written.
+
+    Raises `MountPointError` if that is impossible, and nothing was changed; `StoreError` if it is unmounted, but not
+    everything could be committed; `UnfinishedError` if the daemon does not answer, makes no progress for *timeout*
+    seconds, or cannot be seen by this process.
     """
     path = mounted_path(mountpoint)
-    for _ in range(count_mounts(path)):
-        _unmount_upper(path, timeout, say, force=force)
+    return [
+        note for _ in range(count_mounts(path)) if (note := _unmount_upper(path, timeout, say, force=force)) is not None
+    ]
 
 
-def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, force: bool) -> None:
-    """Unmount the topmost mount at *path*."""
+def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, force: bool) -> str | None:
+    """Unmount the topmost mount at *path*; returns what to know of what was written."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
         raise MountPointError(f"{path} cannot be unmounted: {mount.privacy}")
@@ -66,16 +69,17 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
     elif count_mounts(path):
         run_fusermount("-u", "-z", path)
     if daemon is not None:
-        _wait(path, daemon, timeout, say)
+        return _wait(path, daemon, timeout, say)
     elif figures is not None and figures.access != "read-only":
         raise UnfinishedError(
             f"{path} is unmounted, but its daemon cannot be seen from here, as in another container: it may go on, and "
             f"what it cannot finish {_REST}"
         )
+    return None
 
 
-def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None]) -> None:
-    """Return when a daemon has ended, and everything that was written is stored."""
+def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None]) -> str | None:
+    """Return when a daemon has ended, and everything that was written is stored: what to know of that."""
     who = f"its daemon, process {daemon.pid},"
     progress, poll = Progress(), select.poll()
     latest, seen, moved = daemon.latest(), None, time.monotonic()
@@ -104,6 +108,13 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
         raise StoreError(
             f"{path} is unmounted, but not everything is stored{what}: the rest {rest}; {_log(latest)} says why"
         )
+    nunsharded = latest.counts.get("unsharded_arrays")
+    if not isinstance(nunsharded, int) or not nunsharded:
+        return None
+    return (
+        f"{counted(nunsharded, 'new array')} could not be sharded as --shards says, and stored as files of chunks: "
+        f"{_log(latest)} says why"
+    )
 
 
 def _log(figures: Snapshot | None) -> str:

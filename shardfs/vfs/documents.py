@@ -286,6 +286,7 @@ class Documents:
                 document = shard_new(edited, self._chunks_per_shard)
             except NotUnshardable as reason:
                 log.warning("%s is stored unsharded: %s", node.path or "the array", reason)
+                self._writer.source.statistics.unsharded_arrays += 1
                 if publication.entry.name != DOCUMENT:
                     document = dict(edited.document)
         if document is None:

@@ -94,6 +94,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "n5": (_folder("attributes.json", "s0/"), "it is N5"),
     "empty": (_folder(), "it is empty; a mount with --write --shards"),
     "no-zarr": (_folder("notes.txt", "table.csv"), "no zarr.json is in it or below it"),
+    "folders": (_folder("a/", "a/b/", "notes.txt"), "no zarr.json is in it or below it"),
 }
 
 
@@ -107,6 +108,9 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("There are no Zarr v3 arrays here: ")
         assert text in done.stdout
+        if name != "empty":
+            assert run("mount", "-q", source, place).stderr.startswith(f"shardfs: note on {source}: "), name
+            assert run("umount", place).returncode == 0
     for command, said in {"info": {"arrays": []}, "refs": {"version": 1, "refs": {}}}.items():
         done = run(command, *(["--json"] if command == "info" else []), source)
         assert (done.returncode, json.loads(done.stdout)) == (0, said)
@@ -121,6 +125,14 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
     (tmp_path / "new").mkdir()
     done = background("--write", "--shards=2", tmp_path / "new", place)
     assert (done.returncode, done.stderr) == (0, "")  # a folder to be filled is as it should be
+
+
+def test_a_source_of_another_format_says_what_makes_zarr_v3_of_it(tmp_path: Path) -> None:
+    _folder(".zgroup", "image/")(tmp_path / "old")
+    for words in (["verify", tmp_path / "old"], ["unpack", tmp_path / "old", tmp_path / "new"]):
+        line = one_line_of(run(*words), SOURCE)
+        assert "`shardfs pack SOURCE DEST` makes sharded Zarr v3 of it" in line
+    assert "/old has no Zarr arrays or groups of v3: it is Zarr v2" in line
 
 
 def _zip(path: Path) -> None:

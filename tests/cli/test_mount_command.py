@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import zarr
+
 from shardfs.service.log import OneLine
 from tests.cli.conftest import Background
 from tests.cli.test_umount import NEW, stored
-from tests.support.commands import run
+from tests.support.commands import run, run_json
 from tests.support.daemons import daemon_of, has_ended
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
@@ -154,3 +156,14 @@ def test_the_unit_of_the_docs_is_sound(tmp_path: Path) -> None:
     unit.write_text((TOP / "docs/shardfs@.service").read_text().replace("/opt/shardfs/bin/shardfs", installed))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_umount_says_that_shards_did_not_fit_a_new_array(background: Background, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    assert background("--write", "--shards=2,2", tmp_path / "new", place).returncode == 0
+    zarr.create_array(place / "image", shape=(8, 8), chunks=(2, 2), dtype="i4")[:] = 1
+    zarr.create_array(place / "time", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
+    assert run_json("stats", "--json", place)["unsharded_arrays"] == 1
+    done = run("umount", place)
+    assert done.returncode == 0
+    assert "1 new array could not be sharded as --shards says" in done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import zarr
@@ -242,3 +243,34 @@ def test_umount_of_another_path_names_the_mount(background: Background, source: 
     said = one_line_of(run("mount", source, place / "c"), MOUNT_POINT)
     assert said.endswith(f"shardfs umount {place}")
     assert "`shardfs mounts`" in one_line_of(run("info", place / "c"), SOURCE)
+
+
+def test_an_unknown_option_names_the_nearest_one_and_no_other() -> None:
+    for typed, meant in {"--prot": "--port", "--tokenfile": "--token-file", "--frobnicate": None}.items():
+        said = run_here("serve", typed, "data.zarr").stderr
+        assert f"No such option '{typed}'." in said
+        assert ("Did you mean" in said) is (meant is not None)
+        assert meant is None or said.rstrip().endswith(f"Did you mean '{meant}'?")
+
+
+def test_a_missing_source_names_one_that_was_meant_and_no_other(tmp_path: Path) -> None:
+    for name in ("data.zarr", "mask.zarr"):
+        (tmp_path / name).mkdir()
+    for typed, meant in {"dat.zarr": "data.zarr", "data.zar": "data.zarr", "nope.zarr": None}.items():
+        line = one_line_of(run("mount", tmp_path / typed, tmp_path), SOURCE)
+        assert line == f"{tmp_path / typed} does not exist" + (f"; did you mean {tmp_path / meant}?" if meant else "")
+
+
+def test_host_and_port_of_a_server_are_options_too(tmp_path: Path) -> None:
+    for words in (["--port", "1"], ["--host", "::1"]):
+        line = one_line_of(run("serve", "--listen", "8000", *words, tmp_path), WRONG_USAGE)
+        assert "--listen has address and port" in line
+    with patch("shardfs.serve.run.serve") as serve:
+        for words, listens in {
+            (): ("127.0.0.1", 8000),
+            ("--port", "0"): ("127.0.0.1", 0),
+            ("--host", "::1"): ("::1", 8000),
+            ("--host", "localhost", "--port", "80"): ("localhost", 80),
+        }.items():
+            assert run_here("serve", *words, tmp_path).returncode == 0
+            assert serve.call_args.args[2].address == listens

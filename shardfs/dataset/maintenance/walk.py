@@ -6,7 +6,6 @@ Also what to say of a source without sharded arrays.
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from difflib import get_close_matches
 from functools import partial
 from itertools import product
 from typing import Final, Protocol
@@ -24,9 +23,10 @@ from shardfs.errors import (
     ShardfsError,
     SourceError,
     UnsupportedError,
+    nearest,
 )
 from shardfs.format.b2nd import FRAME
-from shardfs.format.lens.v2 import is_relative_path
+from shardfs.format.lens.v2 import V2_NAMES, is_relative_path
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
@@ -70,8 +70,8 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
         above, _, name = path.rpartition("/")
         with suppress(ShardfsError):
             names = [entry.name for entry in await source.store.list(above) if entry.kind is Kind.DIRECTORY]
-            if alike := get_close_matches(name, names, n=1):
-                way_out = f"did you mean {join_key(above, alike[0])}?"
+            if (alike := nearest(name, names)) is not None:
+                way_out = f"did you mean {join_key(above, alike)}?"
         raise SourceError(f"there is no array {path} in {source.store.url}; {way_out}") from None
     if not _is_array(node):
         if node.document is None:
@@ -325,8 +325,8 @@ NO_ZARR: Final = (
     f"no {DOCUMENT} is in it or below it; SOURCE must be the folder of a Zarr v3 array or group, or one above"
 )
 _ZARR_V2: Final = (
-    "it is Zarr v2, which has no shards; programs read it without a mount (to store it sharded, copy it into a mount "
-    "of an empty folder with --write --shards --view v2)"
+    "it is Zarr v2, which has no shards; programs read it without a mount, and `shardfs pack SOURCE DEST` makes "
+    "sharded Zarr v3 of it"
 )
 _REFERENCES_V2: Final = (
     "its references are of Zarr v2, which is shown as it is, for programs that read that; `shardfs pack` makes sharded "
@@ -369,7 +369,30 @@ async def note_on(source: Source) -> str | None:
     """Say what a user should know of a source who has mounted it."""
     if isinstance(source.store, ReferenceStore):
         return await source.store.note()
-    return foreign_source(source)
+    note = foreign_source(source)
+    return NO_ZARR if note is None and not await _may_have_zarr(source) else note
+
+
+async def _may_have_zarr(source: Source) -> bool:
+    """Whether something that is shown in another form may be in a source; True if that would take long to find out."""
+    if source.names is None or source.store.root is None:  # a remote source would need requests
+        return True
+    pending, nlisted = [""], 0
+    while pending:
+        path = pending.pop(0)
+        if nlisted == _MAX_BELOW:
+            return True
+        nlisted += 1
+        try:
+            entries = await source.store.list(path) if path else source.names
+        except ShardfsError:
+            return True
+        names = {entry.name for entry in entries}
+        if names & {DOCUMENT, INFO, FRAME, *V2_NAMES} or foreign_format(entries) not in (None, EMPTY, NO_ZARR):
+            return True
+        directories = [entry.name for entry in entries if entry.kind in (Kind.DIRECTORY, Kind.SYMLINK)]
+        pending += [join_key(path, name) for name in directories if not is_reserved(name)]
+    return False
 
 
 def unsharded(node: Node) -> str | None:

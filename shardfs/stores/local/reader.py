@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -21,6 +20,7 @@ from shardfs.errors import (
     ShardfsError,
     SourceError,
     StaleError,
+    nearest,
 )
 from shardfs.stores.base import (
     INODE_BITS,
@@ -274,8 +274,8 @@ def _what_is_missing(path: str) -> str:
         path = above
     name = os.path.basename(path)
     with suppress(OSError), os.scandir(above) as entries:
-        if alike := get_close_matches(name, [entry.name for entry in islice(entries, MAX_TOP)], n=1):
-            return f"; did you mean {os.path.join(above, alike[0])}?"
+        if (alike := nearest(name, [entry.name for entry in islice(entries, MAX_TOP)])) is not None:
+            return f"; did you mean {os.path.join(above, alike)}?"
     return "" if path == missing else f"; there is no {name} in {above}"
 
 
