@@ -1,15 +1,16 @@
 """What a directory of a source is: the kinds of nodes."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+import trio
+
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import Described
 from shardfs.dataset.worker import LARGE_NBYTES
-from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.errors import ConflictError, LockedError, NotADirectoryHereError, NotFoundError, StoreError
 from shardfs.format.codecs import checksum_in
 from shardfs.format.foreign import ForeignArray
 from shardfs.format.keyed import Collection, ShardedValues
@@ -20,9 +21,11 @@ from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.outline import tree_of
 from shardfs.format.precomputed import INFO, Volume
-from shardfs.stores.base import FileTree, Reader, Stat, join_key
+from shardfs.stores.base import ObjectWriter, Reader, Stat, join_key
 
 DOCUMENT: Final = ZARR_JSON
+_PAUSE: Final = 0.1  # seconds
+_ATTEMPTS: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,16 +195,30 @@ class RemovedArray:
         self._stat = snapshot.stat
         return True
 
-    async def drop(self, store: FileTree) -> None:
-        """Remove the document from its *store*.
+    async def drop(self, store: ObjectWriter) -> None:
+        """Remove the document from its *store*, unless another program has stored another one in its place.
 
         Nothing is pending in the array, and the caller holds the lock of the node, so that nothing is published and no
-        document is stored meanwhile.
+        document is stored through the mount meanwhile.
         """
-        self._store.forget(self._key)
-        if await self.is_current():
-            with suppress(NotFoundError, NotADirectoryHereError):
-                await store.unlink(self._key)
+        begun, attempts = trio.current_time(), _ATTEMPTS
+        while attempts:
+            self._store.forget(self._key)
+            if not await self.is_current():
+                return
+            try:
+                async with store.edit(self._key, waited=trio.current_time() - begun) as edit:
+                    if edit.snapshot is None:
+                        return
+                    if edit.snapshot.stat.version == self._stat.version:
+                        await edit.delete()
+                        return
+                attempts -= 1  # its mode or owner was changed
+            except LockedError:
+                await trio.sleep(_PAUSE)
+            except (ConflictError, NotFoundError, NotADirectoryHereError):
+                attempts -= 1
+        raise StoreError(f"{self._key} is not removed: another program changes it over and over")
 
     def moved(self, path: str) -> "RemovedArray":
         """Return the same array in a directory that was moved to *path*."""

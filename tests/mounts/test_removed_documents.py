@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
+from shardfs.dataset.node import RemovedArray
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import OWNER, Process
@@ -98,6 +100,41 @@ def test_a_removed_document_stays_removed_when_its_mode_or_its_directory_changes
     assert (mounted.path / "b/c/0/0").read_bytes() == chunk
     mounted.unmount()
     assert os.listdir(source / "b") == ["c"]
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+@in_trio
+async def test_a_document_that_another_program_stores_while_a_removed_one_is_dropped_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    make_source(tmp_path / "source")
+    process = await Process.start(tmp_path / "source", QuickDisk())
+    document = tmp_path / "source/end/zarr.json"
+    new, is_current = document.read_bytes().replace(b"{}", b'{"new":1}'), RemovedArray.is_current
+    locked, looks = ExitStack(), 0
+
+    async def is_current_then(self: RemovedArray) -> bool:
+        nonlocal looks
+        answer, looks = await is_current(self), looks + 1
+        if has_lock and looks == 1:
+            locked.enter_context(kept_busy(document))
+
+            async def write() -> None:
+                await trio.sleep(0.3)
+                document.write_bytes(new)
+                locked.close()
+
+            nursery.start_soon(write)
+        elif not has_lock:
+            document.write_bytes(new)
+        return answer
+
+    await process.fs.unlink((await find(process.fs, "end")).ino, b"zarr.json")
+    monkeypatch.setattr(RemovedArray, "is_current", is_current_then)
+    (removed,) = process.fs.hierarchy.all_removed
+    async with trio.open_nursery() as nursery:
+        await removed.drop(process.fs.writable.store)
+    assert document.read_bytes() == new
 
 
 def test_native_readers_see_what_is_appended_without_a_flush(mount: Mounter, tmp_path: Path) -> None:
