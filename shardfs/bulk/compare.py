@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
+import numpy as np
+
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
 from shardfs.bulk.engine import Context, Task, batched, in_batches, open_context, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
@@ -15,8 +17,8 @@ from shardfs.bulk.shown import ShownFiles
 from shardfs.bulk.unpack import Unpacking
 from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Hierarchy, Source
-from shardfs.dataset.maintenance.walk import among_shards, walk_shards
-from shardfs.dataset.node import StoredCollection, StoredValues, StoredVolume, groups_above
+from shardfs.dataset.maintenance.walk import among_shards, walk_nodes, walk_shards
+from shardfs.dataset.node import ForeignNode, StoredCollection, StoredValues, StoredVolume, groups_above
 from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
     MetadataError,
@@ -31,6 +33,7 @@ from shardfs.errors import (
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import Json, canonical
 from shardfs.format.dtype import fill_element
+from shardfs.format.lens.npy import ARRAY
 from shardfs.format.lens.packed import Decoder, decoder_at, decoder_of
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import V2_NAMES
@@ -45,11 +48,14 @@ from shardfs.format.lens.v2_attributes import (
 )
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
-from shardfs.format.precomputed import INFO, CutOffCodec
+from shardfs.format.precomputed import INFO, CutOffCodec, ScaleChunks
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import PART_NBYTES, Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
+from shardfs.vfs.views import name_of_source
 
+_USUAL_VIEW: Final = "v3"
+_MAX_LOOKED_FOR: Final = 100  # arrays, to find out whether the destination has files of NumPy in their place
 _BATCH: Final = 64
 _SHARD_NBYTES: Final = 2**20  # guesses
 _FILE_NBYTES: Final = 2**14
@@ -112,29 +118,34 @@ class CompareFiles(Task[str, Sequence[str]]):
 _Mounts = tuple[ShownFiles, ShownFiles]
 
 
-async def _mounts(job: Job, context: Context) -> _Mounts:
-    """Return what mounts of source and destination show."""
+async def _mounts(job: Job, context: Context, view: str) -> _Mounts:
+    """Return what mounts show: of the source in this *view*, of the destination in the usual one."""
 
     async def make() -> _Mounts:
-        one, other = [ShownFiles(await Unpacking().show(source.beside())) for source in job.both(context)]
+        views = (Unpacking(view=view), Unpacking())
+        one, other = [
+            ShownFiles(await shown.show(source.beside()))
+            for shown, source in zip(views, job.both(context), strict=True)
+        ]
         return one, other
 
-    return await context.last((job, ShownFiles), make)
+    return await context.last((job, ShownFiles, view), make)
 
 
 @dataclass(frozen=True)
 class CompareShown(Task[str, Sequence[str]]):
-    """Compares the files that mounts of both show under these keys, which are listed in the source.
+    """Compares the files that mounts of both show under these keys, which are listed in the source, in its *view*.
 
     If they *are_of_destination*, they are listed there, and only those that the source does not have are named.
     """
 
     job: Job
     are_of_destination: bool
+    view: str = _USUAL_VIEW
 
     async def begin(self, context: Context) -> Callable[[str], Awaitable[Sequence[str] | None]]:
         """Return a function that compares one of them."""
-        one, other = await _mounts(self.job, context)
+        one, other = await _mounts(self.job, context, self.view)
 
         async def is_in(files: ShownFiles, key: str) -> bool:
             with suppress(NotFoundError, NotADirectoryHereError):
@@ -144,9 +155,10 @@ class CompareShown(Task[str, Sequence[str]]):
 
         async def compare(key: str) -> Sequence[str] | None:
             if self.are_of_destination:
-                return None if await is_in(one, key) else [f"{key} is in DEST only"]
+                is_same = await is_in(one, key) or await _reads_as_missing(one, other, key)
+                return None if is_same else [f"{key} is in DEST only"]
             if not await is_in(other, key):
-                return [f"{key}: is missing in DEST"]
+                return None if await _reads_as_missing(one, one, key) else [f"{key}: is missing in DEST"]
             async with _opened(one, key) as (read, nbytes), _opened(other, key) as (read_other, other_nbytes):
                 is_same = nbytes == other_nbytes
                 for offset in range(0, nbytes if is_same else 0, PART_NBYTES):
@@ -159,6 +171,25 @@ class CompareShown(Task[str, Sequence[str]]):
     def failed(self, item: str, error: ShardfsError) -> Sequence[str]:
         """Return the error; one of the source is named where its own files are compared."""
         return [] if self.are_of_destination else [named(item, error)]
+
+
+async def _reads_as_missing(source: ShownFiles, files: ShownFiles, key: str) -> bool:
+    """Whether the file *key* of *files* says what none says: it is a chunk of raw elements, all of them zeros.
+
+    The *source* says what it is.
+    """
+    directory, _, name = key.rpartition("/")
+    with suppress(NotFoundError, NotADirectoryHereError):
+        kind = (await source.tree.hierarchy.node(directory)).kind
+        chunks = kind.described.chunks if isinstance(kind, ForeignNode) else None
+        if not isinstance(chunks, ScaleChunks) or not chunks.has_raw_chunk(name):
+            return False
+        async with _opened(files, key) as (read, nbytes):
+            for offset in range(0, nbytes, PART_NBYTES):
+                if np.frombuffer(await read(offset, min(PART_NBYTES, nbytes - offset)), np.uint8).any():
+                    return False
+        return True
+    return False
 
 
 @asynccontextmanager
@@ -370,6 +401,10 @@ async def _compare(
         await compared.store.check()
 
     async def tasks() -> AsyncIterator[Task[Any, Sequence[str]]]:
+        if await _is_of_files(old, new):
+            async for task in _shown(job, context, "", problems, "npy"):
+                yield task
+            return
         names: set[str] = set()
         as_shown: set[str] = set()
         last: str | None = None
@@ -429,9 +464,30 @@ async def _is_compared_as_shown(path: str, node: BulkNode | ShardfsError | None,
     return other is None or INFO in other.documents
 
 
-async def _shown(job: Job, context: Context, path: str, problems: list[str]) -> AsyncIterator[CompareShown]:
+async def _is_of_files(source: Source, destination: Source) -> bool:
+    """Whether the destination has files of NumPy in place of arrays, as `unpack --view npy` makes them."""
+    nasked = 0
+    with suppress(ShardfsError):
+        if await find_node(destination, "") is not None:
+            return False
+        async for node in walk_nodes(source):
+            if not isinstance(node.metadata, ArrayMetadata):
+                continue
+            with suppress(NotFoundError, NotADirectoryHereError):
+                name = (node.path or name_of_source(source.store.url)) + ARRAY
+                if (await destination.store.stat(name)).kind is Kind.FILE:
+                    return True
+            nasked += 1
+            if nasked == _MAX_LOOKED_FOR:
+                break
+    return False
+
+
+async def _shown(
+    job: Job, context: Context, path: str, problems: list[str], view: str = _USUAL_VIEW
+) -> AsyncIterator[CompareShown]:
     """Yield the tasks that compare what mounts show from *path* on; add what cannot be listed to *problems*."""
-    one, other = await _mounts(job, context)
+    one, other = await _mounts(job, context, view)
 
     async def listed(files: ShownFiles) -> AsyncIterator[str]:
         async for key, size in files.below(path):
@@ -447,12 +503,12 @@ async def _shown(job: Job, context: Context, path: str, problems: list[str]) -> 
             if key.rpartition("/")[0] != directory:
                 directory = key.rpartition("/")[0]
                 is_described = await _is_described(one.tree.hierarchy, directory)
-            if is_described:
+            if is_described or (view == "npy" and key.endswith(ARRAY)):
                 yield key
 
     for keys, is_of_destination in ((listed(one), False), (more(), True)):
         async for batch, nbytes in batched(keys, lambda key: _FILE_NBYTES, most=_BATCH, nbytes=_BATCH * _FILE_NBYTES):
-            yield CompareShown(tuple(batch), nbytes, job, is_of_destination)
+            yield CompareShown(tuple(batch), nbytes, job, is_of_destination, view)
 
 
 async def _is_described(hierarchy: Hierarchy, directory: str) -> bool:

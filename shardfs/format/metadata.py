@@ -188,18 +188,35 @@ ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
 
 FINGERPRINT_NBYTES: Final = 16
 _ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
-_DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
+_DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes", "structured": "struct"}
+_STRUCTS: Final = frozenset({"struct", "structured"})
+"""zarr-python before 3.4 calls the type `structured`, and writes its fields as pairs."""
+
 _GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
 _INDEX_DATA_TYPE: Final = "uint64"
 
 
 def normal_data_type(data_type: Json) -> Json:
     """Return the normal form of a `data_type` member."""
+    return _normal_data_type(data_type, 0)
+
+
+def _normal_data_type(data_type: Json, depth: int) -> Json:
     extension = Extension.parse(data_type, "data_type")
-    return {
-        "name": _DATA_TYPE_ALIASES.get(extension.name, extension.name),
-        "configuration": dict(extension.configuration),
-    }
+    configuration = dict(extension.configuration)
+    fields = configuration.get("fields")
+    if extension.name in _STRUCTS and isinstance(fields, list) and depth < MAX_LEVELS:
+        configuration["fields"] = [_normal_field(field, depth + 1) for field in fields]
+    return {"name": _DATA_TYPE_ALIASES.get(extension.name, extension.name), "configuration": configuration}
+
+
+def _normal_field(field: Json, depth: int) -> Json:
+    """Return name and type of a field of a struct, as a pair or as an object; of what is none, what is written."""
+    match field:
+        case [str() as name, data_type] | {"name": str() as name, "data_type": data_type}:
+            with suppress(MetadataError):
+                return [name, _normal_data_type(data_type, depth)]
+    return field
 
 
 def normal_key_encoding(encoding: Extension) -> Json:

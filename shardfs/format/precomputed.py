@@ -247,6 +247,10 @@ class ScaleChunks(ForeignChunks):
         """Whether no chunk is cut off."""
         return not any(size % edge for size, edge in zip(self.grid.size, self.grid.chunk_shape, strict=True))
 
+    def has_raw_chunk(self, name: str) -> bool:
+        """Whether *name* is that of a chunk of raw elements, which reads as zeros where there is none."""
+        return self.grid.item_nbytes is not None and self.grid.names.begins(name, len(self.grid.size))
+
     def codec(self) -> "CutOffCodec":
         """Return the codec of the chunks."""
         return CutOffCodec.of(super().codec(), self.grid.size)

@@ -340,7 +340,7 @@ class NpyView(View):
 
     def __init__(self, url: str) -> None:
         super().__init__(Npy())
-        self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
+        self.source_name = name_of_source(url)
         self.nopened: Counter[str] = Counter()
         self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()
 
@@ -365,6 +365,11 @@ class NpyView(View):
     def attributes(self, node: Node) -> bytes | None:
         """Return the attributes of *node* as JSON; None if it has none, or is not shown."""
         return self.shown(node).documents.get(ATTRIBUTES)
+
+
+def name_of_source(url: str) -> str:
+    """Return what the files of the source at *url* are named after, where an array or a group is a file."""
+    return url.rstrip("/").rpartition("/")[2] or "root"
 
 
 def make_view(

@@ -13,7 +13,7 @@ from tests.bulk.test_unpack import differences
 from tests.mounts.test_values import MESHES, SKELETONS, values_of, write_info, write_values
 from tests.support.b2nd import GEOMETRIES, write_b2nd
 from tests.support.commands import run
-from tests.support.precomputed import info, scale, sharding, write_volume
+from tests.support.precomputed import KEY, info, scale, shard, sharding, write_volume
 from tests.support.wkw import LZ4, layer, write_properties, write_wkw
 
 pytestmark = pytest.mark.slow
@@ -168,3 +168,54 @@ def test_attributes_of_zarr_in_the_other_version_are_compared(tmp_path: Path) ->
         ]
         file.write_text("{}")
         shutil.rmtree(made)
+
+
+def test_a_missing_chunk_is_one_of_zeros_in_volumes_of_raw_elements(tmp_path: Path) -> None:
+    """As for every reader of them; not so if there is anything else in it, or elements are encoded."""
+    specification = sharding(0, "identity", 0, 0)
+
+    def made(name: str, chunks: list[tuple[int, bytes]], encoding: str = "raw") -> Path:
+        root = tmp_path / name
+        write_info(root, info(scale((6, 2, 2), (2, 2, 2), specification, encoding=encoding), data_type="uint8"))
+        (root / KEY).mkdir()
+        (root / KEY / "0.shard").write_bytes(shard([chunks]))
+        return root
+
+    sparse, dense = made("sparse", [(0, b"1" * 8)]), made("dense", [(0, b"1" * 8), (1, bytes(8)), (2, bytes(8))])
+    assert differences(sparse, dense) == differences(dense, sparse) == []
+    for source in (sparse, dense):
+        run("unpack", source, tmp_path / f"{source.name} unpacked")
+        run("pack", source, tmp_path / f"{source.name} packed")
+        for other in (sparse, dense):
+            assert differences(other, tmp_path / f"{source.name} unpacked") == []
+            assert differences(other, tmp_path / f"{source.name} packed") == []
+    other = made("other", [(0, b"1" * 8), (1, bytes(7) + b"1")])
+    assert differences(other, sparse) == [f"{KEY}/2-4_0-2_0-2: is missing in DEST"]
+    assert differences(sparse, other) == [f"{KEY}/2-4_0-2_0-2 is in DEST only"]
+    encoded = [made(f"jpeg{number}", [(0, b"1"), (1, bytes(8))][: number + 1], "jpeg") for number in range(2)]
+    assert differences(*encoded) == [f"{KEY}/2-4_0-2_0-2 is in DEST only"]
+
+
+def test_a_copy_as_files_of_numpy_is_the_same_and_whatever_differs_in_it_is_named(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "data.zarr", mode="w", attributes={"x": 1})
+    array = group.create_array("a", shape=(20, 8), chunks=(4, 4), shards=(8, 8), dtype="i4", attributes={"y": 2})
+    array[:10] = rng(10, 8)
+    group.create_group("below").create_array("b", shape=(5,), chunks=(5,), shards=(5,), dtype="f4", fill_value=np.nan)
+    (tmp_path / "data.zarr/note").write_text("beside")
+    copy = tmp_path / "copy"
+    run("unpack", "--view=npy", tmp_path / "data.zarr", copy)
+    assert differences(tmp_path / "data.zarr", copy) == []
+    values = np.load(copy / "a.npy")
+    values[3, 3] += 1
+    np.save(copy / "a.npy", values)
+    (copy / "below/b.npy").unlink()
+    (copy / "a.json").write_text("{}")
+    np.save(copy / "more.npy", values)
+    assert sorted(differences(tmp_path / "data.zarr", copy)) == [
+        "a.json: differs",
+        "a.npy: differs",
+        "below/b.npy: is missing in DEST",
+        "more.npy is in DEST only",
+    ]
+    run("unpack", "--view=npy", tmp_path / "data.zarr/a", tmp_path / "one array")
+    assert differences(tmp_path / "data.zarr/a", tmp_path / "one array") == []
