@@ -138,7 +138,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file for reading; the kernel refuses writing, because the mount is read-only."""
         number, handle = await self.fs.open(inode)
-        direct = handle.is_direct and not self._options.page_cache
+        direct = handle.is_direct and (not self._options.page_cache or handle.attributes.repeats)
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_direct)
 
     @request
@@ -230,7 +230,7 @@ class Operations(pyfuse3.Operations):
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         """Convert attributes for pyfuse3."""
-        ino, size, ttl, status, mtime_ns = attributes
+        ino, size, ttl, status, mtime_ns, _ = attributes
         options, is_directory = self._options, status.kind is Kind.DIRECTORY
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = InodeT(ino)

@@ -20,7 +20,7 @@ class Attributes(NamedTuple):
     """The attributes of an inode: its number and its size in bytes; *status* has the rest.
 
     *ttl* is how many seconds the kernel may cache them. Files with the same status share one object, so *mtime_ns* is
-    set for those with a modification time of their own.
+    set for those with a modification time of their own. *repeats*: the number may have been that of another version.
     """
 
     ino: int
@@ -28,6 +28,7 @@ class Attributes(NamedTuple):
     ttl: float
     status: Stat
     mtime_ns: int | None = None
+    repeats: bool = False
 
     @property
     def own_mtime_ns(self) -> int:

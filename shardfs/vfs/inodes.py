@@ -331,6 +331,10 @@ class ArrayNumbers:
         """Return the number of a version of a stored chunk; generations wrap around at 1023, never `MISSING`."""
         return self.ino((generation + self.epoch) % MISSING, position)
 
+    def repeats(self, generation: int) -> bool:
+        """Whether the number of such a version may have been that of an earlier one."""
+        return generation + self.epoch >= MISSING
+
     def position(self, ino: int) -> int:
         """Return the position of which *ino* is a number."""
         return (ino - self.start) % self.npositions

@@ -185,7 +185,7 @@ class WritableFilesystem(Filesystem):
             return False
         if not isinstance(handle, ChunkHandle):
             return not handle.is_direct
-        if not chunks or isinstance(handle.extent, FillChunk):
+        if not chunks or isinstance(handle.extent, FillChunk) or handle.attributes.repeats:
             return False
         if self.buffers.of_ino(handle.ino) is not None or not self.pages.allows(self.path_of(handle.ino)):
             return False

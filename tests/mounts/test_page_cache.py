@@ -152,3 +152,29 @@ def test_a_chunk_that_is_read_is_written_through_a_directory_of_an_earlier_shape
     finally:
         os.close(directory)
     assert chunk.read_bytes() == NEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_who_opens_a_version_with_a_number_that_was_used_before_does_not_get_pages_of_the_former(
+    mount: Mounter, tmp_path: Path, is_writing: bool
+) -> None:
+    """The numbers of 1,023 versions differ. Who has one open keeps its pages in the kernel."""
+    source = tmp_path / "source"
+    store(source, array((8,), (4,), sharding((2,), index_codecs=[LITTLE]), data_type="uint8"))
+    root = mount(source, page_cache=True, metadata_ttl=0, write=is_writing).path
+    shard, data, status = source / "c/0", (source / "c/0").read_bytes(), (source / "c/0").stat()
+    fd = os.open(root / "c/0", os.O_RDONLY)
+    try:
+        assert os.pread(fd, 10, 0) == data[:2]
+        for turn in range(1023):
+            assert (turn == 0) == ((root / "c/0").stat().st_ino == os.fstat(fd).st_ino)
+            other = shard.with_suffix(".partial")
+            other.write_bytes(bytes([turn % 256, 200]) + data[2:])
+            os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.replace(other, shard)
+        assert (root / "c/0").stat().st_ino == os.fstat(fd).st_ino
+        assert (root / "c/0").read_bytes() == bytes([1022 % 256, 200])
+        assert os.pread(fd, 10, 0) == data[:2]
+    finally:
+        os.close(fd)

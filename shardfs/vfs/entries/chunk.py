@@ -320,7 +320,8 @@ class ChunkTree:
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None or not self.fs.is_writable:
             ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
-            return Attributes(ino, size, ttl, status, own.mtime_ns if own is not None else None), extent
+            time, repeats = own.mtime_ns if own is not None else None, self.numbers.repeats(state.generation)
+            return Attributes(ino, size, ttl, status, time, repeats), extent
         self.keep_version(own.ino, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns), extent
 
@@ -341,12 +342,8 @@ class ChunkTree:
 
     async def prune(self) -> None:
         """Commit the removal of all chunks, and remove the directories of the shards."""
-        array, store, writer, encoding = (
-            self.array,
-            self.fs.writable.store,
-            self.fs.writable.writer,
-            self.array.layout.key_encoding,
-        )
+        array, encoding = self.array, self.array.layout.key_encoding
+        store, writer = self.fs.writable.store, self.fs.writable.writer
         for coords in self.refilled:
             if self.refilled.discard(coords):  # else it has been written meanwhile
                 await writer.erase(array, coords, mtime_ns=time.time_ns())
