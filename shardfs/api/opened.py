@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import open_source
 from shardfs.stores.loop import LoopThread
-from shardfs.stores.url import StoreOptions, resolve
+from shardfs.stores.url import StoreOptions, is_remote, resolve
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
 
@@ -53,8 +53,8 @@ class Recipe:
 class OpenDataset:
     """A source that is open in an event loop in a thread of its own; a context manager, which closes it.
 
-    Any number of threads may use it at the same time. One that is sent to another process is opened there when it is
-    first used, with the same options. After `close`, and in a process that was forked meanwhile, everything raises
+    Any number of threads may use it at the same time. One that is sent to another process, by pickling or because that
+    was forked, is opened there when it is first used, with the same options. After `close` everything raises
     `ClosedError`.
     """
 
@@ -79,6 +79,7 @@ class OpenDataset:
     def _prepare(self, recipe: Recipe) -> None:
         self.url, self._recipe = recipe.source, recipe
         self._loop = None
+        self._is_sent = False
         self._opening = threading.Lock()
         _OPEN[type(self), recipe] = self
 
@@ -107,14 +108,27 @@ class OpenDataset:
         So it is whoever uses it that gets the error if it cannot be opened.
         """
         with self._opening:
+            if self._loop is not None and self._loop.was_forked:
+                _BEFORE_FORK.append(self._loop)
+                self._loop, self._is_sent = None, True
+                _REOPENED[type(self), self._recipe] = self
             if self._loop is None:
                 self._loop = LoopThread(_opened(self._recipe), self.url)
             return self._loop
 
     @property
+    def commits_at_once(self) -> bool:
+        """Whether what is written is to be committed before the call returns.
+
+        So it is if the dataset was sent to this process, and is in a bucket: whoever sent it may be on another host,
+        and cannot let this process commit when all is done.
+        """
+        return self._is_sent and is_remote(self.url)
+
+    @property
     def is_closed(self) -> bool:
         """Whether it cannot be used any more."""
-        return self._loop is not None and self._loop.is_closed
+        return self._loop is not None and self._loop.is_closed and not self._loop.was_forked
 
     @property
     def view(self) -> str:
@@ -140,7 +154,7 @@ class OpenDataset:
         if _OPEN.get(key) is self:
             del _OPEN[key]
         _REOPENED.pop(key, None)
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.was_forked:
             self._loop.close()
 
 
@@ -149,7 +163,22 @@ _OPEN: "WeakValueDictionary[_Key, OpenDataset]" = WeakValueDictionary()
 """The datasets that are open in this process, of several of a class with the same recipe the one opened last."""
 _REOPENED: "dict[_Key, OpenDataset]" = {}
 """Those that were sent to this process: they stay open until it ends, or somebody closes them."""
-_REOPENING: Final = threading.Lock()
+_BEFORE_FORK: "Final[list[LoopThread[Paths]]]" = []
+"""What was open in the process from which this one was forked: to end it is not up to this one."""
+_REOPENING = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """Release in a forked process what a thread of the other one had locked."""
+    global _REOPENING
+    _REOPENING = threading.Lock()
+    for dataset in _OPEN.values():
+        dataset._opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
 
 D = TypeVar("D", bound="OpenDataset")
 
@@ -161,6 +190,7 @@ def _reopen(kind: type[D], recipe: Recipe) -> D:
             return known
         dataset = kind.__new__(kind)
         dataset._prepare(recipe)
+        dataset._is_sent = True
         _REOPENED[kind, recipe] = dataset
         return dataset
 
@@ -170,6 +200,6 @@ async def _opened(recipe: Recipe) -> AsyncIterator[Paths]:
     options = recipe.options
     async with (
         open_source(recipe.source, recipe.store_options, ttl=options.metadata_ttl) as source,
-        open_paths(source, options) as paths,
+        open_paths(source, options, door="open") as paths,
     ):
         yield paths

@@ -99,35 +99,39 @@ class ShardfsStore(Store):
         return size
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Publish a file; when this returns, it survives the end of the process."""
+        """Publish a file; when this returns, it survives the end of the process.
+
+        If the store was sent to this process, and is in a bucket, it is committed, too.
+        """
         self._check_writable()
         await self._ensure_open()
-        await self._call(Paths.publish, self._key(key), _bytes(value))
+        await self._call(_publish, self._key(key), _bytes(value), commits=self.dataset.commits_at_once)
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Do what `set` does."""
         self._check_writable()
-        self.dataset.loop.call(Paths.publish, self._key(key), _bytes(value))
+        self.dataset.loop.call(_publish, self._key(key), _bytes(value), commits=self.dataset.commits_at_once)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Publish a file unless there is one; of several who do so at the same time, one succeeds."""
         self._check_writable()
         await self._ensure_open()
         with suppress(ExistsError):
-            await self._call(Paths.publish, self._key(key), _bytes(value), exclusive=True)
+            commits = self.dataset.commits_at_once
+            await self._call(_publish, self._key(key), _bytes(value), commits=commits, exclusive=True)
 
     async def delete(self, key: str) -> None:
         """Remove a file, if there is one."""
         self._check_writable()
         await self._ensure_open()
         with suppress(*_MISSING):
-            await self._call(Paths.remove, self._key(key))
+            await self._call(_remove, self._key(key), commits=self.dataset.commits_at_once)
 
     def delete_sync(self, key: str) -> None:
         """Do what `delete` does."""
         self._check_writable()
         with suppress(*_MISSING):
-            self.dataset.loop.call(Paths.remove, self._key(key))
+            self.dataset.loop.call(_remove, self._key(key), commits=self.dataset.commits_at_once)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all files below a directory, and the directory."""
@@ -193,6 +197,18 @@ async def _read(paths: Paths, key: str, start: int, stop: int | None) -> BytesLi
         return await paths.read(key, start, stop)
     except _MISSING:
         return None
+
+
+async def _publish(paths: Paths, key: str, data: BytesLike, *, commits: bool, exclusive: bool = False) -> None:
+    await paths.publish(key, data, exclusive=exclusive)
+    if commits:
+        await paths.commit(key)
+
+
+async def _remove(paths: Paths, key: str, *, commits: bool) -> None:
+    await paths.remove(key)
+    if commits:
+        await paths.commit(key)
 
 
 async def _size(paths: Paths, key: str) -> int | None:

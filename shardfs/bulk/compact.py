@@ -14,7 +14,8 @@ from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
-from shardfs.dataset.state.slots import hold, slots_of
+from shardfs.dataset.state.holding import hold
+from shardfs.dataset.state.slots import slots_of
 from shardfs.errors import ShardfsError, SourceError, counted
 from shardfs.stores.url import StoreOptions
 
@@ -73,9 +74,8 @@ async def compact_source(
     written, or has a journal.
     """
     store, report = source.writable, Report()
-    with hold(store) as state:
-        left = [slot.state for slot in slots_of(store) if slot.holder is None]
-        if any(slot.has_pending() for slot in (state, *left)):
+    with hold(store, door="compact") as state:
+        if any(slot.state.has_pending() for slot in slots_of(store) if slot.holder is None or slot.state == state):
             raise SourceError(
                 f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
             )
@@ -84,7 +84,7 @@ async def compact_source(
             for key in strays.nodes:
                 report.leave(key, among_shards(path))
 
-        await store.start_writing(state.root, single_writer=single_writer)
+        await store.start_writing(state.root, state.key, single_writer=single_writer)
         with opened(source, state) as (_, commits):
             shards = await look_at_shards(
                 source,
@@ -106,7 +106,7 @@ async def compact_source(
                     try:
                         array = (await source.hierarchy.node(shard.path)).array
                         if array is not None:
-                            await commits.rewrite(array.layout, shard.coords, {}, compact=True)
+                            await commits.rewrite(array.layout, shard.coords)
                     except ShardfsError as error:
                         report.leave(shard.key, error)
                         continue

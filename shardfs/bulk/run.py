@@ -15,7 +15,7 @@ from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, what_else
 from shardfs.dataset.state.directory import needed
-from shardfs.dataset.state.slots import hold
+from shardfs.dataset.state.holding import hold_alone
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -158,7 +158,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None
     store = job.made(context).writable
     with ExitStack() as held:
         if store.root is not None:
-            held.enter_context(hold(store))
+            held.enter_context(hold_alone(store))
         manifest = held.enter_context(open_manifest(store.address))
         is_empty, unfinished = await _is_empty(store), manifest.unfinished()
         if not how.syncs:

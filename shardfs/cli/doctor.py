@@ -18,7 +18,8 @@ from shardfs.cli.sharing import try_sharing
 from shardfs.cli.sources import store_options
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.journal.recovery import recover_command
-from shardfs.dataset.state.slots import Slot, all_slots, hold, slots_of
+from shardfs.dataset.state.holding import hold
+from shardfs.dataset.state.slots import Slot, all_slots, slots_of
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
@@ -126,11 +127,10 @@ async def _look_at(source: Source, write: bool) -> list[Finding]:
     store = source.store
     findings = [Finding("ok", f"{store.url} can be read")]
     if store.root is not None:
-        (slot,) = slots_of(store)
-        if slot.holder is not None:
-            what = f"{store.url} is being written by {slot.holder}"
-            return [*findings, Finding("note", what, "others can mount it without --write")]
-        findings += _left(slot)
+        for slot in slots_of(store):
+            if slot.holder is not None:
+                findings.append(Finding("note", f"{store.url} is being written by {slot.holder}"))
+            findings += _left(slot)
     if write:
         findings.append(await _writing(source.writable))
     return findings
@@ -142,7 +142,7 @@ async def _writing(store: Store) -> Finding:
         return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
     try:
         with hold(store) as state:
-            await store.start_writing(state.root, single_writer=False)
+            await store.start_writing(state.root, state.key, single_writer=False)
     except ShardfsError as error:
         return failure(error)
     return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))

@@ -8,7 +8,7 @@ journal.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
-from shardfs.dataset.schedule import Schedule
+from shardfs.dataset.schedule import BATCH, Schedule, batches
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.errors import (
     ConflictError,
@@ -54,15 +54,11 @@ _PAUSE: Final = 0.25
 _ATTEMPTS: Final = 24
 _MAX_GROWN: Final = 10_000  # arrays that grew
 _MAX_TOLD: Final = 10  # conflicts that are named
-_BATCH: Final = 16
-_BATCH_INDEX_NBYTES: Final = 4 * 2**20
-"""How many shards are committed together, and how long their indexes may be in total."""
-
-_SMALL_NBYTES: Final = 2**20
-_SMALL_BATCH: Final = 64
-"""How many chunk files of at most so many bytes are committed together."""
-
 _SYNCS_AT_ONCE: Final = 16
+
+
+Judge = Callable[[], Awaitable[bool | None]]
+"""Returns whether a change still fits what is stored; None if its very result is."""
 
 
 class _Grown(NamedTuple):
@@ -90,11 +86,18 @@ class GroupCommit:
     """The pending changes of a source, and the commits that bring them into shards.
 
     `run` runs in a nursery of the caller; without it, only `flush` commits. A shard is not appended to, but compacted,
-    if at least the share *auto_compact* of its bytes would be dead.
+    if at least the share *auto_compact* of its bytes would be dead. *take_over* is called, without any lock, when a
+    shard is found as a process left it that was killed while it changed it.
     """
 
     def __init__(
-        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+        self,
+        source: Source,
+        journal: Journal,
+        conflicts: Journal,
+        *,
+        auto_compact: float | None = None,
+        take_over: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.journal = journal
         self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
@@ -115,6 +118,10 @@ class GroupCommit:
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
+        self._take_over = take_over
+        self._interrupted: set[str] = set()  # keys of shards that were found so since the last commit of each
+        self._must_take_over = False
+        self._judges: dict[int, tuple[ChunkChange, Judge]] = {}  # of changes that an earlier process has published
         self._grown: Cache[str, _Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path; read by `add`
 
     @property
@@ -157,6 +164,10 @@ class GroupCommit:
         ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
         if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
             queue.hurry(grown.committed_at + _PAUSE)
+
+    async def array_now(self, path: str) -> Array | None:
+        """Return the array at *path* as it is stored now; None if there is none."""
+        return await self._source.hierarchy.array(path, fresh=True)
 
     async def wait_for_room(self) -> None:
         """Wait for the end of a batch, and let shards that are not idle be committed until then."""
@@ -213,10 +224,21 @@ class GroupCommit:
         await for_each(keys, sync, _SYNCS_AT_ONCE)
         await for_each({key.rpartition("/")[0] for key in keys}, sync_directory, _SYNCS_AT_ONCE)
 
+    def add_again(self, queue: ShardQueue, change: ChunkChange, judge: Judge) -> None:
+        """Add a change that an earlier process has published.
+
+        Others may have changed the chunk meanwhile, and may until it is committed: *judge* is asked under the lock.
+        """
+        self._judges[id(change)] = change, judge
+        self.add(queue, change)
+
     def add(self, queue: ShardQueue, change: ChunkChange) -> None:
         """Add a published change; the change that it replaces need not be committed any more."""
-        if queue.add(change) is None:
+        before = queue.add(change)
+        if before is None:
             self.npending += 1
+        else:
+            self._judges.pop(id(before), None)
         self._hurry(queue, change)
         self.pending.add(queue)
         if queue.is_full:
@@ -272,13 +294,12 @@ class GroupCommit:
         self,
         layout: ArrayLayout,
         shard: Coords,
-        contents: Mapping[Coords, Content | None] | None,
-        *,
-        compact: bool = False,
+        plan: Callable[[], Awaitable[Mapping[Coords, Content | None] | None]] | None = None,
     ) -> None:
-        """Change chunks of one shard without records, after a flush; without *contents*, remove the shard.
+        """Change chunks of one shard without records, after a flush.
 
-        With *compact*, rewrite it without dead bytes, unless changes of it are pending.
+        *plan* returns the new contents, or None to remove the shard; it is asked while nobody else can change that.
+        Without it, the shard is rewritten without dead bytes, unless changes of it are pending.
         """
         queue = self.queue(layout, shard)
         attempts, begun = _ATTEMPTS, trio.current_time()
@@ -286,12 +307,14 @@ class GroupCommit:
             try:
                 waited = trio.current_time() - begun
                 async with self._turn(), queue.lock, self._edit(queue, layout, waited) as edit:
-                    if compact and queue.changes:
+                    if plan is None and queue.changes:
                         return  # they refer to entries that would move
-                    if edit.snapshot is not None:
-                        commit = await self._plan(queue, layout, contents, (), edit, compact=compact)
+                    contents = {} if plan is None else await plan()
+                    if edit.snapshot is not None and (contents != {} or plan is None):
+                        commit = await self._plan(queue, layout, contents, (), edit, compact=plan is None)
                         await self._announce([commit])
                         await self._store(commit)
+                        await edit.release()
                         await self.journal.release_soon(self._pop_undo(queue))
             except (ConflictError, StaleError) as error:
                 queue.give_way(error)
@@ -313,10 +336,13 @@ class GroupCommit:
             finally:
                 self.progress.set()
                 self.progress = trio.Event()
+        if self._must_take_over and self._take_over is not None:
+            self._must_take_over = False
+            await self._take_over()
 
     async def _commit(self, queues: Sequence[ShardQueue]) -> None:
         unreachable: list[UnreachableError] = []
-        for batch in _batches(queues):
+        for batch in batches(queues):
             async with self._turn():
                 await self._commit_batch(batch, unreachable)
         if queues and not self.pending:
@@ -359,6 +385,12 @@ class GroupCommit:
                         nursery.start_soon(self._execute, commit, unreachable)
                     else:
                         await self._execute(commit, unreachable)
+            # The last thing to go: they tell of locks that are left, too.
+            done = [commit for commit in commits if not commit.queue.has_any(commit.records)]
+            try:
+                await self.journal.release_soon([undo for commit in done for undo in self._pop_undo(commit.queue)])
+            except ShardfsError as error:
+                log.error("what is committed could not be noted in the journal: %s", error)  # noqa: TRY400
 
     async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack) -> _Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
@@ -374,13 +406,72 @@ class GroupCommit:
             waited = trio.current_time() - since
             edit = await own.enter_async_context(self._edit(queue, array.layout, waited, **owner))
             queue.got_lock()
-            if edit.snapshot is not None or first is not None:
+            await self._look_again(queue, array, edit)
+            stored, outdated = await self._judge_again(records)
+            if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
-                commit = await self._plan(queue, array.layout, contents, records, edit)
+                try:
+                    commit = await self._plan(queue, array.layout, contents, records, edit)
+                except CorruptionError as error:
+                    self._note_interrupted(queue, str(error))
+                    raise
                 await edits.enter_async_context(own.pop_all())
                 return commit
-        await self._finish(queue, records)  # without the lock: no record would tell who left it
+        # Without the lock: no record would tell who left it.
+        if outdated:
+            await self._put_outdated_aside(queue, outdated, "of chunks that another program has changed since")
+        if stored or not outdated:
+            await self._finish(queue, stored or records)
         return None
+
+    async def _look_again(self, queue: ShardQueue, array: Array, edit: ObjectEdit) -> None:
+        """Raise `StaleError` if a shard, whose lock is held now, has to be looked at from the beginning.
+
+        Another session may have changed or removed the *array* before it gave the lock back. One that was killed has
+        left the lock, and its journal says what became of its commit.
+        """
+        if edit.was_interrupted:
+            self._note_interrupted(queue, "a process was killed while it changed it")
+        if self._source.store.rewrites:
+            return  # a version that is expected says nothing of the document either
+        now = await self._source.hierarchy.array(queue.layout.path, fresh=True)
+        if now is None or (now.layout, now.fingerprint) != (array.layout, array.fingerprint):
+            raise StaleError(f"{queue.key}: its array was changed meanwhile")
+
+    def _note_interrupted(self, queue: ShardQueue, why: str) -> None:
+        """Raise `StaleError` when a shard is first found as a killed process may have left it.
+
+        What dead sessions left is taken over before it is tried again.
+        """
+        if self._take_over is not None and queue.key not in self._interrupted:
+            self._interrupted.add(queue.key)
+            self._must_take_over = True
+            raise StaleError(f"{queue.key}: {why}; first, what ended sessions left is taken over")
+
+    async def _judge_again(self, records: Sequence[ChunkChange]) -> tuple[Sequence[ChunkChange], Sequence[ChunkChange]]:
+        """Return which of *records*, if an earlier process has published them, are stored, and which do not fit."""
+        stored: list[ChunkChange] = []
+        outdated: list[ChunkChange] = []
+        for record in records:
+            judged = self._judges.get(id(record))
+            fits = await judged[1]() if judged is not None else True
+            if fits is not True:
+                (stored if fits is None else outdated).append(record)
+        return stored, outdated
+
+    async def _put_outdated_aside(self, queue: ShardQueue, changes: Sequence[ChunkChange], why: str) -> None:
+        """Put changes of a shard into the conflict journal."""
+        log.error(
+            "kept %s of %s, %s; `shardfs recover` shows them: %s%s",
+            counted(len(changes), "chunk"),
+            queue.layout.path or "the array",
+            why,
+            ", ".join("/".join(map(str, change.coords)) for change in changes[:_MAX_TOLD]),
+            ", …" if len(changes) > _MAX_TOLD else "",
+        )
+        await self.put_aside(changes)
+        queue.conflicted(len(changes))
+        await self._finish(queue, changes)
 
     async def _fitting(self, queue: ShardQueue, array: Array | None) -> Sequence[ChunkChange]:
         """Return the changes of a shard that still fit their *array*; the others go into the conflict journal."""
@@ -390,17 +481,8 @@ class GroupCommit:
             fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(change.coords)
             (fitting if fits else conflicts).append(change)
         if conflicts:
-            log.error(
-                "kept %s of %s, published for metadata that another program has changed or removed; `shardfs recover` "
-                "shows them: %s%s",
-                counted(len(conflicts), "chunk"),
-                queue.layout.path or "the array",
-                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
-                ", …" if len(conflicts) > _MAX_TOLD else "",
-            )
-            await self.put_aside(conflicts)
-            queue.conflicted(len(conflicts))
-            await self._finish(queue, conflicts)
+            why = "published for metadata that another program has changed or removed"
+            await self._put_outdated_aside(queue, conflicts, why)
         return fitting
 
     async def put_aside(self, changes: Sequence[ChunkChange | Shrink]) -> None:
@@ -510,7 +592,8 @@ class GroupCommit:
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
         with self._noting_failure(commit.queue, unreachable):
             await self._store(commit)
-            await self._finish(commit.queue, commit.records, *self._pop_undo(commit.queue))
+            await self._finish(commit.queue, commit.records)  # before others have the shard
+            await commit.edit.release()
 
     async def _store(self, commit: _Commit) -> None:
         """Store the next version of a shard."""
@@ -525,6 +608,7 @@ class GroupCommit:
                 else:
                     await edit.delete()
             except ConflictError:
+                await edit.release()
                 await self.journal.release_soon(self._pop_undo(commit.queue))  # what has the key was not changed
                 raise
             shards.generations.committed(layout, shard, stat)
@@ -537,12 +621,15 @@ class GroupCommit:
         undo = self.undos.pop(queue.key, None)
         return [undo] if undo is not None else []
 
-    async def _finish(self, queue: ShardQueue, records: Sequence[ChunkChange], *undo: UndoRecord) -> None:
-        """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""
+    async def _finish(self, queue: ShardQueue, records: Sequence[ChunkChange]) -> None:
+        """Note that *records* are in the shard, or kept elsewhere."""
         queue.remove(records)
         self.npending -= len(records)
+        self._interrupted.discard(queue.key)
+        for record in records if self._judges else ():
+            self._judges.pop(id(record), None)
         self._succeed(queue)
-        await self.journal.release_soon([*records, *undo])
+        await self.journal.release_soon(records)
 
     def _succeed(self, queue: ShardQueue) -> None:
         """Note that nothing prevents a shard from being committed, or that it has nothing to commit any more."""
@@ -608,29 +695,4 @@ class GroupCommit:
             return queue.error is None and (queue.retry_at or now) <= now
 
         full = [queue for queue in self._full if queue.is_full and is_ready(queue)]
-        return full or [*islice(filter(is_ready, self.pending), max(_BATCH, len(self.pending) // 2))]
-
-
-def _batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:
-    """Yield batches of shards to commit together."""
-    batch: list[ShardQueue] = []
-    total = 0.0
-    for queue in queues:
-        share = _share(queue)
-        if batch and total + share > 1:
-            yield batch
-            batch, total = [], 0.0
-        batch.append(queue)
-        total += share
-    if batch:
-        yield batch
-
-
-def _share(queue: ShardQueue) -> float:
-    """Return how much of a batch a shard takes: all of it, if its commit may take much memory."""
-    grid = queue.layout.grid
-    if grid.is_large(grid.index_shape(queue.shard)):
-        return 1
-    if grid.is_unsharded and queue.payload_nbytes <= _SMALL_NBYTES:
-        return 1 / _SMALL_BATCH
-    return max(1 / _BATCH, queue.index_nbytes / _BATCH_INDEX_NBYTES)
+        return full or [*islice(filter(is_ready, self.pending), max(BATCH, len(self.pending) // 2))]

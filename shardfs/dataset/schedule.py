@@ -1,4 +1,4 @@
-"""When each shard with pending changes is to be committed, found without looking at all of them."""
+"""When each shard with pending changes is to be committed, and with which others, without looking at all of them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,6 +7,14 @@ from itertools import count
 from typing import Final
 
 from shardfs.dataset.layout import ShardQueue
+
+BATCH: Final = 16
+_BATCH_INDEX_NBYTES: Final = 4 * 2**20
+"""How many shards are committed together, and how long their indexes may be in total."""
+
+_SMALL_NBYTES: Final = 2**20
+_SMALL_BATCH: Final = 64
+"""How many chunk files of at most so many bytes are committed together."""
 
 _SPARE: Final = 64
 
@@ -78,3 +86,28 @@ class Schedule:
     def _entry(self, queue: ShardQueue) -> _Entry:
         entry = self._entries[queue] = queue.due_at, next(self._numbers), queue
         return entry
+
+
+def batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:
+    """Yield batches of shards to commit together."""
+    batch: list[ShardQueue] = []
+    total = 0.0
+    for queue in queues:
+        share = _share(queue)
+        if batch and total + share > 1:
+            yield batch
+            batch, total = [], 0.0
+        batch.append(queue)
+        total += share
+    if batch:
+        yield batch
+
+
+def _share(queue: ShardQueue) -> float:
+    """Return how much of a batch a shard takes: all of it, if its commit may take much memory."""
+    grid = queue.layout.grid
+    if grid.is_large(grid.index_shape(queue.shard)):
+        return 1
+    if grid.is_unsharded and queue.payload_nbytes <= _SMALL_NBYTES:
+        return 1 / _SMALL_BATCH
+    return max(1 / BATCH, queue.index_nbytes / _BATCH_INDEX_NBYTES)

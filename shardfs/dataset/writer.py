@@ -5,6 +5,7 @@
 
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -35,11 +36,17 @@ class ChunkWriter:
     """Changes to the chunks of one source, in the order in which they are published."""
 
     def __init__(
-        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+        self,
+        source: Source,
+        journal: Journal,
+        conflicts: Journal,
+        *,
+        auto_compact: float | None = None,
+        take_over: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.source = source
         self.journal = journal
-        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact)
+        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact, take_over=take_over)
         self.admission = Admission(self.journal, self.commits)
 
     def check(self) -> None:
@@ -108,12 +115,14 @@ class ChunkWriter:
                     pending is not None and pending.fingerprint != change.fingerprint
                 )
                 if not is_blocked and await self._append(array, queue, change, content, own):
-                    return
+                    break
             if is_blocked:  # what is pending is of codecs, or of an array, that are not there any more
                 with suppress(ConflictError):
                     await self.commits.flush(below=layout.path)
             else:
                 await self._make_room(queue, nbytes)
+        if self.journal.is_shared:  # should this host fail, another one may take over the journal
+            await self.journal.sync_soon()
 
     async def _append(
         self, array: Array, queue: ShardQueue, change: ChunkChange, content: Content, own: OwnVersion | None
@@ -192,14 +201,19 @@ async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ..
 
 async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
     """Remove the chunks of one shard that are outside the grid *inside*."""
-    starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
-    if any(start >= n for start, n in zip(starts, inside, strict=True)):
-        await commits.rewrite(array.layout, shard, None)
-        return
-    outside: dict[Coords, Content | None] = {
-        coords: None
-        async for coords in array.chunks_of(shard)
-        if any(i >= n for i, n in zip(coords, inside, strict=True))
-    }
-    if outside:
-        await commits.rewrite(array.layout, shard, outside)
+
+    async def outside() -> Mapping[Coords, Content | None] | None:
+        """Return what to remove, all if that is None: not what is in an array that another session has made larger."""
+        limits, now = inside, await commits.array_now(array.layout.path)
+        if now is not None and now.grid.chunk_shape == array.grid.chunk_shape:
+            limits = tuple(map(max, inside, now.grid.grid_shape))
+        starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
+        if any(start >= n for start, n in zip(starts, limits, strict=True)):
+            return None
+        return {
+            coords: None
+            async for coords in array.chunks_of(shard)
+            if any(i >= n for i, n in zip(coords, limits, strict=True))
+        }
+
+    await commits.rewrite(array.layout, shard, outside)

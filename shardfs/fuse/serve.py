@@ -75,7 +75,7 @@ async def _serve(
     how: Sequence[str],
 ) -> bool:
     url, notes = source.store.url, await notes_on(source, options)
-    async with open_tree(source, options, mountpoint=path) as session:
+    async with open_tree(source, options, door="mount", mountpoint=path) as session:
         figures = Figures(session, path, options)
         operations = Operations(session.fs, source.statistics, figures.publish, options)
         if session.writing is not None:

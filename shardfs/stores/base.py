@@ -28,8 +28,12 @@ Buffer = bytes | bytearray | memoryview
 APPEND_NBYTES: Final = 8 * 2**20
 """The largest step of an append, in bytes, without padding and tail."""
 
-_RESERVED: Final = re.compile(r"\.shardfs(-([0-9a-f]{16}|[a-z0-9_]{8})\.tmp|-probe-[0-9a-f]{16})?")
-"""All names that shardfs has ever made beside stored data: the directory, temporary files, and objects to try a server.
+_RESERVED: Final = re.compile(
+    r"\.shardfs(\.([1-9]|1[0-5])|-documents|-probe-[0-9a-f]{16}|-([0-9a-f]{16}|[a-z0-9_]{8})\.tmp)?"
+)
+"""All names that shardfs has ever made beside stored data.
+
+They are the directory of slots, the lock of the documents of a node, temporary files, and objects to try a server.
 
 Any other one may be a user's: `rsync` stores `shardfs-notes` by way of `.shardfs-notes.Ab12Cd`.
 """
@@ -288,6 +292,10 @@ class ObjectEdit(Protocol):
         """The object before the change; None if there is none."""
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether a process that changed the object was killed meanwhile, and nobody has changed it since."""
+
+    @property
     def can_delete(self) -> bool:
         """Whether `delete` removes exactly this version of the object, and no other."""
 
@@ -311,6 +319,9 @@ class ObjectEdit(Protocol):
 
     async def delete(self) -> None:
         """Remove the object durably; raises the errors of `splice`, and `NotFoundError` if there is none."""
+
+    async def release(self) -> None:
+        """Let others change the object, before the end of the block in which the edit was begun."""
 
 
 class NewObject(Protocol):
@@ -343,6 +354,13 @@ async def write_all(file: OpenFile, content: Content) -> None:
     """Write *content* at the beginning of *file*."""
     for offset, nbytes in in_pieces(content.nbytes):
         await file.write(offset, await trio.to_thread.run_sync(content.read, offset, nbytes))
+
+
+def is_same_version(one: Stat, other: Stat) -> bool:
+    """Whether two states of a key are of one version; of a local file, also if its mode or owner was changed."""
+    if one.file is not None and other.file is not None:
+        return (one.identity, one.size, one.mtime_ns) == (other.identity, other.size, other.mtime_ns)
+    return one.version == other.version
 
 
 class Presence(enum.Enum):
@@ -490,12 +508,12 @@ class Reader(Protocol):
 class ObjectWriter(Protocol):
     """What stores change as a whole: shards, documents and new objects, each on its own condition."""
 
-    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
+    async def start_writing(self, directory: str, own: str, *, single_writer: bool) -> None:
         """Prepare for changes; called once before the first.
 
-        *directory* is a local directory, locked by the caller, for reserved names, and for files that are being written
-        to a remote store. Raises `SourceError` if several processes could not write the store safely, unless there is
-        only a *single_writer*.
+        *directory* is a local directory for reserved names. The directory *own* in it, locked by the caller, is for
+        files that are being written to a remote store. Raises `SourceError` if several processes could not write the
+        store safely, unless there is only a *single_writer*.
         """
 
     async def check_writable(self, key: str) -> None:
@@ -531,8 +549,8 @@ class ObjectWriter(Protocol):
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key*, durably and at once, replacing what is *expected* there.
 
-        Raises `ExistsError` if the key is expected to be absent and is not, and, if several hosts can change the store,
-        `StaleError` if it does not stand for the expected version.
+        Raises `ExistsError` if the key is expected to be absent and is not, and `StaleError` if it does not stand for
+        the expected version.
         """
 
     async def keep(self, key: str, content: bytes, reason: str) -> None:

@@ -118,6 +118,11 @@ class LoopThread(Generic[T]):
         return _Call(work, answer)
 
     @property
+    def was_forked(self) -> bool:
+        """Whether it was open in another process when this one was forked from that: here it has no thread."""
+        return not self._loop.is_closed and os.getpid() != self._pid
+
+    @property
     def is_closed(self) -> bool:
         """Whether nothing can be called any more."""
         return self._loop.is_closed or os.getpid() != self._pid

@@ -108,7 +108,7 @@ async def open_views(source: Source, options: TreeOptions) -> AsyncIterator[View
     """
     cache = ChunkCache(options.decode_cache, source.statistics)
     async with AsyncExitStack() as stack:
-        main = await stack.enter_async_context(open_paths(source, options, cache))
+        main = await stack.enter_async_context(open_paths(source, options, cache, door="serve"))
         others: dict[str, Paths | SourceError] = {}
         for name, form in FORMS.items():
             if form == (options.view, options.decode):

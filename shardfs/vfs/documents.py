@@ -11,6 +11,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.copies import is_in_any
+from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import DOCUMENT, Broken, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import ChunkWriter, empty_outside
@@ -69,6 +70,7 @@ class Documents:
         fs: Filesystem,
         writer: ChunkWriter,
         orphans: OrphanChunks,
+        others: OtherSessions,
         *,
         chunks_per_shard: tuple[int, ...] | None,
     ) -> None:
@@ -77,6 +79,7 @@ class Documents:
         self._view = fs.view
         self._writer = writer
         self._orphans = orphans
+        self._others = others
         self._chunks_per_shard = chunks_per_shard
         self._seen = SeenVersions()
 
@@ -85,6 +88,10 @@ class Documents:
         key = entry.stored_key() if isinstance(entry, PublishedEntry) and entry.is_document else None
         if key is not None:
             self._seen.read(key, handle.attributes.status)
+
+    def was_touched(self, key: str, old: Stat, new: Stat) -> None:
+        """Note that a program has changed attributes of the stored document *key*."""
+        self._seen.touched(key, old, new)
 
     async def publish(
         self, entry: PublishedEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
@@ -244,6 +251,15 @@ class Documents:
         stored = node.document if isinstance(node.metadata, GroupMetadata) else None
         await self._store(node, await self._with_copies(node, stored, written, nodes), publication)
 
+    async def _settle(self, path: str) -> None:
+        """Let all other sessions commit, before an array at *path* is made or gets another shape.
+
+        What they have published is of the array as it was: it must not come into another one, or be taken for part of
+        it. Raises `StoreError` if one of them does not.
+        """
+        for error in await self._others.flush(live=True):
+            raise StoreError(f"{path or 'the array'} is not changed while another session has to commit: {error}")
+
     async def _edit_array(
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
     ) -> None:
@@ -254,6 +270,7 @@ class Documents:
         store = partial(self._store_document, node, document, edited.document, publication)
         if edited.shape != stored.shape:
             await commits.flush(below=node.path)  # a new shape renumbers the chunks
+            await self._settle(node.path)
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
             if edited.shape != stored.shape:
@@ -280,6 +297,7 @@ class Documents:
 
         Chunks that came before it are taken in.
         """
+        await self._settle(node.path)
         document: Document | None = None
         if self._chunks_per_shard is not None:
             try:
@@ -364,14 +382,12 @@ class Documents:
     async def _replace(self, node: Node, key: str, content: bytes, publication: _Publication) -> Stat:
         """Store *content* under *key* in the directory of *node*, over a version that programs can know.
 
-        If another host was first, raises `StaleError`, and what was written is kept on this machine.
+        If another session was first, raises `StaleError`; what was written to a bucket is kept on this machine.
         """
         store, now = self._fs.writable.store, await self._stored_now(node, key)
         is_exclusive = publication.exclusive and now is None
         if is_exclusive:
             expected: Expected = ABSENT
-        elif store.root is not None:
-            expected = ANY
         else:
             expected = self._seen.expected(key, now)
         try:

@@ -18,6 +18,7 @@ import trio
 from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import Pending
+from shardfs.dataset.path_table import is_below
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -256,8 +257,17 @@ class Paths:
                     finally:
                         self._forget_directories()
 
+    async def commit(self, path: str) -> None:
+        """Commit what is pending in the array of the chunk at *path*; calls that come together share a commit.
+
+        Raises the error that prevents it.
+        """
+        commits = self._writable().writer.commits
+        for array in {queue.layout.path for queue in commits.pending if is_below(path, queue.layout.path)}:
+            await commits.flush(below=array)
+
     async def flush(self) -> None:
-        """Commit what was published; raises the error that prevents it."""
+        """Commit what was published, here and by all other sessions; raises the error that prevents it."""
         await self._writable().fs.flush_all()
 
     def pending(self) -> Pending:
@@ -397,15 +407,15 @@ async def pieces_of(
 
 @asynccontextmanager
 async def open_paths(
-    source: Source, options: TreeOptions, chunk_cache: ChunkCache | None = None
+    source: Source, options: TreeOptions, chunk_cache: ChunkCache | None = None, *, door: str | None = None
 ) -> AsyncIterator[Paths]:
     """Open the tree of *source* for the length of a block, at the end of which all that was published is committed.
 
-    *chunk_cache* may be that of other trees too. Raises `SourceError` if there is nothing to show, or if it is to be
-    changed and another process does so; at the end `StoreError`, if something could not be committed and stays in the
-    journal.
+    *chunk_cache* may be that of other trees too, and *door* is that of `open_tree`. Raises `SourceError` if there is
+    nothing to show, or if it is to be changed and that is not safe; at the end `StoreError`, if something could not be
+    committed, here or by another session, and stays in its journal.
     """
-    async with open_tree(source, options, chunk_cache) as session:
+    async with open_tree(source, options, chunk_cache, door=door) as session:
         problems = await session.start()
         try:
             async with open_nursery() as nursery:

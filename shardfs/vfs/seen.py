@@ -1,11 +1,11 @@
-"""Which versions of documents the programs of a mount know, where several hosts may store them: `SeenVersions`."""
+"""Which versions of documents the programs of a session know, as others may store them, too: `SeenVersions`."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from shardfs.stores.base import ABSENT, ANY, Expected, Stat
+from shardfs.stores.base import ABSENT, ANY, Expected, Stat, is_same_version
 
 _MAX_KEYS: Final = 10_000
 
@@ -51,6 +51,14 @@ class SeenVersions:
         if old is ANY or seen.has(old) or seen == _Seen():
             seen.stored, seen.is_removed = new, False
 
+    def touched(self, key: str, old: Stat, new: Stat) -> None:
+        """Note that a program has set the time of the document, which had the status *old*."""
+        seen = self._of(key)
+        if _is_same(seen.read, old):
+            seen.read = new
+        if _is_same(seen.stored, old):
+            seen.stored = new
+
     def removed(self, key: str, old: Expected) -> None:
         """Note that a program has removed the document, whose version was *old*."""
         seen = self._of(key)
@@ -74,5 +82,5 @@ class SeenVersions:
 
 def _is_same(one: Expected, other: Expected) -> bool:
     if isinstance(one, Stat) and isinstance(other, Stat):
-        return one.version == other.version
+        return is_same_version(one, other)
     return one is other

@@ -15,14 +15,16 @@ from shardfs.dataset.journal.recovery import (
     replay,
 )
 from shardfs.dataset.layout import Pending, pending_in
+from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on
 from shardfs.dataset.state.directory import StateDirectory, shown
-from shardfs.dataset.state.slots import hold, slots_of
+from shardfs.dataset.state.holding import hold
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted
 from shardfs.format.document import drafts_of
 from shardfs.stores.base import join_key
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
+from shardfs.stores.parallel import open_nursery
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.options import TreeOptions
@@ -84,8 +86,8 @@ class Session:
 class WritingSession(Session):
     """The session of a tree that may be changed.
 
-    The caller holds the lock of the directory *state*, which contains the journal. *view* is an `EditableView`. Raises
-    `StoreError` for a journal that cannot be read.
+    The caller holds the slot *state*, which contains the journal. *view* is an `EditableView`. Raises `StoreError` for
+    a journal that cannot be read.
     """
 
     fs: WritableFilesystem
@@ -104,7 +106,14 @@ class WritingSession(Session):
         self._single_writer = options.single_writer
         self._contents, self.journal = open_journal(state.journal, disk)
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
-        self.writer = ChunkWriter(source, self.journal, self.conflicts, auto_compact=options.auto_compact)
+        self.others = OtherSessions(source, state)
+        self.writer = ChunkWriter(
+            source,
+            self.journal,
+            self.conflicts,
+            auto_compact=options.auto_compact,
+            take_over=self.others.take_over,
+        )
         super().__init__(
             source,
             WritableFilesystem(
@@ -115,6 +124,7 @@ class WritingSession(Session):
                 ttl=source.store.ttl,
                 scratch=state.scratch_key,
                 writer=self.writer,
+                others=self.others,
                 buffers=state.drafts,
                 drafts=state.drafts_key,
                 orphans=state.staged_key,
@@ -139,7 +149,7 @@ class WritingSession(Session):
         file cannot be committed: programs would not see it, and its commit would replace what they write.
         """
         await self.fs.start()
-        await self.source.writable.start_writing(self.state.root, single_writer=self._single_writer)
+        await self.source.writable.start_writing(self.state.root, self.state.key, single_writer=self._single_writer)
         for draft in await self.source.store.list(self.state.drafts_key):  # by a mount that was killed
             await self.source.writable.unlink(join_key(self.state.drafts_key, draft.name))
         for directory, contents in ((self.state.journal, self._contents), (self.state.conflicts, self._aside)):
@@ -150,6 +160,7 @@ class WritingSession(Session):
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
         await self.fs.orphans.resume()
         await self.commit()
+        await self.others.take_over()
         hidden = [queue for queue in self.writer.commits.pending if queue.layout.grid.is_unsharded]
         if hidden and not self.source.hierarchy.takes_unsharded:
             why = hidden[0].error or f"{hidden[0].key} changes all the time"
@@ -157,17 +168,26 @@ class WritingSession(Session):
         kept = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
         kept += ["damage"] if self._contents.damage or self._aside.damage else []
         problems = [f"its journal has {' and '.join(kept)}"] if kept else []
-        for slot in slots_of(self.source.store):
-            left = slot.state.left() if slot.state != self.state and not slot.is_in_use else []
+        for slot in self.others.slots():
+            left = slot.state.left() if not slot.is_in_use else []
             if left:
                 whose = f"{' and '.join(left)}, of {slot.holder or 'a mount that was killed'}"
-                problems.append(f"{slot.state.root} has {whose}, which is not shown here")
+                problems.append(f"{slot.state.root}/{slot.state.key} has {whose}, which is not shown here")
                 log.warning("%s", problems[-1])
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def run(self) -> None:
-        """Commit what is due, until cancelled."""
-        await self.writer.commits.run()
+        """Commit what is due, and what other sessions ask for or leave, until cancelled."""
+        commits = self.writer.commits
+        async with open_nursery() as nursery:
+            nursery.start_soon(commits.run)
+            nursery.start_soon(self.others.watch)
+            nursery.start_soon(self.others.answer, self._answer, lambda: bool(commits.npending or commits.is_busy))
+
+    async def _answer(self) -> str | None:
+        """Commit what is pending, as another session has asked; return what prevents it."""
+        failures = await self.fs.try_flush_all()
+        return "; ".join(map(str, failures.errors)) or None
 
     def pending(self) -> Pending:
         """Return what was published and is not committed."""
@@ -191,9 +211,9 @@ class WritingSession(Session):
         return not failures.errors
 
     async def finish(self, *, commit: bool = True) -> bool:
-        """Commit everything and close the journal; return whether that succeeded. Failures are logged.
+        """Commit everything, close the journal, and let all other sessions commit; return whether that succeeded.
 
-        Without *commit*, because that has just failed, pending changes stay for the next session.
+        Failures are logged. Without *commit*, because that has just failed, pending changes stay for the next session.
         """
         is_committed = commit and await self.commit()
         for journal in (self.journal, self.conflicts):
@@ -202,18 +222,28 @@ class WritingSession(Session):
             except ShardfsError as error:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
-        return is_committed
+        # Nobody waits for this session any more, whose slot has no records that anybody could ask for.
+        problems = await self.others.flush()
+        for problem in problems:
+            log.error("%s: %s", self.source.store.url, problem)
+        return is_committed and not problems
 
 
 @asynccontextmanager
 async def open_tree(
-    source: Source, options: TreeOptions, chunk_cache: ChunkCache | None = None, *, mountpoint: str | None = None
+    source: Source,
+    options: TreeOptions,
+    chunk_cache: ChunkCache | None = None,
+    *,
+    door: str | None = None,
+    mountpoint: str | None = None,
 ) -> AsyncIterator[Session]:
     """Make the tree of *source* that *options* ask for, for the length of a block; it has not started yet.
 
-    A tree that may be changed holds the lock of the source during the block; *mountpoint* is where it is mounted, if it
-    is. The caller starts the session, runs it, and finishes it. *chunk_cache* may be that of other trees too. Raises
-    `SourceError` if the source is to be changed and another process does so, or it can only be read.
+    A tree that may be changed has a slot of the source during the block, which says by what *door* it is written, and
+    at what *mountpoint* it is mounted, if it is. The caller starts the session, runs it, and finishes it.
+    *chunk_cache* may be that of other trees too. Raises `SourceError` if the source is to be changed and that is not
+    safe, or it can only be read.
     """
     store = source.writable if options.write else source.store
     chunk_cache = chunk_cache or ChunkCache(options.decode_cache, source.statistics)
@@ -225,7 +255,7 @@ async def open_tree(
         fills_missing=options.fill_missing,
         drafts=drafts_of(options.draft),
     )
-    with hold(store, mountpoint) if options.write else nullcontext() as state:
+    with hold(store, door=door, mountpoint=mountpoint) if options.write else nullcontext() as state:
         if state is not None:
             session: Session = WritingSession(source, view, chunk_cache, state, options)
         else:

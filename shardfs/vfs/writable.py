@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import RemovedArray, groups_above
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
@@ -83,6 +84,7 @@ class WritableFilesystem(Filesystem):
         ttl: float,
         scratch: str,
         writer: ChunkWriter,
+        others: OtherSessions,
         buffers: str,
         drafts: str,
         orphans: str,
@@ -90,6 +92,7 @@ class WritableFilesystem(Filesystem):
     ) -> None:
         super().__init__(store, hierarchy, view, chunk_cache, ttl=ttl, scratch=scratch)
         self.writer = writer
+        self._others = others
         self.drafts = drafts
         self.pages = Pages()
         self._locks = Locks()
@@ -101,7 +104,7 @@ class WritableFilesystem(Filesystem):
             self._check_writable,
         )
         self.orphans = OrphanChunks(self, writer, orphans)
-        self.document_writer = Documents(self, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        self.document_writer = Documents(self, writer, self.orphans, others, chunks_per_shard=chunks_per_shard)
 
     @property
     def writable(self) -> "WritableFilesystem":
@@ -407,8 +410,8 @@ class WritableFilesystem(Filesystem):
         await (await self.entry(ino)).sync()
 
     async def flush_all(self) -> None:
-        """Do what `try_flush_all` does; raises the first error, and logs the others."""
-        first, *others = [*(await self.try_flush_all()).errors, None]
+        """Do what `try_flush_all` does, and let all other sessions do so; raises the first error, logs the others."""
+        first, *others = [*(await self.try_flush_all()).errors, *await self._others.flush(), None]
         for error in others:
             if error is not None:
                 log.error("%s: %s", self.store.url, error)

@@ -141,20 +141,18 @@ def test_open_files_keep_reading_the_old_shard(tmp_path: Path, mount: Mounter) -
     assert (mounted.path / "c/1/1").read_bytes() == changing.chunks(1)["c/1/1"]
 
 
-def test_a_source_that_is_written_or_has_a_journal_is_not_compacted(
-    background: Background, source: Path, place: Path
-) -> None:
+def test_a_source_that_has_a_journal_is_not_compacted(background: Background, source: Path, place: Path) -> None:
     assert background("--write", source, place).returncode == 0
     (place / "c/0/0").write_bytes(b"a" * 24)
-    said = one_line_of(run("compact", source), SOURCE)
-    assert "is already being written by" in said
     kill_daemon(place)
     run("umount", place)
     before = files_below(source)
     said = one_line_of(run("compact", source), SOURCE)
     assert f"shardfs recover --apply {source}" in said or "shardfs recover --apply file://" in said
     after = files_below(source)
-    del before[".shardfs/lock"], after[".shardfs/lock"]
+    for files in (before, after):
+        for lock in (".shardfs/lock", ".shardfs/0/lock"):
+            del files[lock]
     assert after == before
     assert run("recover", "--apply", source).returncode == 0
     assert compact(source, "--threshold", "0.01")[-1].startswith("1 shard compacted")

@@ -43,7 +43,7 @@ PAYLOADS = np.random.default_rng(7).bytes(50 + 30)
 
 
 def all_but_the_lock(directory: Path) -> dict[str, bytes]:
-    return {name: data for name, data in files_below(directory).items() if name != ".shardfs/lock"}
+    return {name: data for name, data in files_below(directory).items() if not name.endswith("/lock")}
 
 
 def torn_of(report: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_a_torn_append_is_cut_off_and_its_tail_is_kept(tmp_path: Path) -> None:
     assert not applied["left"]
     for name, tail in tails.items():
         kept = torn_of(applied)[f"{name}/{SHARD}"]["path"]
-        assert kept.startswith(".shardfs/torn/")
+        assert kept.startswith(".shardfs/0/torn/")
         assert (tmp_path / kept).read_bytes() == tail
     expected = before | {f"{name}/{SHARD}": before[f"{name}/{SHARD}"][: -len(tail)] for name, tail in tails.items()}
     assert {key: data for key, data in files_below(tmp_path).items() if not key.startswith(".shardfs")} == expected
@@ -236,7 +236,7 @@ def test_an_outdated_change_is_a_conflict_until_it_is_applied(
 @contextmanager
 def left_journal(source: Path) -> Iterator[Journal]:
     """The journal that a killed mount left, to add to it what only damage or malice would."""
-    directory = open_directory(str(source / ".shardfs/journal"))
+    directory = open_directory(str(source / ".shardfs/0/journal"))
     with closing(Journal(directory, Syscalls(), read_journal(directory))) as journal:
         yield journal
 
@@ -327,7 +327,7 @@ def test_a_record_that_cannot_be_handled_blocks_no_other(
 
 def damage_first_record(source: Path) -> Path:
     """Flip a bit of the first record in the only segment of a journal, and return that."""
-    (segment,) = (source / ".shardfs/journal").iterdir()
+    (segment,) = (source / ".shardfs/0/journal").iterdir()
     data = bytearray(segment.read_bytes())
     data[20] ^= 1
     segment.write_bytes(data)
@@ -384,7 +384,7 @@ def test_a_journal_of_another_version_is_refused_and_left_alone(
     background: Background, source: Path, place: Path, what: str
 ) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24})
-    (segment,) = (source / ".shardfs/journal").iterdir()
+    (segment,) = (source / ".shardfs/0/journal").iterdir()
     data = segment.read_bytes()
     earlier = segment.with_name("00000001.journal")
     if what == "record of a later version":

@@ -85,7 +85,7 @@ def test_flush_brings_chunks_into_the_shards(mount: Mounter, tmp_path: Path) -> 
         if name != "gzip-around":  # tensorstore knows no codec around shards
             assert np.array_equal(READERS["tensorstore"](tmp_path / "source" / name), expected)
         assert np.array_equal(read_zarr(root / name), expected)
-    assert not list((tmp_path / "source/.shardfs/conflicts").iterdir())
+    assert not list((tmp_path / "source/.shardfs/0/conflicts").iterdir())
 
 
 def test_new_shards_have_the_mode_of_their_chunks(mount: Mounter, tmp_path: Path) -> None:

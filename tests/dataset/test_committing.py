@@ -95,7 +95,7 @@ async def test_what_was_published_in_an_array_that_another_program_removed_is_pu
     await process.finish()
     for call in range(synced, len(disk.calls) + 1):
         disk.after_power_cut(oldest, call).build(cut)
-        assert any(read_left(str(cut / f".shardfs/{log}")).records for log in ("journal", "conflicts"))
+        assert any(read_left(str(cut / f".shardfs/0/{log}")).records for log in ("journal", "conflicts"))
         shutil.rmtree(cut)
 
 
@@ -133,7 +133,7 @@ async def test_a_shard_that_was_mended_meanwhile_is_not_cut(arrays: Path) -> Non
     torn = [torn async for torn in find_torn(process.writing.source, [])]
     shard.write_bytes(b"new!" + whole)  # of the same size
     with pytest.raises(StaleError):
-        await repair(process.writing.source, torn[0], ".shardfs/torn")
+        await repair(process.writing.source, torn[0], ".shardfs/0/torn")
     assert len(shard.read_bytes()) == len(whole) + 4
 
 
@@ -418,7 +418,7 @@ async def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being
         with kept_busy(arrays / "end/c/0") as lock:
             match how:
                 case "rewrite":
-                    waiting.start_soon(lambda: commits.rewrite(layout, (0,), {}, compact=True))
+                    waiting.start_soon(commits.rewrite, layout, (0,))
                 case _:
                     await process.write("end", 1, b"new")
             if how == "flush":
@@ -476,7 +476,7 @@ async def test_who_waits_for_a_locked_shard_gets_the_error_however_many_others_c
 
     async def wait_too() -> None:
         with suppress(StoreError):
-            await (commits.flush() if others == "flush" else commits.rewrite(layout, (0,), {}, compact=True))
+            await (commits.flush() if others == "flush" else commits.rewrite(layout, (0,)))
 
     with kept_busy(arrays / "end/c/0"):
         await process.write("end", 1, b"new")
@@ -707,7 +707,7 @@ async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_s
     monkeypatch.setattr(Journal, "sync_soon", clean_and_die)
     with pytest.raises(DiedError):
         await process.commit()
-    [undo] = [each for each in read_left(str(arrays / ".shardfs/journal")).records if isinstance(each, UndoRecord)]
+    [undo] = [each for each in read_left(str(arrays / ".shardfs/0/journal")).records if isinstance(each, UndoRecord)]
     added = undo.planned_nbytes - undo.old_nbytes
     assert added > len(payload_of("end", 21)) + len(payload_of("end", 32)), "the later commit was of two chunks"
 
@@ -797,7 +797,7 @@ async def test_what_cannot_be_brought_into_its_shard_now_waits_or_is_put_aside(
 
 def damage_in_journal(root: Path, payload: bytes) -> None:
     """Flip a bit of a payload in the only segment of the journal."""
-    (segment,) = (root / ".shardfs/journal").iterdir()
+    (segment,) = (root / ".shardfs/0/journal").iterdir()
     data = segment.read_bytes()
     assert data.count(payload) == 1
     segment.write_bytes(data.replace(payload, bytes([payload[0] ^ 1]) + payload[1:]))

@@ -6,7 +6,7 @@ import random
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -124,7 +124,7 @@ async def test_a_shard_that_could_not_be_committed_is_named_no_longer_once_it_is
         await process.commit()
     elif how == "rewritten":
         (shard,) = commits.failing
-        await commits.rewrite(shard.layout, shard.shard, {(0,): None})
+        await commits.rewrite(shard.layout, shard.shard, AsyncMock(return_value={(0,): None}))
     else:
         await process.edit("end", lambda document: document.update(shape=[INNER // 2]))
     assert not commits.failing

@@ -297,7 +297,7 @@ def test_what_is_sound_of_a_damaged_journal_is_replayed_and_the_damage_is_named(
     for number, chunk in enumerate(before):
         assert write(mounted.path / "image" / chunk, NEW + bytes([number])) == 0
     kill(mounted)
-    (segment,) = (source / ".shardfs/journal").iterdir()
+    (segment,) = (source / ".shardfs/0/journal").iterdir()
     damage, nsound = JOURNAL_FAULTS[name]
     edit(segment, damage)
     shown = run("recover", source)
@@ -321,7 +321,7 @@ def test_what_is_sound_of_a_damaged_journal_is_replayed_and_the_damage_is_named(
 # A journal that vanished
 
 
-@pytest.mark.parametrize("gone", [".shardfs", ".shardfs/journal"])
+@pytest.mark.parametrize("gone", [".shardfs", ".shardfs/0/journal"])
 def test_a_journal_that_was_removed_fails_writers_and_what_was_published_comes_into_the_shards(
     source: Path, mount: Mounter, gone: str
 ) -> None:
@@ -385,7 +385,7 @@ def test_a_document_with_another_codec_makes_what_is_pending_conflicts(source: P
     shown = run("recover", source)
     assert shown.returncode == FAILED
     assert "put aside: the new bytes of chunk 0/0 of image" in shown.stdout
-    assert f"{source / '.shardfs/conflicts'} keeps it, and it cannot be applied while that is so" in shown.stdout
+    assert f"{source / '.shardfs/0/conflicts'} keeps it, and it cannot be applied while that is so" in shown.stdout
     assert "applies it" not in shown.stdout
     applied = run("recover", "--apply", source)
     assert applied.returncode == FAILED

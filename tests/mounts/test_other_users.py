@@ -80,12 +80,12 @@ def test_other_users_walk_a_source_while_it_is_written(source: Path, written: Pa
     assert done.returncode == 0, done
     listed = as_nobody("find", source / ".shardfs")
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert "/.shardfs/journal/" in listed.stdout
-    assert "/.shardfs/scratch/" in listed.stdout
+    assert "/.shardfs/0/journal/" in listed.stdout
+    assert "/.shardfs/0/scratch/" in listed.stdout
 
 
 def test_what_is_pending_can_be_read_by_nobody_else(source: Path, written: Path) -> None:
-    (journal,) = (source / ".shardfs/journal").iterdir()
+    (journal,) = (source / ".shardfs/0/journal").iterdir()
     assert "Permission denied" in as_nobody("cat", journal).stderr
     assert run("recover", source, prefix=AS_NOBODY).stdout.count("root can read the journal in") == 1
 
@@ -121,11 +121,11 @@ def test_another_user_is_told_whose_mount_has_a_source(source: Path, public: Pat
     first = mount(source, write=True)
     (public / "place").mkdir()
     os.chown(public / "place", NOBODY, NOBODY)
-    for who, where in ((AS_NOBODY, source), (AS_NOBODY, source / "image"), ((), source)):
+    for who, where in ((AS_NOBODY, source), (AS_NOBODY, source / "image"), ((), source / "image")):
         line = one_line_of(run("recover", "--apply", where, prefix=who, XDG_STATE_HOME=str(public)), SOURCE)
         assert f"process {first.process.pid} on " in line
         assert f"(user root), which has it mounted at {first.path}" in line
-        assert f"`shardfs umount {first.path}`" in line
+        assert ("you need permission to write in" in line) == (where == source)
 
 
 def test_doctor_finishes_its_checks_of_a_source_that_another_user_writes(
@@ -150,7 +150,7 @@ def test_another_user_is_told_who_must_recover_what_a_killed_mount_left(
 ) -> None:
     killed(mount(source, write=True))
     line = one_line_of(run("recover", "--apply", source, prefix=AS_NOBODY, XDG_STATE_HOME=str(public)), SOURCE)
-    assert "was left by a mount of root, with chunks that may not be committed yet" in line
+    assert "was left by a session of root, with chunks that may not be committed yet" in line
     assert f"run `shardfs recover --apply {source}` as root" in line
     done = run("recover", source, prefix=AS_NOBODY, XDG_STATE_HOME=str(public))
     assert done.returncode == FAILED

@@ -82,7 +82,7 @@ def test_what_is_written_while_a_mount_ends_is_committed_despite_a_conflict(moun
     mounted.process.wait(60)
     for name in ("b", "locked"):
         assert NEW in (source / name / "c/0/0").read_bytes()
-    assert not list((source / ".shardfs/journal").glob("*.journal"))
+    assert not list((source / ".shardfs/0/journal").glob("*.journal"))
 
 
 def test_a_removed_document_stays_removed_when_its_mode_or_its_directory_changes(

@@ -135,7 +135,7 @@ def test_a_source_that_hosts_share_is_written_by_one_of_them_at_a_time(
         (tmp_path / "place").mkdir(exist_ok=True)
         line = one_line_of(beta.run("mount", "--write", shares[1] / "data", tmp_path / "place"), SOURCE)
         assert re.search(r"on alpha \(user \w+\), which has it mounted at .*; unmount it there first", line)
-        lock = shares[1] / "data/.shardfs/lock"
+        lock = shares[1] / "data/.shardfs/0/lock"
         assert f"remove {lock}" in line
         assert "on alpha" in one_line_of(beta.run("mount", "--write", shares[1], tmp_path / "place"), SOURCE)
         if is_running:

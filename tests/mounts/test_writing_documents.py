@@ -188,7 +188,7 @@ def test_a_shrink_removes_chunks_for_good_and_open_files_keep_their_version(moun
         os.rmdir(root / "c/0")
     (root / "zarr.json").unlink()
     subprocess.run(["rm", "-r", root], check=True)
-    assert not (mounted.source / ".shardfs/scratch" / root.name).exists()
+    assert not (mounted.source / ".shardfs/0/scratch" / root.name).exists()
     assert not stored.exists()
 
 

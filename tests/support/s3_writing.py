@@ -32,7 +32,7 @@ async def writing(fake: FakeS3, directory: Path, **options: Any) -> RoutedStore:
     """Open it to be changed, with its local files in *directory*; the log of requests is empty then."""
     directory.mkdir(exist_ok=True)  # noqa: ASYNC240
     store = store_of(fake, **options)
-    await store.start_writing(str(directory), single_writer=False)
+    await store.start_writing(str(directory), ".shardfs/0", single_writer=False)
     fake.take_log()
     return store
 

@@ -47,7 +47,7 @@ from shardfs.dataset.journal.records import (
 from shardfs.errors import FileLimitError, NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
-from shardfs.stores.local.syscalls import NO_SPACE, Syscalls, translate
+from shardfs.stores.local.syscalls import NO_SPACE, Syscalls, is_local, translate
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock
 
@@ -95,6 +95,8 @@ class Journal:
         except OSError as error:
             raise translate(error, "the journal") from None
         self._disk = disk
+        self.is_shared = not is_local(self._directory.fd)
+        """Whether other hosts may read the files, which see what was written when it is durable."""
         self._room = 0
         self.failure = ""
         """Why the journal accepts nothing any more."""

@@ -9,7 +9,9 @@ import logging
 import os
 import stat
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,6 +46,10 @@ log = logging.getLogger(__name__)
 
 _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
+_MAX_FILES: Final = 10_000
+_MAX_HOLE_NBYTES: Final = 8 * 2**30
+"""More files, or more bytes that take no room on the disk, are in no journal that a session wrote."""
+
 _MAX_FALSE_STARTS: Final = 10_000
 """How many times a salt may be found where there is no record; by chance it never is."""
 
@@ -118,12 +124,17 @@ def read_journal(directory: Descriptor) -> JournalContents:
     """Read the journal in *directory*, without a lock; blocks.
 
     Raises `StoreError` if the journal was written by another version of shardfs, contains an unknown kind of record,
-    cannot be opened, or leaves no numbers for what would be appended.
+    cannot be opened, has far too many files, or leaves no numbers for what would be appended.
     """
     contents = JournalContents()
     released: list[npt.NDArray[np.uint64]] = []
     try:
-        for name in sorted(os.listdir(directory.path)):
+        with os.scandir(directory.path) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_FILES + 1)]
+        if len(names) > _MAX_FILES:
+            where = os.readlink(directory.path)
+            raise StoreError(f"the journal in {where} has more files than any session leaves; move it away")
+        for name in sorted(names):
             numbers = numbers_of(name)
             if numbers is not None:
                 contents.last_number = max(contents.last_number, numbers[0])
@@ -180,6 +191,9 @@ def _read_segment(
         status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         damage.append(Damage(name, 0, 0, "is not a regular file"))
+        return
+    if status.st_size - 512 * status.st_blocks > _MAX_HOLE_NBYTES:
+        damage.append(Damage(name, 0, status.st_size, "hardly any of its bytes are on the disk"))
         return
     if name.endswith(".damaged"):
         damage.append(Damage(name, 0, status.st_size, "an earlier mount could not read all of it"))
@@ -292,6 +306,9 @@ class _Scan:
         """Return where the next record begins, from *at* on; None if there is none."""
         while at < self._nbytes:
             block = self._read(at, _BLOCK_NBYTES)
+            if block and not any(block):
+                at = self._next_data(at + max(1, len(block) - SALT_NBYTES + 1))
+                continue
             hit = block.find(self._salt)
             while hit >= 0:
                 if self._head(at + hit) is not None:
@@ -305,6 +322,12 @@ class _Scan:
             else:
                 at += len(block) - SALT_NBYTES + 1
         return None
+
+    def _next_data(self, at: int) -> int:
+        """Return where the next bytes are, from *at* on, that take room on the disk; a hole has none."""
+        with suppress(OSError):  # there are none any more, or the file system does not tell
+            return max(at, os.lseek(self._descriptor.fd, at, os.SEEK_DATA) - SALT_NBYTES)
+        return self._nbytes
 
     def _read(self, offset: int, nbytes: int) -> bytes:
         """Return up to *nbytes* bytes from *offset*; fewer at the end, or where the disk cannot read."""

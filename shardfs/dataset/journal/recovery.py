@@ -33,7 +33,7 @@ from shardfs.dataset.journal.reading import Damage, JournalContents, read_journa
 from shardfs.dataset.journal.records import ChunkChange, Erase, Live, Put, Shrink, damaged_name
 from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, undo_commits
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.state.directory import StateDirectory, shown
+from shardfs.dataset.state.directory import OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
@@ -150,7 +150,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
             log.error("committing %s: %s", describe_change(change), OUTDATED)
         queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
         commits.supersede(queue)
-        commits.add(queue, change)
+        commits.add_again(queue, change, partial(_still_fits, source, change))
     for kept, conflict in recovery.conflicts:
         way_out = "`shardfs recover --apply` applies it" if conflict.can_be_applied else NOT_YET
         log.error("%s; it is kept, and %s", describe(kept, conflict), way_out)
@@ -179,6 +179,17 @@ def describe_change(change: ChunkChange | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
+async def _still_fits(source: Source, change: ChunkChange) -> bool | None:
+    """Judge a change once more before it is committed: True if it `Fits`, None if it is `Stored`."""
+    match await judge(source, change):
+        case Fits():
+            return True
+        case Stored():
+            return None
+        case Conflict():
+            return False
+
+
 async def judge(
     source: Source, change: ChunkChange, unfinished: Mapping[str, UnfinishedCommit] = MappingProxyType({})
 ) -> Verdict:
@@ -196,6 +207,8 @@ async def judge(
             return Conflict("it lies outside the array now")
         is_same = array.fingerprint == change.fingerprint
         commit = unfinished.get(array.layout.shard_key(array.grid.locate(change.coords).shard))
+        if is_same and commit is not None and commit.is_done and change.sequence < commit.undo.sequence:
+            return Stored()  # it was: others may have gone on from it
         if is_same and commit is not None and commit.keeps(change.superseded):
             return Fits(array)
         return await while_it_changes(partial(_compare, array, change))
@@ -310,8 +323,14 @@ def describe_damage(directory: str, damage: Damage) -> str:
 
 
 def open_journal(path: str, disk: Syscalls = SYSCALLS) -> tuple[JournalContents, Journal]:
-    """Open the journal in the directory *path*, whose lock the caller holds; returns what it contained, too."""
+    """Open the journal in the directory *path*, whose lock the caller holds; returns what it contained, too.
+
+    Raises `SourceError` if another user could have written it.
+    """
     directory = open_directory(path)
+    status = os.fstat(directory.fd)
+    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+        raise SourceError(f"{shown(path)} may be written by other users, and is not used; move it away")
     contents = read_journal(directory)
     return contents, Journal(directory, disk, contents)
 

@@ -67,13 +67,15 @@ class Outcome(Enum):
 class UnfinishedCommit(NamedTuple):
     """A commit that was under way when a process ended, and its outcome; *reason* says why it is unclear.
 
-    Unless *is_examined*, the shard could not be examined now, and has to be before it is changed.
+    Unless *is_examined*, the shard could not be examined now, and has to be before it is changed. *is_done*: the shard
+    was what the commit leads to; others may have changed it since.
     """
 
     undo: UndoRecord
     outcome: Outcome
     reason: str = ""
     is_examined: bool = True
+    is_done: bool = False
 
     def keeps(self, mark: Superseded) -> bool:
         """Whether the shard is the version *mark* again when the commit is undone, whether or not its time is."""
@@ -173,10 +175,24 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
         reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
-        outcomes.append(UnfinishedCommit(undo, outcome, reason))
         if apply:
             await _make_durable(source, key)
+        is_done = outcome is Outcome.WHOLE and await _was_done(source, undo)
+        outcomes.append(UnfinishedCommit(undo, outcome, reason, is_done=is_done))
     return outcomes
+
+
+async def _was_done(source: Source, undo: UndoRecord) -> bool:
+    """Whether an append was completed: its index is where it was planned, whatever others have appended since."""
+    with suppress(ShardfsError):
+        array = await source.hierarchy.array(undo.path)
+        if undo.inode and array is not None and len(undo.shard) == array.grid.ndim:
+            nbytes, snapshot = array.grid.index_nbytes(undo.shard), await source.store.open(undo.key)
+            file = snapshot.stat.file
+            if file is not None and file[1] == undo.inode and nbytes <= undo.planned_nbytes <= snapshot.size:
+                index = await snapshot.read(undo.planned_nbytes - nbytes, nbytes)
+                return hash_of(bytes(index)) == undo.new_index_hash
+    return False
 
 
 async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:

@@ -40,7 +40,8 @@ from shardfs.dataset.journal.recovery import (
 from shardfs.dataset.journal.undo import Outcome, undo_commits
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.state.directory import PENDING, StateDirectory
-from shardfs.dataset.state.slots import Slot, all_slots, hold_all, slots_of
+from shardfs.dataset.state.holding import hold_all
+from shardfs.dataset.state.slots import Slot, all_slots, slots_of
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
 from shardfs.format.sharding import Coords, ShardingLevel
@@ -179,7 +180,7 @@ async def recover_source(
         if slot.holder is not None:
             await _show_slot(source, slot, findings)
     with hold_all(source.writable) as states:
-        await source.writable.start_writing(states[0].root, single_writer=single_writer)
+        await source.writable.start_writing(states[0].root, states[0].key, single_writer=single_writer)
         is_read = True
         for state in states:
             try:
@@ -216,7 +217,7 @@ async def _show_slot(source: Source, slot: Slot, findings: Findings) -> None:
         is_left = state.has_journal() if holder.is_elsewhere else len(findings) > before
         if source.store.root is not None and holder.host is None and not is_left:
             return  # where locks cannot be asked for, nobody is known to have it
-        what = f"slot {slot.number}" if source.store.root is None else source.store.url
+        what = f"slot {slot.name} of {source.store.url}"
         findings.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
 
 
@@ -352,7 +353,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
 
 def _report_commits(recovery: Recovery, findings: Findings, torn: str, *, left: bool) -> None:
     """Report commits that were under way; torn ones are *left* to be undone."""
-    for undo, outcome, reason, _ in recovery.unfinished:
+    for undo, outcome, reason, *_ in recovery.unfinished:
         if outcome is Outcome.TORN:
             findings.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
         elif outcome is Outcome.UNCLEAR:
@@ -383,7 +384,7 @@ def list_slots(findings: Findings) -> None:
         if slot.address is not None and not slot.is_in_use:
             command = recover_command(slot.address, "--apply")
             end += f": {command}"
-        line = "; ".join([f"{where}, slot {slot.number}", *held, end])
+        line = "; ".join([f"{where}, slot {slot.name}", *held, end])
         findings.append(Finding("slot", line, bool(held), path=state.root, command=command))
 
 

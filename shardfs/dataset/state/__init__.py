@@ -1,4 +1,6 @@
-"""What a process that writes keeps beside a source: its directory, the lock, and the slots of remote sources.
+"""What a session that writes keeps beside a source: its slot, and how several sessions are kept apart.
 
-`directory` is `.shardfs` and what is in it, `lock` who may write, and `slots` where `.shardfs` is if not in the source.
+`directory` is a slot and what is in it, `roots` where those of a source are, `holder` who has one, `slots` which there
+are. `holding` takes and releases one, within the `gate` of them all, if nobody writes `around` it. `asking` is how one
+session lets another commit.
 """

@@ -1,9 +1,9 @@
-"""The state directory of a process that writes: `.shardfs`, in the source if that is a local directory, else in a slot.
+"""The state directory of a session, its slot: `.shardfs/NUMBER`, in the source or in what stands for a remote one.
 
-It contains the lock, the journal, the conflict journal, and files that are being written.
+It contains the lock of the session, its journal, its conflict journal, and files that are being written.
 
 Other programs and users walk a source while it is written. So whoever can reach `.shardfs` may enter it, list its
-directories, and read who holds the lock. What programs wrote is in files that only the user who mounts can read.
+directories, and read who has a slot. What programs wrote is in files that only the user who mounts can read.
 """
 
 import errno
@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 from shardfs.errors import SourceError, UsageError, first_of
 from shardfs.stores.base import Descriptor
@@ -20,6 +20,11 @@ from shardfs.stores.kept_files import KeptFile, KeptFiles
 from shardfs.stores.local.syscalls import SYSCALLS, WALK
 
 DIRECTORY: Final = ".shardfs"
+NAMES: Final = (DIRECTORY, *(f"{DIRECTORY}.{number}" for number in range(1, 16)))
+"""The names that directories of slots have: the first that this user may use, as the ones before may be of others."""
+
+OTHERS_WRITE: Final = 0o022
+"""The bits of a mode that let others than the owner write."""
 
 _LISTED: Final = 0o755
 _PRIVATE: Final = 0o700
@@ -35,26 +40,40 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @dataclass(frozen=True)
 class StateDirectory:
-    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
+    """The slot *key* in the directory at the absolute path *root*: the source itself, or what stands for a remote one.
 
     With *opened*, the descriptor of that directory, all paths lead through it, because *root* may be another directory
     by then.
     """
 
-    # Keys in the store: of scratch files; of orphan chunks, which came before the document of their array; of files
-    # that have no name yet, large write buffers among them; and of what was cut off torn shards.
-    scratch_key: ClassVar[str] = f"{DIRECTORY}/scratch"
-    staged_key: ClassVar[str] = f"{DIRECTORY}/staged"
-    drafts_key: ClassVar[str] = f"{DIRECTORY}/drafts"
-    torn_key: ClassVar[str] = f"{DIRECTORY}/torn"
-
     root: str
+    key: str = f"{DIRECTORY}/0"
     opened: Descriptor | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> str:
         """Its absolute path, which leads to the same directory for as long as *opened* is open."""
-        return os.path.join(self.root if self.opened is None else self.opened.path, DIRECTORY)
+        return os.path.join(self.root if self.opened is None else self.opened.path, self.key)
+
+    @property
+    def scratch_key(self) -> str:
+        """The key, in the store, of the directory of scratch files."""
+        return f"{self.key}/scratch"
+
+    @property
+    def staged_key(self) -> str:
+        """The key of the directory of orphan chunks, which came before the document of their array."""
+        return f"{self.key}/staged"
+
+    @property
+    def drafts_key(self) -> str:
+        """The key of the directory of files that have no name yet, large write buffers among them."""
+        return f"{self.key}/drafts"
+
+    @property
+    def torn_key(self) -> str:
+        """The key of the directory of what was cut off torn shards."""
+        return f"{self.key}/torn"
 
     @property
     def journal(self) -> str:
@@ -77,8 +96,13 @@ class StateDirectory:
         return os.path.join(self.path, "spools")
 
     @property
+    def asked(self) -> str:
+        """The directory of requests of other sessions to commit what is pending."""
+        return os.path.join(self.path, "asked")
+
+    @property
     def lock(self) -> str:
-        """The lock file of the process that writes."""
+        """The lock file of the session."""
         return os.path.join(self.path, "lock")
 
     def has_journal(self) -> bool:
@@ -90,8 +114,8 @@ class StateDirectory:
         return _has_segments(self.journal)
 
     def is_left(self) -> bool:
-        """Whether it has any file but the lock file."""
-        return any(names and names != ["lock"] for _, _, names in os.walk(self.path))
+        """Whether it has any file but the lock file and requests."""
+        return any(names and names != ["lock"] for path, _, names in os.walk(self.path) if path != self.asked)
 
     def left(self) -> list[str]:
         """Say what programs wrote that may not be in the store."""
@@ -161,10 +185,13 @@ def _has_segments(directory: str) -> bool:
 
 
 def prepare(state: StateDirectory) -> None:
-    """Create the contents of a locked directory; raises `SourceError`."""
+    """Create the contents of a locked slot; raises `SourceError`."""
     with needed(state.path):
         for directory in (state.journal, state.conflicts, state.drafts):
             make_directory(directory)
+        # Whoever may have a slot here may ask for a commit, and nobody may remove what another one asked for.
+        above = os.stat(os.path.dirname(state.path)).st_mode
+        make_directory(state.asked, stat.S_IMODE(above))
         for directory in (state.path, os.path.dirname(state.path)):  # a journal is only durable in a durable directory
             sync_directory(directory)
 

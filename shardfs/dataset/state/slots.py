@@ -1,121 +1,153 @@
-"""Slots: the state directories of remote sources, in the user's home, and `hold`, which takes the one to write with.
+"""Slots: each session that writes to a source has one, so any number of sessions write at the same time.
 
-A source that is not a local directory may be written by several processes, on one host or several. Each has a slot of
-the user's state directory, `shardfs/remote/<name>-<hash>/<number>`, which contains `.shardfs`, and `source.json`, which
-names the source. A process takes the first slot that nobody has, and of those one in which a killed process left
-something. It removes the slot at its end, unless something is left. In a home that is shared by hosts that do not see
-each other's locks, a slot belongs to the host that had it last, until somebody removes its lock file.
+The slots of a source are in its directory `.shardfs`, by number; `roots` says where that is for a remote one. A slot is
+alive while its lock is held: an open file description lock, which ends with the process, however that ends. What a
+killed session left in its slot is for any later session of the same user to take over (`holding`).
+
+On a file system that several hosts may share, locks may not reach from one host to the other. A slot of another host
+that is not locked is then not known to be dead, and nobody writes beside it, unless both hosts mount a file system that
+keeps locks for all of them, or some other slot of another host is seen to be locked, which proves that they reach.
+
+Nobody's slot lends rights. A session takes over only slots that belong to its user, in which others cannot write. Those
+of other users are named, asked to commit, and never read.
 """
 
-import errno
-import hashlib
 import os
-import re
-import socket
-import tempfile
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import count
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import PurePath
 from typing import Final
 
-from shardfs.dataset.state.directory import (
-    StateDirectory,
-    make_directories,
-    needed,
-    prepare,
-    state_home,
-    sync_directory,
-)
-from shardfs.dataset.state.lock import (
-    Holder,
-    find_holder,
-    is_lock_of,
-    locked,
-    states_above,
-    tidy,
-    try_lock,
-    write_holder,
-)
-from shardfs.errors import SourceError, UsageError
+from shardfs.dataset.state.directory import NAMES, OTHERS_WRITE, StateDirectory
+from shardfs.dataset.state.holder import Holder, kernel_of, read_holder
+from shardfs.dataset.state.roots import NUMBER, Root, all_roots, names_in, root_of
+from shardfs.errors import UsageError
 from shardfs.stores.base import Address, Descriptor, Reader
-from shardfs.stores.kept_files import read_note, write_note
-from shardfs.stores.local.syscalls import ofd_unlock, require_linux
+from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, locks_reach_server
 
-_SOURCE: Final = "source.json"
-_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
-_MAX_NAME: Final = 80
+FORMER: Final = ("journal", "conflicts", "scratch", "staged", "drafts", "spools", "torn")
+"""The directories in a slot; in `.shardfs` itself, those of versions that had a single one."""
+
+
+class Life(Enum):
+    """Whether the session of a slot is alive."""
+
+    LIVE = auto()
+    DEAD = auto()
+    UNKNOWN = auto()
+    """It is on another host, from which locks may not reach; or its lock cannot be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a process that writes to a source has, or left, on this machine; *holder* is that process.
+    """What a session has, or has left; *holder* is who has it, None if nobody has.
 
-    *address* is None if the slot does not name its source, or names another one than its path implies.
+    *owner* is the number of its user. *is_ours*: this user may take it over when its session is dead. *counts*: it is
+    of somebody who may write the source by other ways than a directory that is for everybody.
     """
 
     address: Address | None
-    number: int
     state: StateDirectory
+    life: Life
     holder: Holder | None
+    owner: int
+    is_ours: bool
+    counts: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in `.shardfs`."""
+        return self.state.key.rpartition("/")[2]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process on this machine has it."""
-        return self.holder is not None and not self.holder.is_elsewhere
+        """Whether a session is known to have it."""
+        return self.life is Life.LIVE
 
-
-@contextmanager
-def hold(store: Reader, mountpoint: str | None = None) -> Iterator[StateDirectory]:
-    """Hold the directory that a process needs to write to *store*, which it mounts at *mountpoint*, if at all.
-
-    Raises `SourceError` if it cannot be created, if another process writes to the local directory, and if something was
-    left in a slot of another source.
-    """
-    require_linux(store.url)
-    if store.root is not None:
-        with locked(StateDirectory(store.root, store.directory), mountpoint) as state:
-            yield state
-        return
-    directory = _directory(store.address)
-    make_directories(directory)
-    free = [slot for slot in _slots(directory) if slot.holder is None]
-    for slot in sorted(free, key=lambda slot: (not slot.state.has_pending(), not slot.state.is_left())):
-        if slot.address is None and slot.state.is_left():
-            raise SourceError(f"{slot.state.root} does not name {store.address} as its source; move it away")
-        if slot.address is not None and (file := _take(slot, mountpoint)) is not None:
-            break
-    else:
-        slot, file = _new_slot(directory, store.address, mountpoint)
-    with _released(slot.state, file):
-        yield slot.state
-
-
-@contextmanager
-def hold_all(store: Reader) -> Iterator[Sequence[StateDirectory]]:
-    """Hold the directory that `hold` does, and all others in which processes that ended left something."""
-    with hold(store) as own, ExitStack() as held:
-        states = [own]
-        for slot in slots_of(store) if store.root is None else ():
-            is_free = slot.holder is None and slot.address is not None
-            if is_free and slot.state.is_left() and (file := _take(slot)) is not None:
-                held.enter_context(_released(slot.state, file))
-                states.append(slot.state)
-        yield states
+    @property
+    def can_be_taken(self) -> bool:
+        """Whether a session of this user may take it over."""
+        return self.life is Life.DEAD and self.is_ours
 
 
 def slots_of(store: Reader) -> Sequence[Slot]:
-    """Return the slots of a source on this machine; a local directory has one, its own `.shardfs`."""
-    if store.root is not None:
-        state = StateDirectory(store.root)
-        return [Slot(store.address, 0, state, _holder_of(state))]
-    return _slots(_directory(store.address))
+    """Return the slots of a source, by its path; of a remote one, those of this user on this machine."""
+    return slots_in(replace(root_of(store), opened=None))
 
 
 def all_slots() -> Sequence[Slot]:
     """Return the slots of all remote sources."""
-    home = _home()
-    return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
+    return [slot for root in all_roots() for slot in slots_in(root)]
+
+
+def slots_in(root: Root) -> Sequence[Slot]:
+    """Return the slots in a directory, by number, and what versions with a single slot left there."""
+    looks: list[tuple[StateDirectory, os.stat_result, bool | None, Holder]] = []
+    for name in NAMES:
+        home = StateDirectory(root.path, name, root.opened)
+        numbers = sorted(int(name) for name in names_in(home.path) if NUMBER.fullmatch(name))
+        states = [StateDirectory(root.path, f"{name}/{number}", root.opened) for number in numbers]
+        if has_former(home):
+            states.insert(0, home)
+        for state in states:
+            with suppress(OSError):
+                status = os.lstat(state.path)
+                if stat.S_ISDIR(status.st_mode):
+                    looks.append((state, status, is_locked(state), read_holder(state.lock)))
+    if not looks:
+        return []
+    me, around = os.geteuid(), os.stat(root.at)
+    trusted = {me, 0, around.st_uid}
+    proofs = [_proves(holder, status.st_uid) for _, status, is_held, holder in looks if is_held]
+    reach = Reach.of(root, proven=any(proofs))
+    slots = []
+    for state, status, is_held, holder in looks:
+        life = Life.LIVE if is_held else Life.DEAD
+        if is_held is None or (not is_held and not reach.has_ended(holder)):
+            life = Life.UNKNOWN
+        has_it = None if life is Life.DEAD else Holder() if is_held is None else holder
+        is_former = state.key in NAMES
+        is_ours = root.address is not None and not is_former and status.st_uid == me and is_private(state)
+        counts = not _is_for_everybody(around) or status.st_uid in trusted
+        slots.append(Slot(root.address, state, life, has_it, status.st_uid, is_ours, counts))
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which hosts' locks are seen here. *kernel* is that of `Holder`; *is_local*: the file system is of one machine.
+
+    *reaches*: locks are kept by all hosts, as far as it is known. *proven*: a lock of another host is seen.
+    """
+
+    kernel: str | None
+    is_local: bool
+    reaches: bool | None
+    proven: bool
+
+    @classmethod
+    def of(cls, root: Root, *, proven: bool) -> "Reach":
+        """Find out about the directory *root*."""
+        with suppress(OSError):
+            file = Descriptor(os.open(root.at, READ & ~os.O_NOFOLLOW))
+            return cls(kernel_of(file.fd), is_local(file.fd), locks_reach_server(file.fd), proven)
+        return cls(None, is_local=False, reaches=None, proven=proven)
+
+    def has_ended(self, holder: Holder) -> bool:
+        """Whether a session that noted *holder*, whose lock is not seen here, is dead."""
+        if not holder.is_elsewhere or self.is_local or (holder.kernel is not None and holder.kernel == self.kernel):
+            return True
+        if holder.locks_reach is False or self.reaches is False:
+            return False
+        return self.proven or bool(holder.locks_reach and self.reaches)
+
+
+def _proves(holder: Holder, owner: int) -> bool:
+    """Whether a lock that is seen to be held proves that those of other hosts reach: it is one of these."""
+    return holder.is_elsewhere and owner in (os.geteuid(), 0)
 
 
 def slot_with_changes(store: Reader) -> Slot | None:
@@ -126,98 +158,65 @@ def slot_with_changes(store: Reader) -> Slot | None:
     """
     candidates: list[Slot] = []
     with suppress(UsageError):  # there is no home directory, and nothing in it
-        slots = slots_of(store)
-        candidates += [slot for slot in slots if store.root is not None or slot.holder != Holder()]
-    if store.root is not None:
-        above = (state for state in states_above(store.root) if state.has_pending())
-        candidates += [Slot(Address(state.root), 0, state, _holder_of(state)) for state in above]
-    is_left = (slot.state.has_pending() if slot.holder is not None else slot.state.has_journal() for slot in candidates)
-    return next((slot for slot, is_it in zip(candidates, is_left, strict=True) if is_it), None)
+        candidates += [slot for slot in slots_of(store) if slot.counts and slot.holder != Holder()]
+    if store.root is None:
+        candidates = [slot for slot in candidates if slot.owner == os.geteuid()]
+    for slot in candidates:
+        if slot.state.has_pending() if slot.holder is not None else slot.state.has_journal():
+            return slot
+    above = slots_above(store.root) if store.root is not None else iter(())
+    return next((slot for slot in above if slot.state.has_pending()), None)
 
 
-def _home() -> str:
-    return os.path.join(state_home(), "shardfs", "remote")
+def slots_above(path: str) -> Iterator[Slot]:
+    """Yield the slots in the directories above *path* that count, the nearest first.
 
-
-def _directory(address: Address) -> str:
-    name = re.sub(r"[^\w.-]+", "-", address.url.partition("://")[2], flags=re.ASCII).strip("-.")[:_MAX_NAME]
-    digest = hashlib.sha256("\n".join(address).encode(errors="surrogateescape")).hexdigest()[:16]
-    return os.path.join(_home(), f"{name}-{digest}")
-
-
-def _take(slot: Slot, mountpoint: str | None = None) -> Descriptor | None:
-    """Lock a slot; None if another process has it, or has removed it."""
-    with needed(slot.state.path), suppress(FileNotFoundError):
-        return try_lock(slot.state, mountpoint)
-    return None
-
-
-def _new_slot(directory: str, address: Address, mountpoint: str | None) -> tuple[Slot, Descriptor]:
-    """Make and lock a slot, which gets the first free number when it is complete."""
-    with needed(directory):
-        new = StateDirectory(tempfile.mkdtemp(prefix=".new-", dir=directory))
-        file = try_lock(new, mountpoint)
-        assert file is not None
-        prepare(new)
-        write_note(os.path.join(new.root, _SOURCE), address._asdict())
-        for number in count():
-            state = StateDirectory(os.path.join(directory, str(number)))
-            try:
-                os.rename(new.root, state.root)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            else:
-                break
-        sync_directory(directory)
-    return Slot(address, number, state, None), file
-
-
-@contextmanager
-def _released(state: StateDirectory, file: Descriptor) -> Iterator[None]:
-    """Release the lock of a slot after the block, and remove the slot unless something is left in it.
-
-    The lock file of one that stays says on which host it was.
+    Where everybody may create files, as in `/tmp`, those of other users do not: they would keep everybody from working
+    there. The owner of *path* is none of these.
     """
-    try:
-        prepare(state)
-        yield
-    finally:
-        tidy(state, file)
-        with suppress(OSError):
-            if is_lock_of(state, file) and not state.is_left():
-                away = StateDirectory(tempfile.mkdtemp(prefix=".old-", dir=os.path.dirname(state.root)))
-                os.rename(state.root, away.root)  # at once: nobody may find it without its source
-                os.unlink(away.lock)
-                os.rmdir(away.path)
-                os.unlink(os.path.join(away.root, _SOURCE))
-                os.rmdir(away.root)
-            write_holder(file.fd, Holder(host=socket.gethostname()))
-        ofd_unlock(file.fd)
+    for parent in map(str, PurePath(path).parents):
+        for slot in slots_in(Root(parent, Address(parent))):
+            if slot.counts or slot.owner == os.stat(path).st_uid:
+                yield slot
 
 
-def _names(directory: str) -> Sequence[str]:
+def has_former(home: StateDirectory) -> bool:
+    """Whether a directory of slots has what versions with a single slot left in it."""
+    return any(os.path.lexists(os.path.join(home.path, name)) for name in FORMER)
+
+
+def is_current(state: StateDirectory, file: Descriptor) -> bool:
+    """Whether *file* is still the lock file of a slot: nobody has removed that, and made it again."""
     with suppress(OSError):
-        return os.listdir(directory)
-    return []
+        return os.path.samestat(os.fstat(file.fd), os.lstat(state.lock))
+    return False
 
 
-def _slots(directory: str) -> Sequence[Slot]:
-    slots = []
-    for number in sorted(int(name) for name in _names(directory) if _NUMBER.fullmatch(name)):
-        state, address = StateDirectory(os.path.join(directory, str(number))), None
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            note = read_note(os.path.join(state.root, _SOURCE))
-            address = Address(str(note["url"]), str(note["endpoint"]))
-        if address is not None and _directory(address) != directory:
-            address = None
-        slots.append(Slot(address, number, state, _holder_of(state)))
-    return slots
-
-
-def _holder_of(state: StateDirectory) -> Holder | None:
-    """Return who holds the lock of a directory, without a name if that cannot be determined; None if nobody does."""
+def is_locked(state: StateDirectory) -> bool | None:
+    """Whether the lock of a slot is held; None if that cannot be determined."""
     try:
-        return find_holder(state)
-    except SourceError:  # it is of another user
-        return Holder()
+        file = Descriptor(os.open(state.lock, READ))
+        return is_ofd_locked(file.fd)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+
+
+def is_private(state: StateDirectory) -> bool:
+    """Whether all that is read of a slot belongs to this user, is what it should be, and others cannot write there."""
+    me = os.geteuid()
+    for path in (state.path, *(os.path.join(state.path, name) for name in FORMER)):
+        with suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != me or status.st_mode & OTHERS_WRITE:
+                return False
+    with suppress(FileNotFoundError):
+        status = os.lstat(state.lock)
+        return stat.S_ISREG(status.st_mode) and status.st_uid == me
+    return True
+
+
+def _is_for_everybody(status: os.stat_result) -> bool:
+    """Whether everybody may create files in a directory, and nobody remove those of others, as in `/tmp`."""
+    return bool(status.st_mode & stat.S_ISVTX and status.st_mode & stat.S_IWOTH)

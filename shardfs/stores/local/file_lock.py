@@ -15,22 +15,34 @@ import os
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardfs.errors import LockedError, StoreError
-from shardfs.stores.base import Descriptor
+from shardfs.stores.base import Descriptor, join_key
 from shardfs.stores.local.atomic_write import Rights
 from shardfs.stores.local.reader import LocalReader
-from shardfs.stores.local.syscalls import CANNOT_MAKE, READ, WRITE, Syscalls, changing, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import (
+    CANNOT_MAKE,
+    READ,
+    WRITE,
+    Syscalls,
+    changing,
+    close_in_children,
+    ofd_lock,
+    ofd_unlock,
+)
 
 LOCK_SUFFIX: Final = ".__lock"
+
+DOCUMENTS_LOCK: Final = ".shardfs-documents"
+"""The lock file of the documents of a node, in its directory: tensorstore's would be in its way on a mount."""
 
 _PATIENCE: Final = 30.0
 _LIFE: Final = 60.0
 """Seconds to wait for a lock, and the age at which an unlocked file is no lock of the mode `lockfile` any more."""
 
-_MODE: Final = stat.S_ISVTX | 0o666
+_MODE: Final = stat.S_ISVTX | 0o600
 
 
 def is_lock(name: str) -> bool:
@@ -40,12 +52,16 @@ def is_lock(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileLock:
-    """The lock file *name* in *directory*, created and locked, or taken over; its methods block."""
+    """The lock file *name* in *directory*, created and locked, or taken over; its methods block.
+
+    *was_left*: a process that was killed while it changed the file had it before.
+    """
 
     syscalls: Syscalls
     directory: Descriptor
     name: str
     file: Descriptor
+    was_left: bool = False
 
     def release(self) -> None:
         """Release the lock. If the file cannot be removed, it stays, like that of a killed process."""
@@ -62,25 +78,30 @@ class FileLock:
 
         Of a file system that hosts share, only an open asks the server: what `stat` says may be known from before.
         """
+        status = os.fstat(self.file.fd)
+        if not status.st_nlink:
+            return False
         try:
-            found = Descriptor(os.open(self.name, READ, dir_fd=self.directory.fd))
+            now = Descriptor(os.open(self.name, READ, dir_fd=self.directory.fd))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):
                 return False
             raise
-        return os.path.samestat(os.fstat(found.fd), os.fstat(self.file.fd))
+        return os.path.samestat(os.fstat(now.fd), status)
 
 
 async def lock(
-    store: LocalReader, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0
+    store: LocalReader, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0, name: str | None = None
 ) -> FileLock | None:
-    """Take the lock of the file *key* of *store*, in *directory*; *rights* give the owner of the lock file.
+    """Take the lock of the file *key* of *store*, in *directory*, or another one of that *name*.
+
+    *rights* give the owner of the lock file.
 
     Returns None if this process cannot create files in the directory. Raises `LockedError` if others have the lock, and
     `StoreError` if they still have it after the caller has *waited* for so many seconds, or have left it behind.
     """
-    name = key.rpartition("/")[2] + LOCK_SUFFIX
-    with changing(key + LOCK_SUFFIX):
+    name = name or key.rpartition("/")[2] + LOCK_SUFFIX
+    with changing(join_key(key.rpartition("/")[0], name)):
         try:
             return await store.threads.on_names(_take, store.syscalls, directory, name, key, rights, waited)
         except OSError as error:
@@ -89,12 +110,18 @@ async def lock(
             raise
 
 
+def _mode(rights: Rights, directory: Descriptor) -> int:
+    """Return the mode of a lock file: whoever may write the file, or make it in *directory*, may lock it."""
+    mode = rights.mode if rights.mode is not None else os.fstat(directory.fd).st_mode
+    return _MODE | (0o060 if mode & stat.S_IWGRP else 0o040) | (0o006 if mode & stat.S_IWOTH else 0o004)
+
+
 def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights: Rights, waited: float) -> FileLock:
     """Create and lock the lock file, or take it over if one of our killed processes left it."""
     lock: FileLock | None = None
-    is_new = False
+    is_new, mode = False, _mode(rights, directory)
     try:
-        file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
+        file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, mode, directory.fd))
         lock, is_new = FileLock(syscalls, directory, name, file), True
     except FileExistsError:
         with suppress(FileNotFoundError, PermissionError):  # it is gone again, or belongs to another user
@@ -106,9 +133,13 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights
         elif lock.stands():
             status = os.fstat(lock.file.fd)
             if is_new or (not status.st_size and status.st_mode & stat.S_ISVTX):
-                with suppress(OSError):  # so that those who may write the file can wait for its lock
-                    Rights(uid=rights.uid, gid=rights.gid).give(syscalls, lock.file.fd)
-                return lock
+                if is_new:
+                    with suppress(
+                        OSError
+                    ):  # so that those who may write the file can wait for its lock, or take it over
+                        Rights(mode, rights.uid, rights.gid).give(syscalls, lock.file.fd)
+                close_in_children(lock.file)
+                return replace(lock, was_left=not is_new)
             if max(waited, time.time() - status.st_mtime) >= _LIFE:
                 raise StoreError(
                     f"{key} is not changed: the lock file {name} was left beside it; remove that if no program uses it"

@@ -6,8 +6,8 @@ Memory is bounded by a batch and the tail of the object. A failed change in plac
 import errno
 import mmap
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -15,12 +15,23 @@ from typing import Final
 import numpy as np
 import trio
 
-from shardfs.errors import ConflictError, NotFoundError, StoreError
+from shardfs.errors import ConflictError, LockedError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, status_of, to_stat
-from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
+from shardfs.stores.local.syscalls import (
+    BLOCK,
+    DIRECTORY,
+    WALK,
+    Syscalls,
+    begin_change,
+    changing,
+    close_in_children,
+    end_change,
+    open_beneath,
+    read_fully,
+)
 from shardfs.stores.memory import JoinedContent, Slice
 
 BATCH_NBYTES: Final = 8 * 2**20
@@ -178,8 +189,8 @@ def _read(fd: int, offset: int, nbytes: int) -> memoryview:
 class LocalEdit:
     """A change of *key* in *store*: the open *file*, or nothing yet.
 
-    It has the *lock* of the key until the change is made or has failed; where there is no directory yet, only while the
-    change is made. *rights* are for a new file, and *make_directories* makes missing ones above it.
+    It has the *lock* of the key until it is released; where there is no directory yet, from the change on. *rights* are
+    for a new file, and *make_directories* makes missing ones above it.
     """
 
     store: LocalReader
@@ -192,6 +203,7 @@ class LocalEdit:
     can_delete: bool = field(init=False, default=True)
     append_alignment: int = field(init=False, default=1)
     temporary: str = field(init=False)
+    _found: Descriptor | None = field(init=False, default=None)
     _parent: str = field(init=False)
     _name: str = field(init=False)
 
@@ -199,9 +211,22 @@ class LocalEdit:
         self._parent, _, self._name = self.key.rpartition("/")
         self.temporary = join_key(self._parent, temporary_name())
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a process that changed the file was killed meanwhile."""
+        return self.lock is not None and self.lock.was_left
+
     def found(self, file: Descriptor, snapshot: LocalSnapshot) -> None:
-        """Set the file that the key stands for, open as *file*."""
-        self.file, self.snapshot = file, snapshot
+        """Set the file that the key stands for, open as *file*.
+
+        Who cannot make a lock file beside it, as another user, is kept away by a lock of the file itself. Raises
+        `LockedError` if another process has that.
+        """
+        if not begin_change(file.fd):
+            raise LockedError(f"{self.key} is being changed by another process")
+        close_in_children(file)
+        self.file = self._found = file
+        self.snapshot = snapshot
         if self.store.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
@@ -213,7 +238,7 @@ class LocalEdit:
         """
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
-        async with self._made():
+        with changing(self.key):
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
             has_names = status is not None and status.st_nlink > 1
             if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or has_names):
@@ -230,24 +255,19 @@ class LocalEdit:
 
     async def delete(self) -> None:
         """Remove the file durably."""
-        async with self._made():
+        with changing(self.key):
             await self.store.threads.on_content(self._delete)
 
     async def release(self) -> None:
         """Release the lock: the change is durable, or was undone."""
         held, self.lock = self.lock, None
+        if self._found is not None:
+            with suppress(OSError):  # others may have it open still
+                end_change(self._found.fd)
+            self._found = None
         if held is not None:
             with trio.CancelScope(shield=True):
                 await self.store.threads.on_names(held.release)
-
-    @asynccontextmanager
-    async def _made(self) -> AsyncIterator[None]:
-        """Make the one change of this edit in the block, and release the lock."""
-        try:
-            with changing(self.key):
-                yield
-        finally:
-            await self.release()
 
     async def _change_in_place(self, change: _Change) -> Stat:
         assert self.file is not None

@@ -23,6 +23,7 @@ from mmap import mmap
 from operator import or_
 from types import TracebackType
 from typing import Any, Final
+from weakref import WeakSet
 
 from shardfs.errors import (
     AccessDeniedError,
@@ -104,6 +105,9 @@ _LOCAL: Final = frozenset(
         0x7366746E,  # NTFS, of the kernel
     )
 )
+
+_CHANGED_BYTE: Final = 2**62
+"""Where in a file the byte is that is locked while it is changed in place: far beyond any that it has."""
 
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
@@ -192,20 +196,93 @@ def is_local(fd: int) -> bool:
     return _file_system_of(fd) in _LOCAL
 
 
-def ofd_lock(fd: int) -> bool:
-    """Lock an open file description; return False if another one has the file locked."""
+def locks_reach_server(fd: int) -> bool | None:
+    """Whether locks of a file, on a file system that hosts may share, are kept by all of these; None if unknown.
+
+    That is told by its type and the options with which it is mounted.
+    """
+    device = os.fstat(fd).st_dev
+    with suppress(OSError, ValueError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        for line in table:
+            mount, _, rest = line.partition(" - ")
+            if mount.split(" ")[2] == wanted:
+                kind, _, options = rest.rstrip("\n").split(" ", 2)
+                return judge_locks(kind, options)
+    return None
+
+
+def judge_locks(kind: str, options: str) -> bool | None:
+    """Return what `locks_reach_server` does, of a file system type and the options of its mount."""
+    chosen = set(options.split(","))
+    if kind in ("nfs", "nfs4"):
+        return "nolock" not in chosen and not any(
+            option.startswith("local_lock=") and option != "local_lock=none" for option in chosen
+        )
+    if kind == "lustre":
+        return "flock" in chosen
+    if kind == "ceph":
+        return True
+    if kind == "gpfs":
+        return True
+    if kind in ("cifs", "smb3") and "nobrl" in chosen:
+        return False
+    return None
+
+
+def ofd_lock(fd: int, start: int = 0, nbytes: int = 0) -> bool:
+    """Lock an open file description, or *nbytes* bytes of it from *start* on, which need not exist; 0 is all.
+
+    Returns False if another one has any of them locked, or it was opened to be read only.
+    """
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, nbytes, 0))
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
+        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EBADF):
             return False
         raise
     return True
 
 
-def ofd_unlock(fd: int) -> None:
-    """Unlock a file before its descriptor is closed."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+def begin_change(fd: int) -> bool:
+    """Lock a file that is to be changed in place; return False if another session changes it.
+
+    Locks of other programs do not count: one that renames its lock file onto it may hold that for a while.
+    """
+    if ofd_lock(fd, _CHANGED_BYTE, 1):
+        return True
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _CHANGED_BYTE, 1, 0)
+    kind, _, start, nbytes, _ = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    return bool(kind == fcntl.F_UNLCK or (start, nbytes) != (_CHANGED_BYTE, 1))
+
+
+def end_change(fd: int) -> None:
+    """Unlock a file that was changed in place."""
+    ofd_unlock(fd, _CHANGED_BYTE, 1)
+
+
+_CLOSED_IN_CHILDREN: Final[WeakSet[Descriptor]] = WeakSet()
+
+
+def close_in_children(descriptor: Descriptor) -> None:
+    """Let no process that is forked from this one keep *descriptor*: a lock would live on in it."""
+    _CLOSED_IN_CHILDREN.add(descriptor)
+
+
+def _close_in_child() -> None:
+    for descriptor in [*_CLOSED_IN_CHILDREN]:  # its number stays in use until it is closed by its owner
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, descriptor.fd, inheritable=False)
+        os.close(nothing)
+
+
+if IS_LINUX:
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def ofd_unlock(fd: int, start: int = 0, nbytes: int = 0) -> None:
+    """Unlock a file, or a part of it, before its descriptor is closed."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, start, nbytes, 0))
 
 
 def is_ofd_locked(fd: int) -> bool:

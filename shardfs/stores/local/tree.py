@@ -11,11 +11,13 @@ from typing import Final, TypeVar, Unpack
 import trio
 
 from shardfs.errors import (
+    LockedError,
     NoAttributeError,
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
     ShardfsError,
+    StaleError,
     UnsupportedError,
     UsageError,
 )
@@ -30,6 +32,7 @@ from shardfs.stores.base import (
     NewOwner,
     NewRights,
     Stat,
+    is_same_version,
 )
 from shardfs.stores.local.atomic_write import (
     SYSTEM_RIGHTS,
@@ -44,7 +47,7 @@ from shardfs.stores.local.atomic_write import (
     temporary_name,
     write_and_rename,
 )
-from shardfs.stores.local.file_lock import FileLock, lock
+from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, FileLock, lock
 from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
@@ -61,6 +64,9 @@ from shardfs.stores.local.syscalls import (
 
 T = TypeVar("T")
 
+_LOCKED_PAUSE: Final = 0.02
+"""Seconds between two attempts to take the lock of documents: whoever has it is soon done."""
+
 _MAX_LEFT: Final = 100  # temporary files in a directory: each is of another process that was killed
 
 
@@ -72,8 +78,8 @@ class LocalStore(LocalReader):
         super().__init__(root, syscalls, ttl=ttl)
         self._making_directories = trio.Lock()
 
-    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Remove what a killed `pack` left: reserved names are in the source, and its lock keeps others away.
+    async def start_writing(self, directory: str, own: str, *, single_writer: bool) -> None:
+        """Remove what a killed `pack` left: reserved names are in the source, where `pack` works alone.
 
         Raises `UsageError` for a *single_writer*, of which there is no need.
         """
@@ -111,6 +117,9 @@ class LocalStore(LocalReader):
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)
                 edit.found(file, self.snapshot(key, file, status))
+                if edit.was_interrupted:  # what was not made durable must not be built on
+                    await self.threads.on_content(self.syscalls.sync, file.fd)
+                    await self.sync_directory(key.rpartition("/")[0])
             yield edit
         finally:
             await edit.release()
@@ -164,20 +173,22 @@ class LocalStore(LocalReader):
         return LocalFile(self, key, (await self._open_to_change(key))[0])
 
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
-        """Store *content* under *key*, durably and at once; as a lock keeps others away, versions do not count."""
+        """Store *content* under *key*, durably and at once; a lock keeps other sessions away meanwhile."""
         exclusive, mtime_ns = expected is ABSENT, new.pop("mtime_ns", None)
         of_new: NewRights = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
             directory = open_beneath(self.directory, parent, DIRECTORY)
-            rights = Rights(**of_new).within(directory)
+            rights, now = Rights(**of_new).within(directory), None
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if stat.S_ISLNK(old.st_mode) and not exclusive:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if stat.S_ISREG(old.st_mode):
-                    rights = Rights.of(old)
+                    rights, now = Rights.of(old), to_stat(old)
+            if isinstance(expected, Stat) and (now is None or not is_same_version(now, expected)):
+                raise StaleError(f"{key} was changed by another program; read it again")
             check = None if exclusive else lambda: None
             file, _ = write_and_rename(
                 self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check
@@ -185,11 +196,34 @@ class LocalStore(LocalReader):
             return _change_attributes(self.syscalls, file.fd, file.fd, {"mtime_ns": mtime_ns})
 
         _require_name(key)
-        with changing(key):
-            return await self.threads.on_content(replace)
+        async with self._documents_locked(key):
+            with changing(key):
+                return await self.threads.on_content(replace)
+
+    @asynccontextmanager
+    async def _documents_locked(self, key: str) -> AsyncIterator[None]:
+        """Keep other sessions from replacing the document *key*, and others of its node, for the length of the block.
+
+        Raises `StoreError` if one of them has the lock for too long.
+        """
+        begun = trio.current_time()
+        while True:
+            directory = await self._change(key, lambda parent, _: parent)
+            try:
+                waited = trio.current_time() - begun
+                held = await lock(self, directory, key, Rights(), waited, DOCUMENTS_LOCK)
+                break
+            except LockedError:
+                await trio.sleep(_LOCKED_PAUSE)
+        try:
+            yield
+        finally:
+            if held is not None:
+                with trio.CancelScope(shield=True):
+                    await self.threads.on_names(held.release)
 
     async def keep(self, key: str, content: bytes, reason: str) -> None:
-        """Do nothing: only where several hosts write is a program refused what it could not know."""
+        """Do nothing: the program that is refused has its file still."""
 
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""

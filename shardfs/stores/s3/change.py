@@ -268,9 +268,17 @@ class Change:
                     return file_stat(self._key, success.stat)
 
     @property
+    def was_interrupted(self) -> bool:
+        """No: objects are replaced as a whole."""
+        return False
+
+    @property
     def can_delete(self) -> bool:
         """Whether deleting it cannot lose a change by another host."""
         return self._conditions.delete or self._changes.single_writer
+
+    async def release(self) -> None:
+        """Do nothing: the version that is expected keeps others away."""
 
     async def delete(self) -> None:
         """Remove the object, checked as well as possible to be this version (`can_delete`)."""

@@ -20,7 +20,7 @@ from shardfs.stores.s3.heads import split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
 from shardfs.stores.s3.requests import ObjectStat
 
-SPOOLS: Final = ".shardfs/spools"
+SPOOLS: Final = "spools"
 """The directory, within that of the mount, for spools and for kept files."""
 
 _PIECE_NBYTES: Final = 8 * 2**20
@@ -115,11 +115,12 @@ class Spools(dict[str, Spool]):
 
 
 class Files:
-    """What is written to the *spools* of a store, in local files in `SPOOLS` of the local store *side*."""
+    """What is written to the *spools* of a store, in local files in the *directory* of the local store *side*."""
 
-    def __init__(self, side: LocalStore, changes: Changes, spools: Spools) -> None:
+    def __init__(self, side: LocalStore, directory: str, changes: Changes, spools: Spools) -> None:
         self.side = side
-        self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
+        self.directory = directory
+        self.kept = KeptFiles(f"{side.root}/{directory}")
         self.changes = changes
         self.heads = changes.objects.heads
         self.spools = spools
@@ -141,7 +142,7 @@ class Files:
         return await self._written(spool)
 
     async def _written(self, spool: Spool) -> Snapshot:
-        return await self.side.open(join_key(SPOOLS, spool.name))
+        return await self.side.open(join_key(self.directory, spool.name))
 
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
         """Create a spool for *key*, which is the object *snapshot*, or nothing."""
@@ -216,9 +217,9 @@ class Files:
         """
         file = await self.local_file(spool)
         await file.sync()
-        await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
+        await self.side.rename(join_key(self.directory, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
-        for directory in (split(to)[0], SPOOLS):
+        for directory in (split(to)[0], self.directory):
             await self.side.sync_directory(directory)
 
     async def put(
@@ -252,7 +253,7 @@ class Files:
             return spool.file
         snapshot = spool.snapshot
         nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
-        file = await self.side.create(join_key(SPOOLS, spool.name), 0o644, exclusive=True)
+        file = await self.side.create(join_key(self.directory, spool.name), 0o644, exclusive=True)
         try:
             if snapshot is not None:
                 snapshot.expect(0, nbytes)

@@ -73,10 +73,10 @@ class RoutedStore:
         """Return how much space there is in the remote store."""
         return await self.remote.capacity()
 
-    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Prepare for changes; *directory* has the reserved names from now on."""
+    async def start_writing(self, directory: str, own: str, *, single_writer: bool) -> None:
+        """Prepare for changes; *directory* has the reserved names from now on, and *own* those of this session."""
         side = LocalStore(directory)
-        await self.remote.start_writing(side, single_writer=single_writer)
+        await self.remote.start_writing(side, own, single_writer=single_writer)
         self.side = side
 
     # Names and their content.

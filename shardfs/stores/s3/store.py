@@ -72,8 +72,6 @@ log = logging.getLogger(__name__)
 TTL: Final = 60.0
 """Default TTL in seconds; asking again takes a request."""
 
-_OWN: Final = ".shardfs"
-
 
 class S3Store(ObjectReader):
     """The objects of a source; nothing can be changed before `start_writing`.
@@ -197,17 +195,18 @@ class S3Store(ObjectReader):
                     stats[place] = self.directory_stat
         return stats
 
-    async def start_writing(self, side: LocalStore, *, single_writer: bool) -> None:
-        """Find out whether writing is safe, and log what earlier mounts with the same *side* have kept."""
-        await side.make_directories(SPOOLS)
+    async def start_writing(self, side: LocalStore, own: str, *, single_writer: bool) -> None:
+        """Find out whether writing is safe, and log what is kept in *own*, the directory of this session in *side*."""
+        spools = join_key(own, SPOOLS)
+        await side.make_directories(spools)
         before = self._client.counts.conflicts
         conditions = await probe(self._client)
         self._client.counts.conflicts = before  # the conflicts of the probe do not count
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keep_properties()
-        uploads = Uploads(self._client, conditions, f"{side.root}/{_OWN}")
-        self.files = Files(side, Changes(self.objects, uploads, single_writer), self._spools)
+        uploads = Uploads(self._client, conditions, f"{side.root}/{own}")
+        self.files = Files(side, spools, Changes(self.objects, uploads, single_writer), self._spools)
         self.files.kept.resume()
 
     async def flush(self) -> None:

@@ -123,6 +123,9 @@ class DocumentWriter(Protocol):
     def was_read(self, entry: "Entry", handle: FileHandle) -> None:
         """Note that a program has opened a file to read it: if it is a document, it may replace this version."""
 
+    def was_touched(self, key: str, old: Stat, new: Stat) -> None:
+        """Note that a program has changed attributes of the stored document *key*."""
+
 
 class Tree(Protocol):
     """The tree, as its entries know it; `Filesystem` says what each of these is."""

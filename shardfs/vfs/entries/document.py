@@ -135,7 +135,9 @@ class Document(PublishedEntry):
             buffer.check()
         else:
             await self.attributes()  # raises `StaleError` if another version has the name
-        await self.fs.writable.store.set_attributes(self.stored_key() or "", **changes)
+        store, key = self.fs.writable.store, self.stored_key() or ""
+        old = await store.stat(key)
+        self.fs.writable.document_writer.was_touched(key, old, await store.set_attributes(key, **changes))
         if buffer is not None and mtime_ns is not None:
             buffer.note_time(mtime_ns)
         if mtime_ns is not None:

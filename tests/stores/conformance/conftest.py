@@ -44,7 +44,7 @@ def s3(client: S3Client, directory: Path) -> Subject:
     async def begin() -> Store:
         directory.mkdir(parents=True)  # noqa: ASYNC240
         store = RoutedStore(S3Store(client, session()))
-        await store.start_writing(str(directory), single_writer=False)
+        await store.start_writing(str(directory), ".shardfs/0", single_writer=False)
         return store
 
     async def again(_: Store) -> Store:

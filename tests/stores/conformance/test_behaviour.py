@@ -266,18 +266,18 @@ async def test_names_may_be_odd_and_files_large(store: Store, subject: Subject) 
 
 @with_store
 async def test_reserved_names_are_names_as_others(store: Store, subject: Subject) -> None:
-    await store.make_directories(".shardfs/scratch/a")
-    await put(store, ".shardfs/scratch/a/f", b"x")
-    await store.rename(".shardfs/scratch/a/f", "d/new", exclusive=True)
+    await store.make_directories(".shardfs/0/scratch/a")
+    await put(store, ".shardfs/0/scratch/a/f", b"x")
+    await store.rename(".shardfs/0/scratch/a/f", "d/new", exclusive=True)
     assert await read(store, "d/new") == b"x"
-    await store.rename("d/new", ".shardfs/scratch/a/g", exclusive=True)
-    assert await names(store, ".shardfs/scratch/a") == {"g": Kind.FILE}
-    assert await read(store, ".shardfs/scratch/a/g") == b"x"
+    await store.rename("d/new", ".shardfs/0/scratch/a/g", exclusive=True)
+    assert await names(store, ".shardfs/0/scratch/a") == {"g": Kind.FILE}
+    assert await read(store, ".shardfs/0/scratch/a/g") == b"x"
     assert await (await subject.again(store)).is_absent("d/new")
-    await move(store, "d", ".shardfs/scratch/d")
-    assert await read(store, ".shardfs/scratch/d/f") == b"0123456789"
+    await move(store, "d", ".shardfs/0/scratch/d")
+    assert await read(store, ".shardfs/0/scratch/d/f") == b"0123456789"
     assert "d" not in await names(store)
-    await move(store, ".shardfs/scratch/d", "d")
+    await move(store, ".shardfs/0/scratch/d", "d")
     assert await read(await subject.again(store), "d/f") == b"0123456789"
 
 

@@ -133,12 +133,12 @@ async def test_who_writes_next_removes_what_a_killed_process_left_of_new_objects
     with pytest.raises(Killed):
         await make(LossyDisk(root, {disk.names.index("rename"): Fault(Killed())}))
     assert len(files(root) - before) == 1
-    await store.start_writing(str(root), single_writer=False)
+    await store.start_writing(str(root), ".shardfs", single_writer=False)
     assert files(root) == before
 
     (root / ".shardfs").mkdir(exist_ok=True)
     (root / ".shardfs/unfinished").symlink_to("../d")
-    await store.start_writing(str(root), single_writer=False)
+    await store.start_writing(str(root), ".shardfs", single_writer=False)
     assert (root / "d/f").exists()
 
 

@@ -184,7 +184,7 @@ BOMBS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_record_that_decodes_to_more_than_it_may_is_refused_before_it_is_decoded(tmp_path: Path, name: str) -> None:
+def test_a_record_that_decodes_to_more_than_it_may_is_refused_before_decoding(tmp_path: Path, name: str) -> None:
     columns, options, reason = BOMBS[name]
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parq", **options)
     data = (tmp_path / "bomb.parq").read_bytes()

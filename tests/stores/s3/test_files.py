@@ -43,12 +43,12 @@ def fake() -> FakeS3:
 
 def spools(directory: Path) -> list[str]:
     """The files below *directory* that are written, or kept."""
-    return sorted(path.suffix for path in (directory / SPOOLS).iterdir())
+    return sorted(path.suffix for path in (directory / ".shardfs/0" / SPOOLS).iterdir())
 
 
 def kept(directory: Path) -> dict[str, bytes]:
     """What is kept below *directory*, by key."""
-    return {file.key: Path(file.path).read_bytes() for file in KeptFiles(str(directory / SPOOLS)).find()}
+    return {file.key: Path(file.path).read_bytes() for file in KeptFiles(str(directory / ".shardfs/0" / SPOOLS)).find()}
 
 
 @on_mock_clock
@@ -461,7 +461,7 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
 ) -> None:
     fake.store(f"{PREFIX}/f", b"the only copy")
     store = await writing(fake, tmp_path / "side")
-    await store.make_directories(".shardfs/scratch")
+    await store.make_directories(".shardfs/0/scratch")
     assert store.remote.files is not None
     disk = store.remote.files.side.syscalls = LossyDisk(tmp_path / "side")
 
@@ -470,8 +470,8 @@ async def test_an_object_that_becomes_a_local_file_is_deleted_when_that_is_durab
             disk.after_power_cut(oldest).build(tmp_path / "cut")
 
     fake.before = cut
-    await store.rename("f", ".shardfs/scratch/x", exclusive=True)
-    assert (tmp_path / "cut/.shardfs/scratch/x").read_bytes() == b"the only copy"
+    await store.rename("f", ".shardfs/0/scratch/x", exclusive=True)
+    assert (tmp_path / "cut/.shardfs/0/scratch/x").read_bytes() == b"the only copy"
     assert objects(fake) == {"zarr.json": b"{}"}
 
 
@@ -560,7 +560,7 @@ async def test_with_too_much_kept_nothing_more_is_written(
     for write in (put_file(store, "g", b"x"), store.replace("g", b"x", ANY)):
         with pytest.raises(NoSpaceError, match="recover"):
             await write
-    for path in (tmp_path / SPOOLS).iterdir():
+    for path in (tmp_path / ".shardfs/0" / SPOOLS).iterdir():
         path.unlink()
     await put_file(store, "g", b"x")
     assert objects(fake)["g"] == b"x"
@@ -584,10 +584,10 @@ async def test_what_is_refused_again_is_kept_once_and_is_the_latest(fake: FakeS3
     store = await writing(fake, tmp_path)
     for mtime_ns, content in enumerate((b"first", b"other", b"first")):
         await store.keep("f", content, "it was refused")
-        for path in (tmp_path / SPOOLS).glob("????????????????"):
+        for path in (tmp_path / ".shardfs/0" / SPOOLS).glob("????????????????"):
             if path.stat().st_mtime_ns > 2 and path.read_bytes() == content:
                 os.utime(path, ns=(mtime_ns, mtime_ns))
-    files = KeptFiles(str(tmp_path / SPOOLS)).find()
+    files = KeptFiles(str(tmp_path / ".shardfs/0" / SPOOLS)).find()
     assert [file.read(0, file.nbytes) for file in files] == [b"other", b"first"]
 
 

@@ -50,23 +50,23 @@ async def test_a_document_takes_the_place_of_a_file_that_is_open(fake: FakeS3, t
 @on_mock_clock
 async def test_names_move_between_the_side_and_the_bucket(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
-    await store.make_directories(".shardfs/drafts")
-    file = await store.create(".shardfs/drafts/1", 0o600, exclusive=True)
+    await store.make_directories(".shardfs/0/drafts")
+    file = await store.create(".shardfs/0/drafts/1", 0o600, exclusive=True)
     await file.write(0, b"draft")
-    await store.rename(".shardfs/drafts/1", "a/notes", exclusive=True)
+    await store.rename(".shardfs/0/drafts/1", "a/notes", exclusive=True)
     assert await text(store, "a/notes") == b"draft"
     assert (await store.stat("a/notes")).mode & 0o777 == 0o644
     assert objects(fake)["a/notes"] == b"draft"
-    await store.rename("a/notes", ".shardfs/drafts/2", exclusive=True)
-    assert (tmp_path / ".shardfs" / "drafts" / "2").read_bytes() == b"draft"
+    await store.rename("a/notes", ".shardfs/0/drafts/2", exclusive=True)
+    assert (tmp_path / ".shardfs/0/drafts" / "2").read_bytes() == b"draft"
     assert "a/notes" not in objects(fake)
     file = await store.create("b", 0o644, exclusive=True)
     await file.write(0, b"one")
-    await store.rename("b", ".shardfs/drafts/3", exclusive=True)
+    await store.rename("b", ".shardfs/0/drafts/3", exclusive=True)
     await file.write(3, b" two")
     await file.sync()
     await file.close()
-    assert (tmp_path / ".shardfs" / "drafts" / "3").read_bytes() == b"one two"
+    assert (tmp_path / ".shardfs/0/drafts" / "3").read_bytes() == b"one two"
     assert "b" not in objects(fake)
 
 

@@ -1,0 +1,181 @@
+"""The other sessions of a source: live ones are asked to commit, and what dead ones published is taken over.
+
+What a dead session left is judged and committed apart from the changes of this session, with nodes and shards of its
+own, as `shardfs recover` does; this session sees the result as that of another program.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.recovery import describe_damage, opened, recover_command, replay
+from shardfs.dataset.state.asking import Answer, Asked, Question
+from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.holding import taken_over
+from shardfs.dataset.state.roots import root_of
+from shardfs.dataset.state.slots import Life, Slot, slots_in
+from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
+from shardfs.stores.parallel import QuickLock
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.05
+"""How often whoever waits for an answer looks for it."""
+
+_IDLE_SECONDS: Final = 1.0
+_BUSY_SECONDS: Final = 0.25
+"""How often requests are looked for: if nothing is pending here, nobody asks."""
+
+_SEEN_SECONDS: Final = 30.0
+_DONE_SECONDS: Final = 120.0
+"""How long a session may make no progress before it has seen a request, and after that."""
+
+_WATCH_SECONDS: Final = 10.0
+"""How often slots of dead sessions are looked for."""
+
+
+async def take_over(source: Source, slot: Slot) -> None:
+    """Commit what a dead session of this user published, unless another process does so.
+
+    What does not fit goes to the conflict journal of its slot, and what cannot be committed stays in its journal.
+    Raises the error that prevents a commit.
+    """
+    with taken_over(slot) as state:
+        if state is None or not state.has_pending():
+            return
+        beside = Source.of(source.writable, ttl=0.0)
+        with opened(beside, state) as (contents, commits):
+            for damage in contents.damage:
+                log.error("%s", describe_damage(state.journal, damage))
+            recovery = await replay(beside, contents, commits)
+            if recovery.pending:
+                who = f"a session that ended, in {state.root}/{state.key}"
+                log.info("committing %s of %s", counted(len(recovery.pending), "chunk"), who)
+            try:
+                await commits.flush()
+            except ConflictError as error:  # they are kept
+                log.error("%s: %s", source.store.url, error)  # noqa: TRY400
+
+
+class OtherSessions:
+    """All sessions of *source* but that in the slot *own*."""
+
+    def __init__(self, source: Source, own: StateDirectory) -> None:
+        self._source = source
+        self._own = own
+        self._asked = Asked(own)
+        self._taking = QuickLock()
+        self._logged: dict[str, str] = {}  # by slot: why it could not be taken over
+
+    def slots(self) -> Sequence[Slot]:
+        """Return the slots of the others, dead or alive."""
+        return [slot for slot in slots_in(root_of(self._source.store)) if slot.state != self._own]
+
+    async def flush(self, *, live: bool = False) -> Sequence[ShardfsError]:
+        """Let what the others have published until now be committed; returns an error for each that did not do it.
+
+        With *live*, what dead sessions of other users left is not waited for.
+        """
+        errors: list[ShardfsError] = []
+
+        async def flush(slot: Slot) -> None:
+            try:
+                await self._flush(slot)
+            except ShardfsError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for slot in self.slots():
+                is_wanted = slot.life is Life.LIVE or slot.can_be_taken or not live
+                if slot.life is Life.UNKNOWN and self._source.store.root is None:
+                    continue  # of another host with the same home, which writes to the bucket by itself
+                if slot.counts and is_wanted and slot.state.has_pending():
+                    nursery.start_soon(flush, slot)
+        return errors
+
+    async def take_over(self) -> None:
+        """Take over the slots of this user's dead sessions; what prevents it is logged."""
+        for slot in self.slots():
+            key = slot.state.key
+            if not slot.can_be_taken or not slot.state.has_pending():
+                self._logged.pop(key, None)
+                continue
+            try:
+                await self._take_over(slot)
+            except ShardfsError as error:
+                if self._logged.get(key) != str(error):
+                    log.error("what a session that ended left in %s stays there: %s", slot.state.path, error)  # noqa: TRY400
+                self._logged[key] = str(error)
+
+    async def watch(self) -> None:
+        """Take over what sessions leave that die, until cancelled."""
+        while True:
+            await trio.sleep(_WATCH_SECONDS)
+            await self.take_over()
+
+    async def answer(self, commit: Callable[[], Awaitable[str | None]], is_busy: Callable[[], bool]) -> None:
+        """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it."""
+        while True:
+            await trio.sleep(_BUSY_SECONDS if is_busy() else _IDLE_SECONDS)
+            tokens = await trio.to_thread.run_sync(self._asked.take)
+            if tokens:
+                reason = await commit()
+                await trio.to_thread.run_sync(self._asked.answer, tokens, reason)
+
+    async def _take_over(self, slot: Slot) -> None:
+        async with self._taking:  # one at a time: each may take as much memory as a session
+            await take_over(self._source, slot)
+
+    async def _flush(self, slot: Slot) -> None:
+        if slot.life is Life.LIVE:
+            is_dead = await self._ask(slot)
+            if not is_dead:
+                return
+            slot = next((other for other in self.slots() if other.state == slot.state), slot)
+        if slot.can_be_taken:
+            await self._take_over(slot)
+        elif slot.state.has_pending():
+            raise StoreError(_not_taken(slot, self._source))
+
+    async def _ask(self, slot: Slot) -> bool:
+        """Ask the session of a slot to commit; whether it turns out to be dead."""
+        question = Question(slot)
+        who = f"{slot.holder} ({slot.state.root}/{slot.state.key})"
+        try:
+            await trio.to_thread.run_sync(question.ask)
+            answer = await self._wait(question)
+        except FileNotFoundError:  # it has ended meanwhile
+            return True
+        except OSError as error:
+            raise StoreError(f"{who} cannot be asked to commit what it published: {error.strerror}") from None
+        except StoreError as error:
+            raise StoreError(f"{who}: {error}") from None
+        finally:
+            question.end()
+        if answer in (Answer.NONE, Answer.SEEN):
+            raise StoreError(f"{who} does not answer, so what it published is not in the shards yet")
+        return answer is Answer.DEAD
+
+    async def _wait(self, question: Question) -> Answer:
+        """Return the answer to a question, the last one if there is no progress for too long."""
+        begun, before = trio.current_time(), question.progress
+        while True:
+            answer = await trio.to_thread.run_sync(question.look)
+            if answer in (Answer.DONE, Answer.DEAD):
+                return answer
+            if question.progress != before:
+                begun, before = trio.current_time(), question.progress
+            if trio.current_time() - begun > (_SEEN_SECONDS if answer is Answer.NONE else _DONE_SECONDS):
+                return answer
+            await trio.sleep(_LOOK_SECONDS)
+
+
+def _not_taken(slot: Slot, source: Source) -> str:
+    where = f"{slot.state.root}/{slot.state.key}"
+    if slot.holder is not None:
+        return f"{where} has chunks that are not committed yet, of {slot.holder}, which may be running"
+    command = recover_command(source.store.address, "--apply")
+    return f"{where} has chunks of another user that are not committed yet; run `{command}` as that user or root"

@@ -1,0 +1,123 @@
+"""How one session asks another to commit what is pending: by a file in its slot, `asked/TOKEN`.
+
+Whoever has the slot renames it to `TOKEN.seen`, commits, and removes it; if it cannot, it leaves `TOKEN.failed`, which
+says why. It looks at the directory a few times a second while anything is pending, so nothing else is needed where
+hosts share no more than a file system.
+"""
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Final
+
+from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.slots import Slot, is_locked
+from shardfs.errors import StoreError, printable
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.syscalls import DIRECTORY, READ
+
+_TOKEN: Final = re.compile(r"[0-9a-f]{16}")
+_SEEN, _FAILED = ".seen", ".failed"
+_REASON_NBYTES: Final = 4096
+_KEPT_SECONDS: Final = 600.0
+
+
+class Answer(Enum):
+    """What is known of a request."""
+
+    NONE = auto()
+    SEEN = auto()
+    DONE = auto()
+    """What was pending when it was made is committed."""
+    DEAD = auto()
+    """Nobody has the slot any more."""
+
+
+class Asked:
+    """The requests of other sessions in a slot of our own; all methods block."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._state = state
+
+    def take(self) -> Sequence[str]:
+        """Return the requests that came since the last look, which are seen now."""
+        directory = self._state.asked
+        tokens = []
+        with suppress(OSError):
+            for name in os.listdir(directory):
+                path = os.path.join(directory, name)
+                with suppress(OSError):
+                    if _TOKEN.fullmatch(name):
+                        os.rename(path, path + _SEEN)
+                        tokens.append(name)
+                    elif name.endswith(_FAILED) and os.stat(path).st_mtime < time.time() - _KEPT_SECONDS:
+                        os.unlink(path)  # whoever asked has read it, or has ended
+        return tokens
+
+    def answer(self, tokens: Sequence[str], reason: str | None) -> None:
+        """Answer requests: what was pending is committed, unless there is a *reason* why not."""
+        for token in tokens:
+            path = os.path.join(self._state.asked, token)
+            with suppress(OSError):
+                if reason is not None:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+                    file = Descriptor(os.open(path + _FAILED, flags, 0o644))
+                    os.write(file.fd, reason.encode(errors="replace")[:_REASON_NBYTES])
+                os.unlink(path + _SEEN)
+
+
+class Question:
+    """A request to the session that has *slot*; all methods block.
+
+    *progress* changes while it commits.
+    """
+
+    progress: object = None
+
+    def __init__(self, slot: Slot) -> None:
+        self._state, self._owner = slot.state, slot.owner
+        self._token = secrets.token_hex(8)
+        self._directory: Descriptor | None = None
+
+    def ask(self) -> None:
+        """Make the request; raises `OSError` if that is not possible."""
+        self._directory = Descriptor(os.open(self._state.asked, DIRECTORY))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        os.close(os.open(self._token, flags, 0o644, dir_fd=self._directory.fd))
+
+    def look(self) -> Answer:
+        """Return what is known by now; raises `StoreError` if the session could not commit, with its reason."""
+        directory = self._directory
+        if directory is None or not self._state.has_pending():
+            return Answer.DONE
+        self.progress = _sizes(self._state.journal)
+        names = set(os.listdir(directory.path))
+        if self._token + _FAILED in names:
+            with open(os.open(self._token + _FAILED, READ, dir_fd=directory.fd), "rb") as file:
+                if os.fstat(file.fileno()).st_uid == self._owner:
+                    raise StoreError(printable(file.read(_REASON_NBYTES).decode(errors="replace")))
+        if self._token + _SEEN in names:
+            answer = Answer.SEEN
+        elif self._token in names:
+            answer = Answer.NONE
+        else:
+            return Answer.DONE
+        return answer if is_locked(self._state) is not False else Answer.DEAD
+
+    def end(self) -> None:
+        """Take the request back, if it is still there."""
+        if self._directory is not None:
+            for name in (self._token, self._token + _SEEN, self._token + _FAILED):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=self._directory.fd)
+
+
+def _sizes(directory: str) -> object:
+    """Return the names and sizes of the files in a directory, which change while a session writes or commits."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        return sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries)
+    return None

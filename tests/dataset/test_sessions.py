@@ -1,0 +1,215 @@
+"""Several sessions of one directory: what each of them published is in the shards, however any of them ended."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+import shardfs
+from shardfs.api.dataset import Dataset
+from shardfs.dataset.maintenance import others
+from shardfs.errors import ExistsError, StaleError, StoreError
+from shardfs.vfs.paths import Paths
+from tests.support.mounting import PATIENCE
+from tests.support.processes import running
+
+pytestmark = pytest.mark.slow
+
+NCHUNKS = 16
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An array of one shard with 16 inner chunks of 4 numbers, none of which is stored."""
+    zarr.create_array(tmp_path / "a.zarr", shape=(64,), shards=(64,), chunks=(4,), dtype="u4", compressors=None)
+    return tmp_path / "a.zarr"
+
+
+def chunk(value: int) -> bytes:
+    return np.full(4, value, "u4").tobytes()
+
+
+def stored(source: Path) -> list[int]:
+    """One number of each chunk, as a native reader finds it now."""
+    values = np.asarray(zarr.open_array(source, mode="r")[...])
+    assert (values.reshape(NCHUNKS, 4) == values[::4, None]).all()
+    return [int(value) for value in values[::4]]
+
+
+def write(dataset: Dataset, number: int, value: int | None) -> None:
+    dataset[""].write_chunk((number,), None if value is None else chunk(value))
+
+
+WRITING = """
+import os, signal, sys
+import numpy as np
+import shardfs
+from shardfs.api.dataset import Dataset
+from shardfs.dataset.commit import GroupCommit
+
+dataset = shardfs.open(sys.argv[1], write=True)
+"""
+PUBLISH = 'dataset[""].write_chunk(({},), np.full(4, {}, "u4").tobytes())\n'
+WAIT = 'print("ready", flush=True)\nsys.stdin.read()\n'
+DIE = "os.kill(os.getpid(), signal.SIGKILL)\n"
+DIE_AFTER_STORING = "GroupCommit._finish = lambda *_: os._exit(9)\ndataset.flush()\n"
+"""The shard has its new version, and the journal does not know it yet."""
+
+
+def program(*parts: str) -> list[str]:
+    return [sys.executable, "-c", "".join((WRITING, *parts))]
+
+
+def run(source: Path, *parts: str) -> None:
+    done = subprocess.run([*program(*parts), source], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 9, -9), done.stderr
+
+
+def publishes(numbers: Sequence[int], value: int) -> str:
+    return "".join(PUBLISH.format(number, value) for number in numbers)
+
+
+def test_a_flush_commits_what_all_living_sessions_published(source: Path) -> None:
+    with shardfs.open(source, write=True) as first, shardfs.open(source, write=True) as second:
+        write(first, 0, 1)
+        write(second, 5, 2)
+        first.flush()
+        assert stored(source) == [1, 0, 0, 0, 0, 2] + [0] * 10
+    assert sorted(os.listdir(source)) == ["c", "zarr.json"]
+
+
+def test_the_end_of_a_session_commits_what_one_in_another_process_published(source: Path) -> None:
+    command = [*program(publishes(range(8), 7), WAIT), str(source)]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        with shardfs.open(source, write=True) as dataset:
+            write(dataset, 9, 1)
+        assert stored(source) == [7] * 8 + [0, 1] + [0] * 6
+        process.kill()
+        process.wait(PATIENCE)
+
+
+def test_what_a_killed_session_published_is_committed_by_the_next_flush_of_another(source: Path) -> None:
+    with shardfs.open(source, write=True) as dataset:
+        for value in (1, 2, 3):  # one after the other, so that each takes the slot of the one before
+            run(source, publishes([value], value), DIE)
+        write(dataset, 0, 9)
+        dataset.flush()
+        assert stored(source) == [9, 1, 2, 3] + [0] * 12
+    assert sorted(os.listdir(source)) == ["c", "zarr.json"]
+
+
+def test_what_was_stored_before_a_kill_does_not_come_back_when_another_one_removed_it(source: Path) -> None:
+    """Nor is it a conflict: it was in its shard, and removed there."""
+    run(source, publishes([0, 3], 4), "dataset.flush()\n", publishes([1], 5), DIE_AFTER_STORING)
+    assert stored(source)[:4] == [4, 5, 0, 4]
+    assert (source / "c/0.__lock").exists()
+    with shardfs.open(source, write=True) as dataset:
+        write(dataset, 1, None)
+        write(dataset, 2, 6)
+    assert stored(source)[:4] == [4, 0, 6, 4]
+    assert sorted(os.listdir(source)) == ["c", "zarr.json"], "nothing is pending, and nothing in conflict"
+    assert os.listdir(source / "c") == ["0"]
+
+
+def test_what_a_killed_session_published_replaces_nothing_that_was_stored_later(source: Path) -> None:
+    run(source, publishes([0, 1], 1), DIE)
+    with shardfs.open(source, write=True) as dataset:  # it has the slot, and commits what was in it
+        write(dataset, 0, 2)
+    assert stored(source)[:2] == [2, 1]
+    shutil.rmtree(source / "c")
+    run(source, publishes([0, 1], 3), DIE)
+    native = zarr.open_array(source, mode="r+")
+    native[:4] = 8
+    with shardfs.open(source, write=True):
+        pass
+    assert stored(source)[:2] == [8, 3]
+    (left,) = (source / ".shardfs").glob("*/conflicts/*")
+    assert left.stat().st_size, "it is kept for `recover`"
+
+
+def test_a_session_that_does_not_answer_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "_SEEN_SECONDS", 0.5)
+    command = [*program(publishes([3], 3), WAIT), str(source)]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGSTOP)
+        dataset = shardfs.open(source, write=True)
+        write(dataset, 4, 4)
+        with pytest.raises(StoreError, match=f"process {process.pid} on .* does not answer"):
+            dataset.flush()
+        assert stored(source)[3:5] == [0, 4]
+        process.send_signal(signal.SIGCONT)
+        dataset.close()
+        assert stored(source)[3:5] == [3, 4]
+
+
+def test_of_two_edits_of_a_document_the_second_is_refused(source: Path) -> None:
+    prototype = default_buffer_prototype()
+    with shardfs.open(source, write=True) as first, shardfs.open(source, write=True, metadata_ttl=0.0) as second:
+        texts = [dataset.store().get_sync("zarr.json") for dataset in (first, second)]
+        edits = [
+            prototype.buffer.from_bytes(text.to_bytes().replace(b'"attributes": {', b'"attributes": {"n": %d' % n))
+            for n, text in enumerate(texts)
+            if text is not None
+        ]
+        first.store().set_sync("zarr.json", edits[0])
+        with pytest.raises(StaleError):
+            second.store().set_sync("zarr.json", edits[1])
+        assert zarr.open_array(source, mode="r").attrs["n"] == 0
+        assert second.store().get_sync("zarr.json") is not None
+        second.store().set_sync("zarr.json", edits[1])
+        assert zarr.open_array(source, mode="r").attrs["n"] == 1
+
+
+def test_of_several_that_create_a_document_at_once_exactly_one_wins(tmp_path: Path) -> None:
+    source = tmp_path / "d.zarr"
+    zarr.create_group(source)
+    text = (source / "zarr.json").read_bytes().replace(b'"attributes": {}', b'"attributes": {"by": "%d"}')
+
+    def create(number: int) -> list[int]:
+        """The groups that this session made of those that all try to make."""
+        made = []
+        with shardfs.open(source, write=True) as dataset:
+            for group in range(20):
+                barrier.wait()
+                with suppress(ExistsError):
+                    dataset.loop.call(Paths.publish, f"g{group}/zarr.json", text % number, exclusive=True)
+                    made.append(group)
+        return made
+
+    barrier = Barrier(3)
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(create, range(3)))
+    assert sorted(group for groups in made for group in groups) == list(range(20))
+    for number, groups in enumerate(made):
+        assert all(zarr.open_group(source, mode="r")[f"g{group}"].attrs["by"] == str(number) for group in groups)
+
+
+def test_a_dataset_in_a_forked_process_has_a_session_of_its_own(source: Path) -> None:
+    with shardfs.open(source, write=True) as dataset:
+        write(dataset, 0, 1)
+        child = os.fork()
+        if not child:
+            try:
+                write(dataset, 1, 2)
+                dataset.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        write(dataset, 2, 3)
+    assert stored(source)[:4] == [1, 2, 3, 0]
