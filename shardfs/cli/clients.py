@@ -334,7 +334,7 @@ TOOLS: Final = (
         codecs=_COMPRESSORS,
         max_codecs=1,
         reads_urls=True,
-        caveat="it reads images of OME-Zarr, of several channels the first, and takes URLs of /v2/ too",
+        caveat="it reads images of OME-Zarr, of several channels the first, and takes URLs of /-/v2/ too",
     ),
     Tool(
         "numpy, Julia, MATLAB, C",

@@ -64,9 +64,9 @@ def serve(
 ) -> None:
     """Serve SOURCE over HTTP, for browsers and everything that reads URLs, read-only unless you give --write.
 
-    The files are those of a mount, in every view: below /v3/, /v2/, /decoded/v3/ and /npy/; / itself has those of
-    --view. The command serves in the foreground, and logs to standard error, until Ctrl-C or SIGTERM ends it: then
-    requests under way are answered, and what was written is committed.
+    The files are those of a mount, in every view: / has those of --view, and below /-/ are all, as /-/v3/, /-/v2/,
+    /-/decoded/v3/ and /-/npy/. The command serves in the foreground, and logs to standard error, until Ctrl-C or
+    SIGTERM ends it: then requests under way are answered, and what was written is committed.
     """
     if find_spec("h11") is None:
         raise UsageError("shardfs serve needs h11: pip install 'shardfs[serve]', or pipx inject shardfs h11")

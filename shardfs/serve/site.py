@@ -2,9 +2,9 @@
 
 | target | what |
 |---|---|
-| `/v3/…`, `/v2/…`, `/decoded/v3/…`, `/npy/…` | a file or a directory of that view |
-| `/-/…` | what is no file: `OWN` says what |
 | `/…` | a file or a directory of the view of `--view` |
+| `/-/v3/…`, `/-/v2/…`, `/-/decoded/v3/…`, `/-/npy/…` | a file or a directory of that view |
+| `/-/…` | what is no file: `OWN` says what |
 """
 
 import os
@@ -95,7 +95,7 @@ class Site:
         self.figures = figures
         self.options = options
         self.decoded = views.others["decoded/v3"]
-        self.pages = Pages(views.main.source, self.decoded)
+        self.pages = Pages(views)
         self.planes = Planes()
         self._guard = Guard(options)
 
@@ -123,7 +123,7 @@ class Site:
             allowed = ("Allow", ", ".join(self._methods))
             await exchange.reply(204, [allowed, *self._guard.for_preflight(exchange)])
             return
-        own = _own(names) if names[0] == "-" else None
+        own = _own(names) if names[0] == "-" and self._view_in(names) is None else None
         if own is not healthy and not self._guard.admits(exchange):
             where = "as the password of any user, or in the header Authorization: Bearer"
             await exchange.say(401, f"this server wants its token, {where}", CHALLENGES)
@@ -141,7 +141,7 @@ class Site:
     async def _change(self, exchange: Exchange, place: Place) -> None:
         """Write or remove a file."""
         if place.paths is not self.views.main:
-            own = next((f"/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
+            own = next((f"/-/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
             await self.refuse(exchange, READING, f"this view only reads: write to {own}")
         elif place.is_directory:
             raise IsADirectoryHereError(f"{place.path or 'the source'} is a directory")
@@ -188,18 +188,21 @@ class Site:
         """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
         paths: Paths | SourceError = self.views.main
         prefix = ""
-        for name, view in self.views.others.items():
-            parts = name.split("/")
-            if names[: len(parts)] == parts:
-                paths, prefix = view, f"{name}/"
-                names = names[len(parts) :] or [""]
-                break
+        if (view := self._view_in(names)) is not None:
+            paths, prefix = self.views.others[view], f"-/{view}/"
+            names = names[1 + len(view.split("/")) :] or [""]
         if isinstance(paths, SourceError):
             raise SourceError(str(paths))
         is_directory = names[-1] == ""
         if is_directory:
             names = names[:-1]
         return Place(paths, path_of(names), prefix, is_directory)
+
+    def _view_in(self, names: list[str]) -> str | None:
+        """Return the view that the *names* in a target begin with; they have `-` before it, as no dataset has."""
+        return next(
+            (view for view in self.views.others if names[: 2 + view.count("/")] == ["-", *view.split("/")]), None
+        )
 
     async def refuse(self, exchange: Exchange, allowed: tuple[str, ...], why: str) -> None:
         """Reply that the method is not for this target."""

@@ -58,8 +58,8 @@ def test_redbot_finds_nothing_wrong(tmp_path: Path) -> None:
     (source / "large.bin").write_bytes(bytes(range(256)) * 10_000)
     age(source)
     targets = [
-        *(f"/{view}{name}" for view in ("", "v3/", "decoded/v3/") for name in ("volume/c/0/0/0", "volume/zarr.json")),
-        "/v2/volume/.zarray", "/v2/volume/0.0.0", "/npy/volume.npy", "/notes.txt", "/large.bin", "/", "/volume/",
+        *(f"/{view}volume/{name}" for view in ("", "-/v3/", "-/decoded/v3/") for name in ("c/0/0/0", "zarr.json")),
+        "/-/v2/volume/.zarray", "/-/v2/volume/0.0.0", "/-/npy/volume.npy", "/notes.txt", "/large.bin", "/", "/volume/",
         "/-/plane/volume", "/-/page.css", "/-/page.js", "/-/icon.svg", "/-/healthy", "/-/metrics", "/nowhere",
     ]  # fmt: skip
     with served(source) as site:

@@ -80,24 +80,26 @@ def by_zarrita(url: str) -> np.ndarray:
 def test_a_client_reads_the_values_of_a_sharded_array(
     site: Served, read: Callable[[str], np.ndarray], view: str
 ) -> None:
-    assert np.array_equal(read(f"{site.url}/{view}"), WRITTEN)
+    assert np.array_equal(read(f"{site.url}/-/{view}"), WRITTEN)
 
 
 @pytest.mark.parametrize("view", ["v3", "v2"])
 def test_a_client_finds_the_arrays_of_a_consolidated_group(site: Served, view: str) -> None:
-    assert np.array_equal(by_fsspec_in_a_consolidated_group(f"{site.url}/{view}"), WRITTEN)
+    assert np.array_equal(by_fsspec_in_a_consolidated_group(f"{site.url}/-/{view}"), WRITTEN)
 
 
 def test_gdal_reads_the_view_v2(site: Served) -> None:
-    assert np.array_equal(read_gdal(f'ZARR:"/vsicurl/{site.url}/v2/image"', "image"), WRITTEN)
+    assert np.array_equal(read_gdal(f'ZARR:"/vsicurl/{site.url}/-/v2/image"', "image"), WRITTEN)
 
 
 def test_numpy_and_curl_read_an_npy_file_in_parts(site: Served, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole.npy", tmp_path / "resumed.npy"
     for path in (whole, resumed):
-        subprocess.run(["curl", "-sf", "-o", path, f"{site.url}/npy/image.npy"], check=True, timeout=PATIENCE)
+        subprocess.run(["curl", "-sf", "-o", path, f"{site.url}/-/npy/image.npy"], check=True, timeout=PATIENCE)
     with open(resumed, "r+b") as file:
         file.truncate(1000)
-    subprocess.run(["curl", "-sf", "-C", "-", "-o", resumed, f"{site.url}/npy/image.npy"], check=True, timeout=PATIENCE)
+    subprocess.run(
+        ["curl", "-sf", "-C", "-", "-o", resumed, f"{site.url}/-/npy/image.npy"], check=True, timeout=PATIENCE
+    )
     assert np.array_equal(np.load(whole), WRITTEN)
     assert np.array_equal(np.load(resumed), WRITTEN)

@@ -130,10 +130,10 @@ def test_vizarr_shows_a_sharded_image(tmp_path: Path, view: str) -> None:
     write_group(tmp_path / "cells", {"ome": {**ome, "omero": omero}})
     age(tmp_path)
     with served(tmp_path) as site, browsing(tmp_path / "profile", *SOFTWARE_GL) as page, host() as url:
-        Host.source = f"{site.url}/{view}/cells"
+        Host.source = f"{site.url}/-/{view}/cells"
         page.show(500, 500)
         page.open(url)
-        chunks = [f"{site.url}/{view}/cells/0/{'c/' if view == 'v3' else ''}{n // 4}/{n % 4}" for n in range(16)]
+        chunks = [f"{site.url}/-/{view}/cells/0/{'c/' if view == 'v3' else ''}{n // 4}/{n % 4}" for n in range(16)]
         page.until(
             f"{json.dumps(chunks)}.every(url => performance.getEntriesByName(url).some(e => e.responseStatus === 200))"
         )

@@ -482,4 +482,4 @@ def test_a_file_is_served(tmp_path: Path) -> None:
     with served(tmp_path / "a.b2nd") as site:
         assert json.loads(site.ask("/zarr.json").body)["shape"] == [60, 50]
         assert site.ask("/c/3/2").body == values[30:40, 20:30].astype(">i2").tobytes()
-        assert site.ask("/v2/.zarray").status == 200
+        assert site.ask("/-/v2/.zarray").status == 200

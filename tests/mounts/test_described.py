@@ -73,7 +73,7 @@ def test_scales_without_stored_chunks_are_in_every_form_of_a_volume(
         check(zarr.open_group(dataset.store(), mode="r"), values)
     with served(source) as site:
         for key in KEYS:
-            assert site.ask(f"/decoded/v3/{key}/zarr.json").status == 200
+            assert site.ask(f"/-/decoded/v3/{key}/zarr.json").status == 200
 
 
 def test_a_copy_without_a_scale_of_zeros_is_found_by_verify(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_without_fuse_python_and_http_read_them(files: Path) -> None:
         group = zarr.open_group(dataset.store(), mode="r", zarr_format=2)
         np.testing.assert_array_equal(group["packed"][...], values["packed"])
     with served(source) as server:
-        group = zarr.open_group(f"{server.url}/v3", mode="r", zarr_format=2)
+        group = zarr.open_group(f"{server.url}/-/v3", mode="r", zarr_format=2)
         np.testing.assert_array_equal(group["plain"][...], values["plain"])
 
 

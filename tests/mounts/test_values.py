@@ -499,7 +499,7 @@ def test_entries_of_values_are_not_followed_out_of_their_shard(mount: Mounter, t
 def test_a_server_gives_values_and_no_sizes_that_it_does_not_know(tmp_path: Path) -> None:
     meshes = write_meshes(tmp_path / "mesh")
     with served(tmp_path / "mesh") as server:
-        entries = {one["name"]: one for one in json.loads(server.ask("/v3/").body)["entries"]}
+        entries = {one["name"]: one for one in json.loads(server.ask("/-/v3/").body)["entries"]}
         for value_id, (fragments, manifest) in meshes.items():
             assert entries[f"{value_id}.index"]["size"] == len(manifest)
             assert "size" not in entries[str(value_id)]

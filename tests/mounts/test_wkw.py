@@ -374,4 +374,4 @@ def test_a_dataset_is_served(tmp_path: Path) -> None:
         reply = site.ask("/color/1/c/0/0/0/0")
         with shardfs.open(source) as dataset:
             assert reply.body == dataset["color/1"].read_chunk((0, 0, 0, 0))
-        assert site.ask("/v2/color/1/.zarray").status == 200
+        assert site.ask("/-/v2/color/1/.zarray").status == 200

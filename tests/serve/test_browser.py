@@ -60,7 +60,7 @@ def status(browser: Page) -> str:
     return text
 
 
-PAGES = ("/", "/cells/", "/volume/", "/wide/", "/text/", "/volume/c/0/", "/npy/")
+PAGES = ("/", "/cells/", "/volume/", "/wide/", "/text/", "/volume/c/0/", "/-/npy/")
 
 
 @pytest.mark.parametrize("dark", [False, True])

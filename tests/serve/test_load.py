@@ -23,8 +23,8 @@ def resident_nbytes(pid: int) -> int:
 def test_memory_stays_flat_over_ten_thousand_requests(source: Path) -> None:
     process, port = start(source)
     targets = [
-        *(f"/{view}/image/c/{i}/{j}" for view in ("v3", "decoded/v3") for i in range(2) for j in range(4)),
-        "/", "/v2/image/.zarray", "/npy/image.npy", "/notes.txt", "/nowhere", "/image/c/9/9", "/-/metrics",
+        *(f"/-/{view}/image/c/{i}/{j}" for view in ("v3", "decoded/v3") for i in range(2) for j in range(4)),
+        "/", "/-/v2/image/.zarray", "/-/npy/image.npy", "/notes.txt", "/nowhere", "/image/c/9/9", "/-/metrics",
     ]  # fmt: skip
 
     def use(number: int) -> None:

@@ -57,7 +57,7 @@ def test_metrics_count_replies_and_what_is_pending(source: Path) -> None:
 
 
 def test_our_own_commits_are_not_taken_for_those_of_another_program_in_any_view(source: Path) -> None:
-    views = ("/image/c/0/{}", "/v3/image/c/0/{}", "/v2/image/0.{}", "/decoded/v3/image/c/0/{}")
+    views = ("/image/c/0/{}", "/-/v3/image/c/0/{}", "/-/v2/image/0.{}", "/-/decoded/v3/image/c/0/{}")
     with served(source, write=True) as site:
         old = {site.ask(view.format(chunk))["Last-Modified"] for view in views for chunk in (0, 1)}
         assert len(old) == 1

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import numpy as np
 import pytest
+import zarr
 
 import shardfs.serve.pages.page as page_module
 from tests.support.corpus import LITTLE, array, sharding
@@ -79,8 +80,8 @@ def test_a_page_lists_names_sizes_and_kinds(site: Served) -> None:
     }
     assert rows(page(site, "/cells/"))["1/"] == ("array, uint16, 32 × 32", "")
     assert rows(page(site, "/volume/c/0/"))["../"[:2]] == ("directory", "")
-    assert "image.npy" not in rows(page(site, "/npy/"))
-    assert rows(page(site, "/npy/"))["volume.npy"][0] == "file"
+    assert "image.npy" not in rows(page(site, "/-/npy/"))
+    assert rows(page(site, "/-/npy/"))["volume.npy"][0] == "file"
 
 
 def test_the_page_of_an_array_says_what_info_says_and_has_its_map(site: Served) -> None:
@@ -94,9 +95,42 @@ def test_the_page_of_an_array_says_what_info_says_and_has_its_map(site: Served) 
     assert "1 of 1 shard stored, 1 full" in text
     assert '<span class="live"' in text
     assert 'data-source="../-/plane/volume"' in text
-    assert page(site, "/decoded/v3/volume/").count('data-source="../../../-/plane/volume"') == 1
+    assert page(site, "/-/decoded/v3/volume/").count('data-source="../../../../-/plane/volume"') == 1
     broken = page(site, "/broken/")
     assert '<p class="problem">' in broken
+
+
+def test_a_dataset_with_the_name_of_a_view_is_at_its_own_url(site: Served, source: Path) -> None:
+    for name in ("v2", "v3", "npy", "decoded", "-"):
+        image(source / name, 16)
+    age(source)
+    links = dict(re.findall(r'<td><a href="(\./[^"]*)">([^<]*)</a></td>', page(site, "/")))
+    for name in ("v2", "v3", "npy", "decoded"):
+        assert links[f"./{name}/"] == f"{name}/"
+        assert '<p class="kind">image, OME-Zarr</p>' in page(site, f"/{name}/")
+        assert site.ask(f"/{name}/0/zarr.json").body == site.ask(f"/-/v3/{name}/0/zarr.json").body != b""
+    assert links["./-/v3/-/"] == "-/"
+    assert site.ask("/-/v3/-/0/zarr.json").status == 200
+
+
+def test_links_between_views_lead_to_what_they_show(site: Served, source: Path) -> None:
+    zarr.create_array(source / "words", shape=(4,), chunks=(2,), shards=(4,), dtype=str)
+    age(source)
+    views = {
+        "/": {"v3", "v2", "decoded/v3", "npy"},
+        "/-/v2/cells/": {"v3", "v2", "decoded/v3", "npy"},
+        "/volume/": {"v3", "v2", "decoded/v3", "npy"},
+        "/volume/c/0/": {"v3", "decoded/v3"},
+        "/-/decoded/v3/volume/": {"v3", "v2", "decoded/v3", "npy"},
+        "/words/": {"v3", "v2"},
+    }
+    for target, shown in views.items():
+        foot = page(site, target).partition("<footer>")[2]
+        links = {name: url for url, name in re.findall(r'<a href="([^"]*)">([^<]*)</a>', foot)}
+        assert links.keys() == shown, target
+        for name, url in links.items():
+            assert site.ask(urljoin(target, url)).status == 200, (target, name)
+    assert "../-/npy/volume.npy" in page(site, "/volume/")
 
 
 def test_a_page_says_why_there_is_no_picture(site: Served, source: Path) -> None:
@@ -115,17 +149,17 @@ def test_an_image_is_opened_by_viewers_with_its_labels(site: Served, source: Pat
     assert set(links) == {"neuroglancer", "vizarr", "OME-NGFF validator"}
     state = json.loads(unquote(urlsplit(links["neuroglancer"]).fragment.removeprefix("!")))
     assert [(layer["type"], layer["source"]) for layer in state["layers"]] == [
-        ("image", "zarr3://http://localhost/v3/cells"),
-        ("segmentation", "zarr3://http://localhost/v3/cells/labels/nuclei"),
+        ("image", "zarr3://http://localhost/-/v3/cells"),
+        ("segmentation", "zarr3://http://localhost/-/v3/cells/labels/nuclei"),
     ]
-    assert unquote(urlsplit(links["vizarr"]).query) == "source=http://localhost/v2/cells"
+    assert unquote(urlsplit(links["vizarr"]).query) == "source=http://localhost/-/v2/cells"
     behind = site.ask("/cells/", Accept=HTML, Host="127.0.0.1:99", X_Forwarded_Proto="https").body.decode()
-    assert "https%3A%2F%2F127.0.0.1%3A99%2Fv3%2Fcells" in behind
+    assert "https%3A%2F%2F127.0.0.1%3A99%2F-%2Fv3%2Fcells" in behind
 
 
 def test_an_address_without_a_slash_leads_to_the_one_that_links_are_relative_to(site: Served) -> None:
     for target, there in (
-        ("/cells", "/cells/"), ("/v3", "/v3/"), ("/v2/cells?i0=3", "/v2/cells/?i0=3"),
+        ("/cells", "/cells/"), ("/-/v3", "/-/v3/"), ("/-/v2/cells?i0=3", "/-/v2/cells/?i0=3"),
         ("/cells/0?x=%22", "/cells/0/?x=%22"),
     ):  # fmt: skip
         reply = site.ask(target, Accept=HTML)
@@ -152,7 +186,7 @@ def test_every_name_is_escaped_and_every_link_leads_to_its_file(tmp_path: Path) 
         (tmp_path / "dir" / name / "file").write_text(f"below {number}")
     age(tmp_path)
     with served(tmp_path) as site:
-        for base, what in (("/v3/", "file {}"), ("/v3/dir/", "below {}")):
+        for base, what in (("/-/v3/", "file {}"), ("/-/v3/dir/", "below {}")):
             text = page(site, base)
             assert set(re.findall(r"<(\w+)", text)) <= set(TAGS.split())
             assert text.count("<script") == 1
@@ -163,7 +197,7 @@ def test_every_name_is_escaped_and_every_link_leads_to_its_file(tmp_path: Path) 
             for href in links:
                 target = urlsplit(urljoin(f"http://localhost{base}", href))
                 assert target.netloc == "localhost"
-                path = target.path if base == "/v3/" else f"{target.path}file"
+                path = target.path if base == "/-/v3/" else f"{target.path}file"
                 bodies.add(site.ask(path).body.decode())
             assert bodies == {what.format(number) for number in range(len(NAMES))}
 

@@ -184,6 +184,19 @@ def test_a_large_plane_is_drawn_smaller(tmp_path: Path) -> None:
         pixels, about = picture(site, "image?size=20")
         assert close(pixels, gray(values[::5, ::5]))
         assert about["text"] == "100 × 90 of image, one of 5 × 5 elements shown"
+        pixels, _ = picture(site, "image?size=95")  # which only one of the axes exceeds
+        assert close(pixels, gray(values[::2, ::2]))
+
+
+def test_a_picture_has_the_proportions_of_its_plane(tmp_path: Path) -> None:
+    values = np.add.outer(np.arange(512), np.arange(768)).astype("int32")
+    put(tmp_path / "image", values, (512, 768), (64, 64))
+    with served(tmp_path) as site:
+        for size in (512, 256, 100):
+            pixels, about = picture(site, f"image?size={size}")
+            step = -(-768 // size)
+            assert close(pixels, gray(values[::step, ::step]))
+            assert f"one of {step} × {step} elements" in about["text"]
 
 
 def test_the_level_of_an_image_that_fits_is_drawn_and_no_other_is_read(tmp_path: Path) -> None:

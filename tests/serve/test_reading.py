@@ -36,10 +36,10 @@ def source(tmp_path: Path) -> Path:
 def test_every_file_of_every_view_has_the_bytes_that_are_shown_without_http(source: Path, site: Served) -> None:
     client = site.connect()
     for prefix, view, decode in (
-        ("v3", "v3", False),
-        ("v2", "v2", False),
-        ("decoded/v3", "v3", True),
-        ("npy", "npy", False),
+        ("-/v3", "v3", False),
+        ("-/v2", "v2", False),
+        ("-/decoded/v3", "v3", True),
+        ("-/npy", "npy", False),
         ("", "v3", False),
     ):
         with shardfs.open(source, view=view, decode=decode) as dataset:
@@ -60,14 +60,14 @@ def test_every_inner_chunk_of_the_corpus_is_served(tmp_path: Path) -> None:
         client = site.connect()
         for case in CASES:
             names = dataset.filesystem().find(case.name)
-            bodies = {client.ask(f"/v3/{name}").body for name in names}
+            bodies = {client.ask(f"/-/v3/{name}").body for name in names}
             assert set(encoded[case.name].inner.values()) <= bodies
 
 
 def test_a_chunk_that_was_never_written_is_404_and_so_is_every_other_name_that_is_not_there(site: Served) -> None:
     client = site.connect()
     for target in (
-        "/image/c/9/9", "/v2/image/9.9", "/nowhere", "/notes.txt/x", "/v2/image/zarr.json", "/npy/image/c/0/0",
+        "/image/c/9/9", "/-/v2/image/9.9", "/nowhere", "/notes.txt/x", "/-/v2/image/zarr.json", "/-/npy/image/c/0/0",
         "/image/zarr.json/", "/" + "x" * 300, "/-/", "/-/nothing",
     ):  # fmt: skip
         reply = client.ask(target)
@@ -101,7 +101,7 @@ def test_a_link_out_of_the_source_and_a_directory_in_place_of_a_shard_are_500(so
 
 def test_head_says_what_get_says_and_sends_no_body(site: Served) -> None:
     client = site.connect()
-    for target in ("/image/c/0/0", "/image/zarr.json", "/notes.txt", "/npy/image.npy", "/empty.bin", "/nowhere", "/"):
+    for target in ("/image/c/0/0", "/image/zarr.json", "/notes.txt", "/-/npy/image.npy", "/empty.bin", "/nowhere", "/"):
         head, get = client.ask(target, "HEAD"), client.ask(target)
         assert head.body == b""
         ignored = {"Date", "Cache-Control"}
@@ -142,7 +142,7 @@ def test_a_single_range_is_a_part_and_everything_else_is_all(
 
 def test_ranges_are_exact_in_every_kind_of_file(site: Served) -> None:
     client = site.connect()
-    for target in ("/image/c/0/1", "/decoded/v3/image/c/0/1", "/image/zarr.json", "/npy/image.npy", "/plain/c/0/0"):
+    for target in ("/image/c/0/1", "/-/decoded/v3/image/c/0/1", "/image/zarr.json", "/-/npy/image.npy", "/plain/c/0/0"):
         reply = client.ask(target)
         every = reply.body
         for start, stop in ((0, 1), (3, 17), (len(every) - 2, len(every))):
@@ -159,7 +159,7 @@ def test_an_empty_file_has_no_part(site: Served) -> None:
 
 def test_a_version_that_the_client_has_is_304(site: Served) -> None:
     client = site.connect()
-    for target in ("/image/c/0/0", "/image/zarr.json", "/v2/image/.zarray", "/notes.txt", "/empty.bin"):
+    for target in ("/image/c/0/0", "/image/zarr.json", "/-/v2/image/.zarray", "/notes.txt", "/empty.bin"):
         first = client.ask(target)
         tag = first["ETag"]
         assert tag.startswith('"')
@@ -207,7 +207,7 @@ def test_if_range_gives_a_part_of_that_version_or_all(site: Served) -> None:
 
 
 def test_an_etag_outlives_a_restart_and_changes_of_other_chunks_and_ends_with_the_content(source: Path) -> None:
-    targets = ("/image/c/0/0", "/decoded/v3/image/c/0/0", "/v2/image/0.0", "/image/zarr.json", "/notes.txt")
+    targets = ("/image/c/0/0", "/-/decoded/v3/image/c/0/0", "/-/v2/image/0.0", "/image/zarr.json", "/notes.txt")
 
     def tags() -> list[str]:
         with served(source, metadata_ttl=0) as site:
@@ -245,7 +245,7 @@ def test_a_large_file_that_was_just_written_has_no_etag_until_its_time_tells(sou
         assert site.ask("/large.bin", "HEAD")["ETag"] is None
         age(source)
         assert site.ask("/large.bin", "HEAD")["ETag"] is not None
-        assert site.ask("/npy/image.npy")["ETag"] is None  # its chunks change apart
+        assert site.ask("/-/npy/image.npy")["ETag"] is None  # its chunks change apart
 
 
 def test_last_modified_is_that_of_the_file_and_cache_control_what_is_left_of_the_ttl(source: Path) -> None:
@@ -261,13 +261,13 @@ def test_last_modified_is_that_of_the_file_and_cache_control_what_is_left_of_the
 
 
 def test_a_directory_is_json_with_names_sizes_and_kinds(site: Served) -> None:
-    for target in ("/", "/v3/", "/v3", "/?x=y"):
+    for target in ("/", "/-/v3/", "/-/v3", "/?x=y"):
         listing = json.loads(site.ask(target).body)
         assert listing["path"] == ""
         entries = {entry["name"]: entry for entry in listing["entries"]}
         assert entries["image"] == {"name": "image", "kind": "directory", "href": "image/"}
         assert entries["notes.txt"] == {"name": "notes.txt", "kind": "file", "size": 100, "href": "notes.txt"}
-    names = [entry["name"] for entry in json.loads(site.ask("/v2/image").body)["entries"]]
+    names = [entry["name"] for entry in json.loads(site.ask("/-/v2/image").body)["entries"]]
     assert {".zarray", "0.0", "1.3"} <= set(names)
 
 
@@ -299,24 +299,24 @@ def test_a_target_is_resolved_by_the_tree_alone(site: Served, target: str, statu
 def test_the_view_of_the_option_is_at_the_root_and_a_view_that_cannot_be_shown_says_why(tmp_path: Path) -> None:
     store(tmp_path / "a.zarr", document())
     with served(tmp_path / "a.zarr", view="v2") as site:
-        assert site.ask("/.zarray").body == site.ask("/v2/.zarray").body != b""
-        assert site.ask("/v3/zarr.json").status == 200
+        assert site.ask("/.zarray").body == site.ask("/-/v2/.zarray").body != b""
+        assert site.ask("/-/v3/zarr.json").status == 200
     transpose = {"name": "transpose", "configuration": {"order": [1, 0, 2]}}
     store(tmp_path / "b.zarr", array((4, 4, 4), (4, 4, 4), sharding((2, 2, 2), transpose, LITTLE)))
     with served(tmp_path / "b.zarr") as site:
-        for target in ("/v2/", "/v2/.zarray", "/v2/0.0.0"):
+        for target in ("/-/v2/", "/-/v2/.zarray", "/-/v2/0.0.0"):
             reply = site.ask(target)
             assert (reply.status, b"transpose" in reply.body) == (404, True)
-        assert site.ask("/v3/c/0/0/0").status == 200
+        assert site.ask("/-/v3/c/0/0/0").status == 200
 
 
 def test_all_views_share_decoded_chunks(source: Path, site: Served) -> None:
-    site.ask("/decoded/v3/image/c/0/0")
+    site.ask("/-/decoded/v3/image/c/0/0")
     decoded = site.views.main.source.statistics.decoded_chunks
     assert decoded == 1
     with shardfs.open(source, view="npy") as dataset:
         expected = dataset.filesystem().cat_file("image.npy")
-    assert site.ask("/npy/image.npy").body == expected
+    assert site.ask("/-/npy/image.npy").body == expected
     assert np.load(__import__("io").BytesIO(expected)).shape == (8, 12)
     assert site.views.main.source.statistics.decoded_chunks == 8  # not nine
 
@@ -328,7 +328,7 @@ def test_a_bucket_is_served_like_a_directory(source: Path, s3_bucket: Bucket, mo
         for name in files_below(source):
             if "/c/" not in name:
                 assert site.ask(f"/{name}").body == local.ask(f"/{name}").body
-        for target in ("/image/c/0/0", "/decoded/v3/image/c/1/3", "/npy/image.npy", "/notes.txt"):
+        for target in ("/image/c/0/0", "/-/decoded/v3/image/c/1/3", "/-/npy/image.npy", "/notes.txt"):
             reply = site.ask(target)
             assert reply.body == local.ask(target).body
             assert "max-age" in reply["Cache-Control"]

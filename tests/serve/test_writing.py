@@ -55,20 +55,20 @@ def test_a_chunk_that_was_put_is_seen_at_once_in_every_view_and_is_in_its_shard_
     source: Path, tmp_path: Path
 ) -> None:
     with served(source, write=True) as site:
-        before = site.ask("/npy/image.npy").body
+        before = site.ask("/-/npy/image.npy").body
         reply = site.ask("/image/c/0/0", "PUT", CHUNK)
         assert (reply.status, reply.body) == (204, b"")
-        for target in ("/image/c/0/0", "/v3/image/c/0/0", "/v2/image/0.0", "/decoded/v3/image/c/0/0"):
+        for target in ("/image/c/0/0", "/-/v3/image/c/0/0", "/-/v2/image/0.0", "/-/decoded/v3/image/c/0/0"):
             shown = site.ask(target)
             assert (shown.body, shown["ETag"], shown["Cache-Control"]) == (CHUNK, reply["ETag"], "no-cache")
-        after = site.ask("/npy/image.npy").body
+        after = site.ask("/-/npy/image.npy").body
         assert after != before
         assert CHUNK[:12] in after
         assert site.ask("/-/flush", "POST", b"").status == 204
         assert stored(source, (0, 0)) == CHUNK
         assert site.ask("/image/c/0/0")["ETag"] == reply["ETag"]  # a commit makes no new version
-        assert site.ask("/v2/image/0.0").body == CHUNK
-        site.ask("/v3/image/c/0/1", "PUT", CHUNK)
+        assert site.ask("/-/v2/image/0.0").body == CHUNK
+        site.ask("/-/v3/image/c/0/1", "PUT", CHUNK)
     assert stored(source, (0, 1)) == CHUNK
 
 
@@ -89,7 +89,7 @@ def test_a_large_chunk_has_an_etag_only_where_it_survives_a_restart(
     with served(source, write=True) as site:
         site.ask("/image/c/0/0", "PUT", CHUNK)
         assert site.ask("/image/c/0/0")["ETag"] is None
-        assert site.ask("/decoded/v3/image/c/0/1")["ETag"] is None
+        assert site.ask("/-/decoded/v3/image/c/0/1")["ETag"] is None
         stored_before = site.ask("/image/c/0/1")["ETag"]
         assert stored_before is not None
     with served(source) as site:
@@ -101,7 +101,7 @@ def test_put_says_whether_it_created_and_delete_removes(source: Path, site: Serv
     client = site.connect()
     assert client.ask("/image/c/0/0", "DELETE").status == 204
     assert client.ask("/image/c/0/0").status == 404
-    assert client.ask("/v2/image/0.0").status == 404
+    assert client.ask("/-/v2/image/0.0").status == 404
     assert client.ask("/image/c/0/0", "DELETE").status == 404
     assert client.ask("/image/c/0/0", "PUT", CHUNK).status == 201
     assert client.ask("/image/c/0/0", "PUT", CHUNK).status == 204
@@ -123,7 +123,7 @@ def test_an_array_is_created_by_its_document_and_chunks(source: Path) -> None:
         reply = site.ask("/new/zarr.json", "PUT", text)
         assert (reply.status, site.ask("/new/zarr.json").body) == (201, text)
         assert reply["ETag"] == site.ask("/new/zarr.json")["ETag"]
-        assert json.loads(site.ask("/v2/new/.zattrs").body) == {"made": "over HTTP"}
+        assert json.loads(site.ask("/-/v2/new/.zattrs").body) == {"made": "over HTTP"}
         assert site.ask("/new/zarr.json", "PUT", b"{}").status == 422
         assert site.ask("/new/zarr.json", "PUT", b"").status == 422
         assert site.ask("/new/c/9/9", "PUT", b"x").status == 422
@@ -241,10 +241,10 @@ def test_a_file_that_passes_through_is_replaced_as_a_whole_and_keeps_its_rights(
 
 
 def test_only_the_view_of_the_option_is_written_and_others_say_where(site: Served) -> None:
-    for target in ("/v2/image/0.0", "/npy/image.npy", "/decoded/v3/image/c/0/0"):
+    for target in ("/-/v2/image/0.0", "/-/npy/image.npy", "/-/decoded/v3/image/c/0/0"):
         for method in ("PUT", "DELETE"):
             reply = site.ask(target, method, CHUNK if method == "PUT" else None)
-            assert (reply.status, b"/v3/" in reply.body) == (405, True)
+            assert (reply.status, b"/-/v3/" in reply.body) == (405, True)
     for target in ("/image/", "/", "/image", "/image/c"):
         assert site.ask(target, "PUT", b"x").status == 409
         assert site.ask(target, "DELETE").status == 409
@@ -257,9 +257,9 @@ def test_only_the_view_of_the_option_is_written_and_others_say_where(site: Serve
 @pytest.mark.slow
 def test_in_the_decoded_view_plain_bytes_are_put(source: Path) -> None:
     with served(source, write=True, decode=True) as site:
-        assert site.ask("/decoded/v3/image/c/0/0", "PUT", CHUNK).status == 204
+        assert site.ask("/-/decoded/v3/image/c/0/0", "PUT", CHUNK).status == 204
         assert site.ask("/image/c/0/0", "PUT", CHUNK[1:]).status == 422
-        assert site.ask("/v3/image/c/0/0").body == CHUNK
+        assert site.ask("/-/v3/image/c/0/0").body == CHUNK
     assert stored(source, (0, 0)) == CHUNK
 
 
@@ -337,9 +337,9 @@ def test_a_bucket_is_written(source: Path, s3_bucket: Bucket, monkeypatch: pytes
         tag = site.ask("/image/c/0/0")["ETag"]
         assert site.ask("/image/c/0/0", "PUT", CHUNK, If_Match=tag).status == 204
         assert site.ask("/image/c/0/0", "PUT", CHUNK, If_Match=tag).status == 412
-        assert site.ask("/v2/image/0.0").body == CHUNK
+        assert site.ask("/-/v2/image/0.0").body == CHUNK
         assert site.ask("/notes.txt", "PUT", b"more").status == 204
         assert site.ask("/-/flush", "POST", b"").status == 204
-        assert site.ask("/v2/image/0.0").body == site.ask("/image/c/0/0").body == CHUNK
+        assert site.ask("/-/v2/image/0.0").body == site.ask("/image/c/0/0").body == CHUNK
     assert stored(url, (0, 0)) == CHUNK
     assert s3_bucket.get("data.zarr/notes.txt") == b"more"

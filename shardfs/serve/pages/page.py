@@ -6,7 +6,7 @@ All text is escaped, and the policy of a page lets a browser load and run what `
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cache
 from html import escape
 from importlib.resources import files as resources
@@ -16,14 +16,15 @@ from urllib.parse import quote
 
 import trio
 
-from shardfs.bulk.info import describe_node, facts, views_of
+from shardfs.bulk.info import ViewOptions, describe_node, facts, views_of
 from shardfs.bulk.map import map_array
 from shardfs.bulk.pictures import as_html, draw, styles, text_of
-from shardfs.dataset.hierarchy import Hierarchy, Source
+from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, printable, size
 from shardfs.format.document import Json
-from shardfs.format.dtype import type_name
+from shardfs.format.dtype import DataType, type_name
+from shardfs.format.lens.v3 import inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.serve.exchange import ClientError, Connection, Exchange, Header
 from shardfs.serve.files import is_answered
@@ -33,6 +34,7 @@ from shardfs.serve.pages.pyramid import attributes_in, image_in, label_paths
 from shardfs.serve.pages.viewers import Subject, links, snippets
 from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.parallel import for_each
+from shardfs.vfs.all_views import Views
 from shardfs.vfs.paths import Listed, Paths
 
 _MAX_NAMES: Final = 2000
@@ -47,6 +49,8 @@ _POLICY: Final = (
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 _COMPLEX: Final = "c"
 _COUNTED: Final = "biu"
+_NUMBERS: Final = "biufc"
+_CODECS: Final = frozenset({"bytes", "transpose", "gzip", "zstd", "blosc", "crc32c"})
 
 
 class _Most(NamedTuple):
@@ -78,11 +82,12 @@ class Address(NamedTuple):
 
 
 class Pages:
-    """Makes pages for one source; pictures are of its *decoded* view, if there is one."""
+    """Makes pages for one source, which *views* shows; pictures are of its decoded view, if there is one."""
 
-    def __init__(self, source: Source, decoded: Paths | SourceError) -> None:
-        self.decoded = decoded
-        self._source = source.beside()
+    def __init__(self, views: Views) -> None:
+        self.decoded = views.others["decoded/v3"]
+        self._shown = views.others
+        self._source = views.main.source.beside()
         self._views = views_of(self._source)
         self._most = _REMOTE if self._source.store.root is None else _LOCAL
 
@@ -119,7 +124,25 @@ class Pages:
                 drawing = await self._map(node)
             yield drawing.encode()
             yield b"</section>\n"
-        yield _foot(address, node).encode()
+        async with client.while_present():
+            foot = await self._foot(address, node)
+        yield foot.encode()
+
+    async def _foot(self, address: Address, node: Node | None) -> str:
+        """Return the end of a page, with links to the views that show the same."""
+        is_array = node is not None and isinstance(node.metadata, ArrayMetadata)
+        links = []
+        for view, paths in self._shown.items():
+            is_file = view == "npy" and is_array
+            path = f"{address.path}.npy" if is_file else address.path
+            if isinstance(paths, SourceError) or (is_file and not address.path):
+                continue
+            with suppress(ShardfsError):
+                kind = (await paths.attributes(path)).status.kind
+                if kind is (Kind.FILE if is_file else Kind.DIRECTORY):
+                    target = quote(os.fsencode(path), safe="/") + ("" if is_file or not path else "/")
+                    links.append(f'<a href="{address.up}-/{view}/{target}">{view}</a>')
+        return f"</main>\n<footer>In each view: {' · '.join(links)}</footer>\n</body>\n</html>\n"
 
     async def _body(self, address: Address, node: Node | None) -> str:
         """Return what a page says before the names."""
@@ -136,6 +159,8 @@ class Pages:
             else:
                 parts.append(_picture(address, pyramid))
                 parts.append(await self._openers(address, node, pyramid))
+        elif isinstance(node.metadata, GroupMetadata):
+            parts.append(await self._openers(address, node, None))
         if isinstance(node.metadata, ArrayMetadata):
             parts.append(_facts(facts(describe_node(node, self._views))))
         elif node.reason is not None:
@@ -150,27 +175,54 @@ class Pages:
 
     async def _openers(self, address: Address, node: Node, pyramid: Pyramid | None) -> str:
         """Return links to viewers, and lines for other programs."""
-        try:
-            image, _ = await find_image(self._source.hierarchy, node)
-        except ShardfsError:
+        if self._views[ViewOptions("v3")].left_out(node) is not None:
             return ""
-        own = image if image_in(node) is not None else None
+        is_array = isinstance(node.metadata, ArrayMetadata)
+        image, own, base = None, image_in(node), node
+        if is_array or own is not None:
+            try:
+                image, levels = await find_image(self._source.hierarchy, node)
+                base = node if is_array else await self._source.hierarchy.node(levels[0])
+            except ShardfsError:
+                return ""
         labels = await self._labels(node) if own is not None and not own.is_labels else []
-        is_labels = image is not None and image.is_labels
         axes, shape = (pyramid.names, pyramid.base.shape) if pyramid is not None else ((), ())
-        subject = Subject(node.path, labels, own is not None, is_labels, axes, shape)
+        subject = Subject(
+            node.path,
+            labels,
+            is_array=is_array,
+            is_image=own is not None,
+            is_labels=image is not None and image.is_labels,
+            axes=axes,
+            shape=shape,
+            numbers=_numbers_in(base),
+            in_v2=self._views[ViewOptions("v2")].left_out(base) is None,
+            is_dataset=await self._is_dataset(node),
+        )
         items = [
             f'<li><a href="{_attribute(url)}" rel="noopener noreferrer" target="_blank">{text_of(name)}</a></li>\n'
             for name, url in links(address.origin, subject)
         ]
         lines = [
             f"<dt>{text_of(name)}</dt><dd><code>{text_of(line)}</code></dd>\n"
-            for name, line in snippets(address.origin, node.path)
+            for name, line in snippets(address.origin, subject)
         ]
+        listed = f'<ul class="links">\n{"".join(items)}</ul>\n' if items else ""
         return (
-            f'<section id="viewers">\n<h2>Open with</h2>\n<ul class="links">\n{"".join(items)}</ul>\n'
+            f'<section id="viewers">\n<h2>Open with</h2>\n{listed}'
             f"<details><summary>From programs</summary>\n<dl>\n{''.join(lines)}</dl>\n</details>\n</section>\n"
         )
+
+    async def _is_dataset(self, node: Node) -> bool:
+        """Whether xarray finds variables in a group: over HTTP, those that consolidated metadata describes."""
+        if not node.copies:
+            return False
+        group = (await self._source.hierarchy.copies.consolidated(node)).metadata
+        copies = inline_copies(group.document) or {} if isinstance(group, GroupMetadata) else {}
+        arrays = [copy for path, copy in copies.items() if "/" not in path and isinstance(copy, dict)]
+        arrays = [copy for copy in arrays if copy.get("node_type") == "array"]
+        names = [copy.get("dimension_names") or [None] * len(copy.get("shape", [])) for copy in arrays]
+        return bool(arrays) and all(None not in each for each in names)
 
     async def _labels(self, node: Node) -> list[str]:
         found = await _node_at(self._source.hierarchy, join_key(node.path, "labels"))
@@ -194,7 +246,8 @@ class Pages:
                 async with client.while_present():
                     kinds = await self._kinds(address, directories)
                 for listed in shown:
-                    yield _row(listed, kinds.get(listed.name))
+                    is_ours = listed.name == "-" and not address.path and not address.prefix  # `/-/` is no name there
+                    yield _row(listed, kinds.get(listed.name), "-/v3/" if is_ours else "")
                 count += len(shown)
                 if len(shown) < len(batch):
                     more = f"There are more than {_MAX_NAMES:,} names. With the header Accept: application/json, "
@@ -246,6 +299,16 @@ async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:
         return None
 
 
+def _numbers_in(node: Node) -> str | None:
+    """Return the data type of an array of numbers whose chunks every library decodes; None of another one."""
+    array = node.any_array
+    if array is None or array.document.get("chunk_grid", {}).get("name") != "regular":
+        return None
+    found = DataType.find(array.document["data_type"])
+    is_plain = found is not None and not found.varies and found.dtype.kind in _NUMBERS
+    return type_name(array.document["data_type"]) if is_plain and {c.name for c in array.codecs} <= _CODECS else None
+
+
 def _kind_of(node: Node) -> str:
     """Say in a few words what a node is."""
     metadata = node.metadata
@@ -260,9 +323,9 @@ def _kind_of(node: Node) -> str:
     return "directory"
 
 
-def _row(listed: Listed, kind: str | None) -> str:
+def _row(listed: Listed, kind: str | None, base: str) -> str:
     slash = "/" if listed.kind is Kind.DIRECTORY else ""
-    href = quote(os.fsencode(listed.name), safe="") + slash
+    href = base + quote(os.fsencode(listed.name), safe="") + slash
     nbytes = size(listed.size) if listed.kind is Kind.FILE and listed.size is not None else ""
     exact = f' title="{listed.size:,} bytes"' if nbytes else ""
     return (
@@ -288,15 +351,6 @@ def _head(address: Address, nonce: str) -> str:
         f'<script nonce="{nonce}" src="{address.up}-/page.js" defer></script>\n</head>\n<body>\n'
         f'<nav aria-label="Path">{" › ".join(trail)}</nav>\n<main>\n<h1>{title}</h1>\n'
     )
-
-
-def _foot(address: Address, node: Node | None) -> str:
-    path = quote(os.fsencode(address.path), safe="/")
-    views = ["v3", "v2", "decoded/v3", "npy"]
-    if node is None or isinstance(node.metadata, ArrayMetadata):
-        views.remove("npy")  # an array is a file there
-    others = " · ".join(f'<a href="{address.up}{view}/{path}{"/" if path else ""}">{view}</a>' for view in views)
-    return f"</main>\n<footer>This directory in each view: {others}</footer>\n</body>\n</html>\n"
 
 
 def _attribute(text: str) -> str:

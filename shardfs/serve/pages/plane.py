@@ -218,17 +218,17 @@ async def open_decoded(paths: Paths, path: str) -> Decoded:
 def sampled(array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]], pixels: int) -> tuple[Samples, ...]:
     """Return which elements of these *spans* along *axes* are shown in at most *pixels* by *pixels*.
 
-    They are fewer if more would take too many chunks.
+    They are fewer if more would take too many chunks, and as many of each axis, so that nothing is out of proportion.
     """
     pixels = max(1, min(pixels, MAX_PIXELS))
     most = min(MAX_CHUNKS, max(1, MAX_DECODED_NBYTES // max(array.chunk_nbytes, 1)))
-    found = [Samples(start, stop, -(-(stop - start) // pixels)) for start, stop in spans]
+    step = max((-(-(stop - start) // pixels) for start, stop in spans), default=1)
     while True:
+        found = [Samples(start, stop, step) for start, stop in spans]
         nchunks = [samples.nchunks(array.chunk_shape[axis]) for axis, samples in zip(axes, found, strict=True)]
         if math.prod(nchunks) <= most:
             return tuple(found)
-        worst = nchunks.index(max(nchunks))
-        found[worst] = found[worst]._replace(step=2 * found[worst].step)
+        step *= 2
 
 
 async def read_plane(paths: Paths, cut: Cut) -> Plane:

@@ -28,26 +28,39 @@ _WINDOW: Final = 1000
 
 
 class Subject(NamedTuple):
-    """What is to be opened: the *path* of an array or an image, the *labels* of an image, and what it is.
+    """What is to be opened: the *path* of a node of Zarr, the *labels* of an image, and what it is.
 
-    *axes* are the names of its axes, None for those without, and *shape* their lengths, if they are known.
+    *axes* are the names of its axes, None for those without, and *shape* their lengths, if they are known. *numbers*
+    is the data type of an array, or of the levels of an image, if its chunks are numbers that every library decodes.
+    *in_v2*: the view v2 shows it. *is_dataset*: a group that describes the arrays in it, which have names of axes.
     """
 
     path: str
     labels: Sequence[str] = ()
+    is_array: bool = False
     is_image: bool = False
     is_labels: bool = False
     axes: Sequence[str | None] = ()
     shape: Sequence[int] = ()
+    numbers: str | None = None
+    in_v2: bool = False
+    is_dataset: bool = False
+
+
+_IN_NEUROGLANCER: Final = frozenset({"uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "float32"})
+_IN_VIZARR: Final = frozenset({"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"})
 
 
 def links(address: str, subject: Subject) -> list[Link]:
-    """Return the links for what is served at *address*, which ends with a slash."""
-    found = [Link("neuroglancer", neuroglancer(NEUROGLANCER, address, subject))]
-    if subject.is_image:
-        source = quote(f"{address}v2/{_quoted(subject.path)}".rstrip("/"), safe="")
+    """Return the links for what is served at *address*, which ends with a slash, in viewers that show such a node."""
+    found = []
+    if subject.numbers in _IN_NEUROGLANCER and subject.shape:
+        found.append(Link("neuroglancer", neuroglancer(NEUROGLANCER, address, subject)))
+    if subject.is_image and subject.in_v2 and subject.numbers in _IN_VIZARR:
+        source = quote(f"{address}-/v2/{_quoted(subject.path)}".rstrip("/"), safe="")
         found.append(Link("vizarr", f"{VIZARR}?source={source}"))
-        source = quote(f"{address}v3/{_quoted(subject.path)}".rstrip("/"), safe="")
+    if subject.is_image:
+        source = quote(f"{address}-/v3/{_quoted(subject.path)}".rstrip("/"), safe="")
         found.append(Link("OME-NGFF validator", f"{VALIDATOR}?source={source}"))
     return found
 
@@ -66,24 +79,27 @@ def neuroglancer(client: str, address: str, subject: Subject) -> str:
 
 def _layer(address: str, path: str, *, is_labels: bool) -> dict[str, str]:
     name = printable(path.rpartition("/")[2]) or "source"
-    source = f"zarr3://{address}v3/{_quoted(path)}"
+    source = f"zarr3://{address}-/v3/{_quoted(path)}"
     return {"type": "segmentation" if is_labels else "image", "name": name, "source": source}
 
 
-def snippets(address: str, path: str) -> list[tuple[str, str]]:
-    """Return programs, and the line that opens what is served in each."""
-    url = f"{address}v3/{_quoted(path)}"
+def snippets(address: str, subject: Subject) -> list[tuple[str, str]]:
+    """Return the programs that open such a node, and the line that does it in each."""
+    url = f"{address}-/v3/{_quoted(subject.path)}".rstrip("/")
     kvstore = json.dumps({"driver": "http", "base_url": f"{url}/"})
-    # Its plugin opens no other URLs.
-    napari = [("napari", f"napari --plugin napari-ome-zarr {url}")] if ".zarr" in url else []
-    return [
-        ("zarr-python", f'zarr.open("{url}", mode="r")'),
-        ("xarray", f'xarray.open_zarr("{url}", consolidated=False)'),
-        ("tensorstore", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}).result()'),
-        ("ITK", f'itk.imread("{address}v2/{_quoted(path)}", imageio=itk.OMEZarrNGFFImageIO.New())'),
-        ("ngff-zarr", f'ngff_zarr.from_ngff_zarr("{url}")'),
-        *napari,
-    ]
+    found = [("zarr-python", f'zarr.open("{url}", mode="r")')]
+    if subject.is_dataset:
+        found.append(("xarray", f'xarray.open_zarr("{url}")'))
+    if subject.is_array and subject.numbers is not None:
+        found.append(("tensorstore", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}).result()'))
+    if subject.is_image:
+        if subject.in_v2 and subject.numbers in _IN_VIZARR:
+            v2 = f"{address}-/v2/{_quoted(subject.path)}".rstrip("/")
+            found.append(("ITK", f'itk.imread("{v2}", imageio=itk.OMEZarrNGFFImageIO.New())'))
+        found.append(("ngff-zarr", f'ngff_zarr.from_ngff_zarr("{url}")'))
+        if ".zarr" in url:  # its plugin opens no other URLs
+            found.append(("napari", f"napari --plugin napari-ome-zarr {url}"))
+    return found
 
 
 def _quoted(path: str) -> str:

@@ -490,8 +490,8 @@ def test_a_certificate_that_is_not_trusted_is_named_as_the_reason(tmp_path: Path
 
 def test_what_shardfs_serves_is_a_source_again(tmp_path: Path) -> None:
     write_group(tmp_path / "image.zarr")
-    with served(tmp_path / "image.zarr") as first, served(f"{first.url}/v3") as second:
-        reply = second.ask("/v3/s/1/c/1/1")
+    with served(tmp_path / "image.zarr") as first, served(f"{first.url}/-/v3") as second:
+        reply = second.ask("/-/v3/s/1/c/1/1")
         assert reply.status == 200
-        assert reply.body == first.ask("/v3/s/1/c/1/1").body
-        assert second.ask("/v3/s/1/c/").status == 501
+        assert reply.body == first.ask("/-/v3/s/1/c/1/1").body
+        assert second.ask("/-/v3/s/1/c/").status == 501

@@ -274,7 +274,7 @@ def test_commands_and_mounts_read_a_dataset_of_webknossos(web: Web, tmp_path: Pa
     assert run("unpack", *complete, url, tmp_path / "unpacked").returncode == 0
     assert run("pack", *complete, url, tmp_path / "packed").returncode == 0
     with served(url) as server:
-        for root in (mount(url).path, tmp_path / "unpacked", tmp_path / "packed", f"{server.url}/v3"):
+        for root in (mount(url).path, tmp_path / "unpacked", tmp_path / "packed", f"{server.url}/-/v3"):
             for path, expected in values.items():
                 found = zarr.open_array(f"{root}/{path}", mode="r")[...]
                 assert np.array_equal(found, expected), (root, path)
