@@ -503,8 +503,8 @@ def test_a_server_gives_values_and_no_sizes_that_it_does_not_know(tmp_path: Path
         for value_id, (fragments, manifest) in meshes.items():
             assert entries[f"{value_id}.index"]["size"] == len(manifest)
             assert "size" not in entries[str(value_id)]
-            assert server.ask(f"/v3/{value_id}").body == fragments
-            assert server.ask(f"/v3/{value_id}.index", Range="bytes=2-5").body == manifest[2:6]
+            assert server.ask(f"/-/v3/{value_id}").body == fragments
+            assert server.ask(f"/-/v3/{value_id}.index", Range="bytes=2-5").body == manifest[2:6]
 
 
 @in_trio
