@@ -62,7 +62,7 @@ class ShardState:
             stat, encoded = self.snapshot.stat, self.shard.index.encoded
             is_large = len(encoded) > THREAD_NBYTES
             index_hash = await trio.to_thread.run_sync(hash_of, encoded) if is_large else hash_of(encoded)
-            self._mark = ShardMark(stat.size, stat.mtime_ns, index_hash)
+            self._mark = ShardMark(stat.size, stat.mtime_ns % 2**64, index_hash)
         return self._mark
 
     def check(self) -> None:

@@ -167,6 +167,15 @@ async def test_after_a_crash_a_change_is_made_if_its_chunk_is_what_it_was_else_a
     assert data == (before if seed is None else payload_of(path, seed))
 
 
+@pytest.mark.parametrize("seconds", [-1, 0, 10_413_792_000], ids=["1969", "1970", "2300"])
+@in_trio
+async def test_a_shard_may_have_any_time(arrays: Path, seconds: int) -> None:
+    await store_two(arrays, "end")
+    os.utime(shard(arrays, "end"), (seconds, seconds))
+    await publish(arrays, "end")
+    assert await recovered(arrays, "end") == (payload_of("end", NEW), 0)
+
+
 @pytest.mark.parametrize("path", WRITTEN_ANEW)
 @pytest.mark.parametrize("happens", [nothing, append_same, append_ours, remove])
 @in_trio

@@ -60,7 +60,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 _COVERED: Final = SALT_NBYTES + _CHECKSUM.size
 _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
-_MARK: Final = struct.Struct("<Qq16s")
+_MARK: Final = struct.Struct("<QQ16s")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
 _BLOCK_NBYTES: Final = 4096
 
@@ -121,7 +121,7 @@ class _Record:
 
 
 class ShardMark(NamedTuple):
-    """A version of a shard that others are appended to: its size, its time, and the `hash_of` its index.
+    """A version of a shard that others are appended to: size, 64 bits of its time, and the `hash_of` its index.
 
     Another program that writes it anew, with other bytes in the same places, gives it another time. An append leaves
     the index where it was, so later processes find this version in what has grown out of it.
