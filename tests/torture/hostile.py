@@ -1,0 +1,313 @@
+"""Damaged datasets of every format, by Hypothesis: what comes is an error of shardfs, in bounded memory, and soon.
+
+`python -m tests.torture.hostile --examples 300` runs in a process of its own, as it limits its memory.
+"""
+
+import argparse
+import json
+import logging
+import math
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import trio
+import zarr
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from shardfs.dataset.hierarchy import open_source
+from shardfs.errors import ShardfsError
+from shardfs.stores.base import Kind
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import Paths, open_paths
+from tests.support.corpus import GZIP, LITTLE, array, sharding
+from tests.support.datasets import store
+from tests.support.precomputed import info, scale, write_volume
+from tests.support.precomputed import sharding as uint64_sharding
+
+MEMORY_NBYTES: Final = 2 * 2**30
+"""How much address space may be added to what the libraries take: 512 MiB is the largest that is decoded."""
+
+STEP_SECONDS: Final = 1.0
+"""How much processor time a step of the event loop may take at most: no file here is larger than a few KiB."""
+
+_MAX_NAMES, _MAX_NODES = 20, 12
+_VALUES: Final = (0, 1, 2, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
+
+
+class Edit(NamedTuple):
+    """Bytes that are put at a place of a file, which is a fraction of its size, over as many others or between them."""
+
+    place: float
+    data: bytes
+    is_inserted: bool
+
+    def apply(self, data: bytes) -> bytes:
+        """Return the edited file."""
+        at = int(self.place * len(data))
+        return data[:at] + self.data + data[at + (0 if self.is_inserted else len(self.data)) :]
+
+
+_NUMBERS = st.tuples(st.sampled_from(_VALUES), st.sampled_from((1, 2, 4, 8)), st.sampled_from(("little", "big"))).map(
+    lambda drawn: (drawn[0] % 2 ** (8 * drawn[1])).to_bytes(drawn[1], drawn[2])  # type: ignore[arg-type]
+)
+_TEXTS = st.sampled_from([b"1e400", b"-1", b"null", b"{}", b"[[[[", b"\xff", b'"\\ud800"', b"9" * 30, b'"x":'])
+_PLACES = st.floats(0, 1, exclude_max=True)
+_EDITS = st.lists(
+    st.builds(Edit, _PLACES, _NUMBERS | _TEXTS | st.binary(min_size=1, max_size=6), st.booleans()),
+    min_size=1,
+    max_size=3,
+)
+
+
+def write_zarr(path: Path) -> None:
+    """Arrays of Zarr under codecs of all kinds, one of which is around its shards."""
+    from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+    from zarr.codecs.numcodecs import LZ4, Zlib
+
+    codecs: Mapping[str, Any] = {
+        "plain": None,
+        "zstd": ZstdCodec(checksum=True),
+        "gzip": GzipCodec(),
+        "blosc": BloscCodec(cname="lz4", typesize=2),
+        "blosc-zstd": BloscCodec(cname="zstd", shuffle="bitshuffle", typesize=2),
+        "lz4": LZ4(),
+        "zlib": Zlib(),
+        "crc": Crc32cCodec(),
+    }
+    group = zarr.open_group(path, mode="w")
+    for name, codec in codecs.items():
+        made: Any = group.create_array(
+            name, shape=(8, 12), chunks=(2, 3), shards=(4, 6), dtype="u2", compressors=codec, fill_value=0
+        )
+        made[...] = np.arange(96).reshape(8, 12)
+    store(path / "around", array((8, 12), (4, 6), sharding((2, 3), LITTLE), GZIP))
+
+
+def write_precomputed(path: Path) -> None:
+    """A volume of neuroglancer, of raw elements under gzip."""
+    document = info(scale((16, 16, 8), (8, 8, 4), uint64_sharding(1, "identity", 1, 1, "gzip", "gzip")))
+    write_volume(path, document, [np.arange(2048, dtype="u2").reshape(16, 16, 8, 1)])
+    (path / "info").write_text(json.dumps(document))
+
+
+def write_wkw(path: Path) -> None:
+    """Arrays of webKnossos, raw and compressed."""
+    from tests.support.wkw import LZ4, RAW, layer, write_properties
+    from tests.support.wkw import write_wkw as write
+
+    values = np.arange(512, dtype="u2").reshape(1, 8, 8, 8)
+    write(path / "color/1", values, RAW, block=4, blocks=2)
+    write(path / "color/2", values, LZ4, block=4, blocks=2)
+    write_properties(path, layer("color", ([0, 0, 0], [8, 8, 8]), mags=[{"mag": 1}, {"mag": 2}]))
+
+
+def write_blosc2(path: Path) -> None:
+    """Sparse frames of Blosc2, in two codecs."""
+    import blosc2
+
+    path.mkdir()
+    for name, codec in (("lz4", blosc2.Codec.LZ4), ("zstd", blosc2.Codec.ZSTD)):
+        blosc2.asarray(
+            np.arange(96, dtype="i4").reshape(8, 12), chunks=(4, 6), blocks=(2, 3), urlpath=str(path / name),
+            contiguous=False, cparams={"codec": codec},
+        )  # fmt: skip
+
+
+def write_frame(path: Path) -> None:
+    """A contiguous frame of Blosc2."""
+    import blosc2
+
+    path.mkdir()
+    blosc2.asarray(
+        np.arange(96, dtype="i4").reshape(8, 12), chunks=(4, 6), blocks=(2, 3), urlpath=str(path / "frame.b2nd")
+    )
+
+
+def write_references(path: Path) -> None:
+    """References of kerchunk, with templates and a generator."""
+    path.mkdir()
+    (path / "data").write_bytes(bytes(range(96)))
+    document = {"zarr_format": 2, "shape": [96], "chunks": [8], "dtype": "|u1", "compressor": None, "filters": None}
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
+    refs["a/.zarray"] = json.dumps(document | {"fill_value": 0, "order": "C"})
+    refs |= {"a/0": ["{{u}}", 0, 8], "a/1": "base64:AAAAAAAAAAA=", "a/2": "in place"}
+    dimensions = {"i": {"start": 3, "stop": 9}}
+    gen = {"key": "a/{{i}}", "url": "{{u}}", "offset": "{{i}}", "length": "8", "dimensions": dimensions}
+    whole = {"version": 1, "templates": {"u": "data"}, "gen": [gen], "refs": refs}
+    (path / "refs.json").write_text(json.dumps(whole))
+
+
+def write_records(path: Path) -> None:
+    """References in Parquet."""
+    import pyarrow.parquet
+
+    (path / "refs.parq/a").mkdir(parents=True)
+    (path / "refs.parq/data").write_bytes(bytes(range(96)))
+    document = {"zarr_format": 2, "shape": [96], "chunks": [8], "dtype": "|u1", "compressor": None, "filters": None}
+    metadata = {".zgroup": {"zarr_format": 2}, "a/.zarray": document | {"fill_value": 0, "order": "C"}}
+    (path / "refs.parq/.zmetadata").write_text(json.dumps({"metadata": metadata, "record_size": 12}))
+    columns = {
+        "path": ["refs.parq/data"] * 11 + [None],
+        "offset": [*range(12)],
+        "size": [8] * 12,
+        "raw": [None] * 11 + [b"12345678"],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path / "refs.parq/a/refs.0.parq")
+
+
+def write_v2(path: Path) -> None:
+    """An array of Zarr v2."""
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    made: Any = group.create_array("a", shape=(8, 6), chunks=(4, 3), dtype="u2")
+    made[...] = np.arange(48).reshape(8, 6)
+
+
+class Format(NamedTuple):
+    """What is written, and which part of it is the source."""
+
+    write: Callable[[Path], None]
+    source: str = ""
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "zarr": Format(write_zarr),
+    "zarr v2": Format(write_v2),
+    "precomputed": Format(write_precomputed),
+    "wkw": Format(write_wkw),
+    "blosc2": Format(write_blosc2),
+    "frame of blosc2": Format(write_frame, "frame.b2nd"),
+    "references": Format(write_references, "refs.json"),
+    "records": Format(write_records, "refs.parq"),
+}
+
+
+class LoopClock(trio.abc.Instrument):
+    """Measures the processor time of the longest step of the event loop."""
+
+    def __init__(self) -> None:
+        self.longest = self._began = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Begin a step."""
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """End it."""
+        self.longest = max(self.longest, time.thread_time() - self._began)
+
+
+async def look(source: str, *, decode: bool, errors: Counter[str]) -> None:
+    """List and read some of a source, as a mount does, and count the errors; raises what is none of shardfs."""
+    try:
+        async with open_source(source) as opened, open_paths(opened, TreeOptions(decode=decode)) as paths:
+            pending = [""]
+            for _ in range(_MAX_NODES):
+                if pending:
+                    pending += await look_into(paths, pending.pop(0), errors)
+    except ShardfsError as error:
+        errors[type(error).__name__] += 1
+
+
+async def look_into(paths: Paths, directory: str, errors: Counter[str]) -> list[str]:
+    """Read some files of a directory; return the directories in it."""
+    below: list[str] = []
+    try:
+        async with paths.listing(directory) as batches:
+            nnames = 0
+            async for batch in batches:
+                for listed in batch[: _MAX_NAMES - nnames]:
+                    nnames += 1
+                    path = f"{directory}/{listed.name}".lstrip("/")
+                    if listed.kind is Kind.DIRECTORY:
+                        below.append(path)
+                        continue
+                    try:
+                        await paths.read(path, 0, 2**20)
+                    except ShardfsError as error:
+                        errors[type(error).__name__] += 1
+                if nnames >= _MAX_NAMES:
+                    break
+    except ShardfsError as error:
+        errors[type(error).__name__] += 1
+    return below
+
+
+def run(nexamples: int, number: int | None, formats: Mapping[str, Format]) -> Counter[str]:
+    """Try so many damaged datasets; return how often each error came. Raises what shardfs should not.
+
+    They are the same each time, or others for each *number*.
+    """
+    errors: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="hostile-") as directory:
+        whole = Path(directory, "whole")
+        whole.mkdir()
+        files: list[tuple[str, str]] = []
+        for name, kind in formats.items():
+            kind.write(whole / name)
+            sound: Counter[str] = Counter()
+            trio.run(partial(look, str(whole / name / kind.source), decode=True, errors=sound))
+            assert not sound, f"{name}, undamaged: {sound}"
+            stored = [file for file in (whole / name).rglob("*") if file.is_file()]
+            files += [(name, str(file.relative_to(whole / name))) for file in stored]
+        files.sort()
+
+        @settings(
+            max_examples=nexamples,
+            derandomize=number is None,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.sampled_from(files), _EDITS, st.none() | st.floats(0, 1, exclude_max=True), st.booleans())
+        def damage(file: tuple[str, str], edits: list[Edit], end: float | None, decode: bool) -> None:
+            name, key = file
+            copy = Path(directory, "copy")
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(whole / name, copy)
+            data = (copy / key).read_bytes()
+            for edit in edits:
+                data = edit.apply(data)
+            (copy / key).write_bytes(data if end is None else data[: math.ceil(end * len(data))])
+            clock = LoopClock()
+            looking = partial(look, str(copy / formats[name].source), decode=decode, errors=errors)
+            trio.run(looking, instruments=[clock])
+            assert clock.longest < STEP_SECONDS, f"a step of the event loop took {clock.longest:.1f} s"
+
+        (damage if number is None else seed(number)(damage))()
+    return errors
+
+
+def limit_memory() -> None:
+    """Limit the memory of this process to what it has now and `MEMORY_NBYTES`."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_NBYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("hostile", description=__doc__)
+    parser.add_argument("--examples", type=int, default=300, help="how many damaged datasets  [default: %(default)s]")
+    parser.add_argument("--seed", type=int, help="try others than always")
+    parser.add_argument("--only", action="append", choices=[*FORMATS], help="of this format, or of several")
+    options = parser.parse_args(arguments)
+    logging.disable()
+    formats = {name: kind for name, kind in FORMATS.items() if options.only is None or name in options.only}
+    limit_memory()
+    errors = run(options.examples, options.seed, formats)
+    print(f"hostile: {options.examples} datasets, {sum(errors.values())} errors:", dict(sorted(errors.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
