@@ -2,6 +2,7 @@
 
 import ctypes
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,12 +11,20 @@ from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWUTS = 0x04000000
 _PATIENCE = 20.0
 
 
 def end_with_parent(signal_number: int = signal.SIGTERM) -> None:
     """Get a signal when the thread that started this process ends; to be called between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def move_to_host(name: str) -> None:
+    """Let this process be on a host of this name, as one with `TEST_HOST` in its environment is."""
+    if _LIBC.unshare(_CLONE_NEWUTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(name)
 
 
 @contextmanager

@@ -33,8 +33,12 @@ def main() -> int:
     parser.add_argument(
         "--on",
         action="append",
-        choices=["directory", *FILE_SYSTEMS, "s3"],
-        help="where sources are; file systems need root. May be given several times  [default: directory]",
+        choices=["directory", *FILE_SYSTEMS, "nfs", "s3"],
+        help="where sources are; file systems and hosts that share one need root. May be given several times  "
+        "[default: directory]",
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=1, help="how many write to one source, the second half by stores  [default: 1]"
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
@@ -64,8 +68,9 @@ def _torture(
 ) -> None:
     """Let the source of a seed live, and add to *figures* and, if something is wrong, the first line to *failures*."""
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
+    sessions = f" --sessions {options.sessions}" if options.sessions > 1 else ""
     try:
-        with disk_of(kind, directory) as disk:
+        with disk_of(kind, directory, options.sessions) as disk:
             life = Life(directory, disk, random.Random(seed), figures)
             try:
                 if options.soak:
@@ -74,7 +79,7 @@ def _torture(
                     life.live(options.rounds, until)
             except Exception as error:
                 text = str(error) if isinstance(error, WrongError) else repr(error)
-                failed = f"FAILED: --seed {seed} --on {kind}, mounted with {' '.join(life.arguments)}"
+                failed = f"FAILED: --seed {seed} --on {kind}{sessions}, mounted with {' '.join(life.arguments)}"
                 failures.append(f"{failed}: {text.splitlines()[0][:_MAX_LINE]}")
                 kept = Path(tempfile.mkdtemp(prefix="torture-failed-"))
                 shutil.copytree(disk.stored(directory / "stored"), kept / "source", symlinks=True)

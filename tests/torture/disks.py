@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.nfs import TTL, pair
 from tests.support.s3_faults import Fault, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, ministack
@@ -29,17 +30,27 @@ class Host:
 
 
 class Disk:
-    """A directory of this machine, where no power is cut."""
+    """A directory of this machine, where no power is cut; so many *sessions* write to it at the same time."""
 
     can_be_cut = False
+    needs_recover = False
+    """Whether what a killed session published may be committed only by `shardfs recover --apply`."""
+    cached_seconds = 0.0
+    """How long a host may not see what another one stored."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sessions: int = 1) -> None:
         self.path = path
+        self.sessions = sessions
 
     @property
     def hosts(self) -> list[Host]:
-        """Those that mount the source, at the same time."""
-        return [Host(str(self.path / "source"), self.path / "state")]
+        """Where sessions write to the source at the same time: the first half by mounts, the others by stores."""
+        return [Host(str(self.path / "source"), self.path / "state")] * self.sessions
+
+    @property
+    def nmounts(self) -> int:
+        """How many of the hosts mount the source."""
+        return len(self.hosts) - len(self.hosts) // 2
 
     def store(self, source: Path) -> None:
         """Store what is in a directory."""
@@ -52,8 +63,9 @@ class Disk:
 
     def left(self) -> list[str]:
         """What mounts left behind that have ended."""
-        states = [self.path / "source/.shardfs" / name for name in ("journal", "conflicts", "drafts", "staged")]
-        return [str(path) for state in states for path in state.rglob("*") if path.suffix != ".damaged"]
+        found = (self.path / "source/.shardfs").rglob("*")
+        kept = [path for path in found if path.is_file() and path.name != "lock" and path.suffix != ".damaged"]
+        return [str(path) for path in kept if "scratch" not in path.parts]
 
     def disturb(self, chance: random.Random) -> None:
         """Let something go wrong, or not."""
@@ -73,6 +85,8 @@ class Disk:
 class Remote(Disk):
     """A bucket with two hosts, whose requests and replies are lost, and refused."""
 
+    needs_recover = True  # what several hosts change of a shard looks like a conflict to the one that was killed
+
     def __init__(self, path: Path, bucket: Bucket, proxy: S3Proxy) -> None:
         super().__init__(path)
         self._bucket, self._proxy = bucket, proxy
@@ -81,6 +95,10 @@ class Remote(Disk):
     def hosts(self) -> list[Host]:
         behind = self._bucket.through(self._proxy.url)
         return [Host(behind.url("data.zarr"), self.path / f"state-{n}", behind.environment) for n in range(2)]
+
+    @property
+    def nmounts(self) -> int:
+        return len(self.hosts)
 
     def store(self, source: Path) -> None:
         self._bucket.upload(source, "data.zarr")
@@ -104,6 +122,19 @@ class Remote(Disk):
         self._proxy.latency = 0.0
 
 
+class Shared(Disk):
+    """A directory that two hosts share, each with the caches of NFS; sessions are on each of them in turn."""
+
+    cached_seconds = TTL
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [self._host(("alpha", "beta")[number % 2]) for number in range(self.sessions)]
+
+    def _host(self, name: str) -> Host:
+        return Host(str(self.path.parent / f"seen-by-{name}/source"), self.path / f"state-{name}", {"TEST_HOST": name})
+
+
 _FAULTS: list[Fault] = [
     Reply(500, "InternalError"),
     Reply(503, "SlowDown"),
@@ -122,8 +153,8 @@ class LoopDisk(Disk):
 
     can_be_cut = True
 
-    def __init__(self, path: Path, image: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, image: Path, sessions: int) -> None:
+        super().__init__(path, sessions)
         self._image = image
         self._next = image.with_suffix(".next")
 
@@ -137,12 +168,16 @@ class LoopDisk(Disk):
 
 
 @contextmanager
-def disk_of(kind: str, directory: Path) -> Iterator[Disk]:
+def disk_of(kind: str, directory: Path, sessions: int = 1) -> Iterator[Disk]:
     """Make a disk with a file system of a *kind*, or a directory, for the length of a block."""
-    path = directory / "disk"
+    path = directory / ("shared" if kind == "nfs" else "disk")
     path.mkdir()
     if kind == "directory":
-        yield Disk(path)
+        yield Disk(path, sessions)
+        return
+    if kind == "nfs":
+        with pair(directory):
+            yield Shared(path, max(2, sessions))
         return
     if kind == "s3":
         with ministack() as server, S3Proxy(server.endpoint_url) as proxy:
@@ -151,7 +186,7 @@ def disk_of(kind: str, directory: Path) -> Iterator[Disk]:
     images = directory / "images"
     images.mkdir()
     with _mounted("xfs", 2048, directory / "image", images), _mounted(kind, FILE_SYSTEMS[kind], images / "image", path):
-        yield LoopDisk(path, images / "image")
+        yield LoopDisk(path, images / "image", sessions)
 
 
 @contextmanager

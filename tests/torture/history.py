@@ -38,12 +38,12 @@ class Change:
 
 @dataclass
 class Operation:
-    """What a process is doing; *syncs* makes durable what ended before it."""
+    """What a process is doing; it makes durable what ended before it, of the names that it *syncs*."""
 
     what: str
     begin: int
     changes: list[Change]
-    syncs: bool
+    syncs: frozenset[str]
 
 
 @dataclass
@@ -65,27 +65,37 @@ class History:
     # What processes note
 
     def begin(
-        self, process: str, what: str, contents: Mapping[str, str], *, whole: bool = True, syncs: bool = False
+        self,
+        process: str,
+        what: str,
+        contents: Mapping[str, str],
+        *,
+        whole: bool = True,
+        syncs: bool = False,
+        scope: Iterable[str] | None = None,
     ) -> None:
-        """A process begins an operation that gives names these contents."""
-        self._note(f"{process} begins: {what}{_described(contents)}", self.changes if syncs else contents)
+        """A process begins an operation that gives names these contents.
+
+        One that *syncs* makes durable what ended before it, of the names in *scope*, or of all.
+        """
+        synced = frozenset(self.changes if scope is None else scope) if syncs else frozenset()
+        self._note(f"{process} begins: {what}{_described(contents)}", synced | frozenset(contents))
         changes = [Change(path, token, self.now, what, whole) for path, token in contents.items()]
         for change in changes:
             self.changes[change.path].append(change)
-        self.running[process] = Operation(what, self.now, changes, syncs)
+        self.running[process] = Operation(what, self.now, changes, synced)
 
     def end(self, process: str, *, durable: bool = False) -> None:
         """It has done so; *durable* tells that this is."""
         operation = self.running.pop(process)
-        names = self.changes if operation.syncs else [change.path for change in operation.changes]
+        names = operation.syncs | {change.path for change in operation.changes}
         self._note(f"{process} has done: {operation.what}", names)
         for change in operation.changes:
             change.end, change.is_done, change.is_durable = self.now, True, durable
-        if operation.syncs:
-            for changes in self.changes.values():
-                for change in changes:
-                    if change.whole and change.is_done and (change.end or 0) < operation.begin:
-                        change.is_durable = True
+        for path in operation.syncs:
+            for change in self.changes[path]:
+                if change.whole and change.is_done and (change.end or 0) < operation.begin:
+                    change.is_durable = True
 
     def has_read(self, process: str, found: Mapping[str, str]) -> None:
         """It changed nothing, and found this under some names; raises `WrongError` if that cannot be."""

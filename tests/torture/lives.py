@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -23,11 +23,11 @@ from tests.support.commands import run
 from tests.support.hosts import kill
 from tests.support.mounting import PATIENCE, Mount, Mounter, flush, mounter
 from tests.support.readers import READERS, assert_same
-from tests.torture.disks import Disk
+from tests.torture.disks import Disk, Host
 from tests.torture.documents import make_source
 from tests.torture.geometry import ABSENT, BROKEN, CHUNKS, GEOMETRIES, Geometry, Part, View
 from tests.torture.history import History, WrongError
-from tests.torture.worker import work
+from tests.torture.worker import work, work_by_store
 
 VIEWS = (View(), View(), View(), View("v2"), View("v2"), View("v3", True), View("v2", True))
 NPROCESSES = 4
@@ -46,7 +46,7 @@ class Team:
 
     receiver: socket.socket
     sender: socket.socket
-    processes: list[BaseProcess]
+    sessions: list[Session]
 
     def note(self, kind: str) -> None:
         """Put a note of our own between theirs."""
@@ -67,24 +67,52 @@ class Place:
     part: Part
 
 
-@contextmanager
-def team(places: Sequence[Place], locks: Path, chance: random.Random) -> Iterator[Team]:
-    """Let processes work until the end of the block, on each mount in turn."""
-    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    receiver.settimeout(PATIENCE)
-    processes = []
-    for number in range(NPROCESSES):
-        place = places[number % len(places)]
-        arguments = (place.mounted.path, place.view, place.part, sender, locks, chance.getrandbits(64), f"w{number}")
-        process = _PROCESSES.Process(target=work, args=arguments)
-        process.start()
-        processes.append(process)
-    try:
-        yield Team(receiver, sender, processes)
-    finally:
-        for process in processes:
+@dataclass(frozen=True)
+class Session:
+    """Who writes to a *part* of the chunks: a mount, or a process of ours with a store, and the processes beside it."""
+
+    part: Part
+    mounted: Mount | None
+    workers: dict[str, BaseProcess]
+
+    def kill(self) -> None:
+        if self.mounted is not None:
+            kill(self.mounted)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """End our processes."""
+        for process in self.workers.values():
             process.kill()
             process.join()
+
+
+@contextmanager
+def team(places: Sequence[Place], stores: Mapping[Part, Host], locks: Path, chance: random.Random) -> Iterator[Team]:
+    """Let processes work until the end of the block, on each mount in turn, and one by each store."""
+    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver.settimeout(PATIENCE)
+    sessions = [Session(place.part, place.mounted, {}) for place in places]
+    for number in range(max(NPROCESSES, len(places))):
+        place, session, name = places[number % len(places)], sessions[number % len(places)], f"w{number}"
+        arguments = (place.mounted.path, place.view, place.part, sender, locks, chance.getrandbits(64), name)
+        session.workers[name] = _PROCESSES.Process(target=work, args=arguments)
+    for part, host in stores.items():
+        name, variables = f"s{part.number}", {**host.variables, "XDG_STATE_HOME": str(host.state)}
+        arguments = (host.source, variables, part, sender, locks, chance.getrandbits(64), name)
+        sessions.append(Session(part, None, {name: _PROCESSES.Process(target=work_by_store, args=arguments)}))
+    try:
+        for session in sessions:
+            for process in session.workers.values():
+                process.start()
+        yield Team(receiver, sender, sessions)
+    finally:
+        for session in sessions:
+            for process in session.workers.values():
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
         receiver.close()
         sender.close()
 
@@ -102,6 +130,8 @@ class Life:
     """Arrays that were not looked at since the mount ended, and whether the power was cut."""
     arguments: list[str] = field(default_factory=list)
     """The options of the last mount."""
+    turn: int = 0
+    """How often it was mounted: who writes which part of the chunks changes with it."""
 
     def __post_init__(self) -> None:
         self.locks = self.directory / "locks"
@@ -126,9 +156,10 @@ class Life:
 
     def _mount_and_work(self, ends: str) -> None:
         chance, view = self.chance, self.chance.choice(VIEWS)
-        # What several hosts change of a shard looks like a conflict to the one that was killed; this applies it.
-        if len(self.disk.hosts) > 1 or chance.random() < 0.1:
+        self.turn += 1
+        if self.disk.needs_recover or chance.random() < 0.1:
             self._recover()
+        time.sleep(self.disk.cached_seconds)
         with mounter(self.directory) as mount:
             places = self.mount(mount, view)
             self._settle(places)
@@ -146,7 +177,7 @@ class Life:
     def mount(self, mount: Mounter, view: View, **variables: str) -> list[Place]:
         """Mount the source on each host, with random options."""
         places = []
-        for number, host in enumerate(self.disk.hosts):
+        for number, host in enumerate(self.disk.hosts[: self.disk.nmounts]):
             options = {"--auto-compact=0.4": 0.3, "--metadata-ttl=0": 0.3, "--page-cache": 0.3}
             chosen = [word for word, share in options.items() if self.chance.random() < share]
             self.arguments = [*view.arguments, *chosen]
@@ -164,8 +195,19 @@ class Life:
             for geometry in GEOMETRIES:
                 if geometry.is_plain(view):  # a bucket has no empty directories
                     (path / geometry.name / "c").mkdir(exist_ok=True)
-            places.append(Place(mounted, view, Part(number, len(self.disk.hosts))))
+            places.append(Place(mounted, view, self._part(number)))
         return places
+
+    def _part(self, number: int) -> Part:
+        """The part of the chunks that one of the hosts writes in this turn; in a bucket it keeps it."""
+        nparts = len(self.disk.hosts)
+        return Part(number if self.disk.needs_recover else (number + self.turn) % nparts, nparts)
+
+    @property
+    def _stores(self) -> dict[Part, Host]:
+        """The hosts that write by stores, and their parts."""
+        hosts = enumerate(self.disk.hosts)
+        return {self._part(number): host for number, host in hosts if number >= self.disk.nmounts}
 
     def _recover(self) -> None:
         for host in self.disk.hosts:
@@ -180,7 +222,10 @@ class Life:
         quota, flushing = int(10 ** self.chance.uniform(1, 2.8)), self.chance.random() < 0.6
         delay = 10 ** self.chance.uniform(-5, -1.3)
         state, is_ending = "working", False
-        with team(places, self.locks, self.chance) as workers:
+        dead: set[str] = set()
+        """The processes whose session was killed before the others."""
+        with team(places, self._stores, self.locks, self.chance) as workers:
+            goes_on = len(workers.sessions) > 1 and self.chance.random() < 0.5
             for number, note in enumerate(workers.notes()):
                 if state == "cut":
                     continue
@@ -188,21 +233,33 @@ class Life:
                     state = note[0]
                     if state == "cut":
                         self.history.stop("the power is cut", cut=True)
-                else:
-                    self._take(note, state)
+                elif note[0] != "broken" or note[1] not in dead:
+                    self._take(note, state, workers.sessions)
                 self.disk.disturb(self.chance)
                 is_flush = note[0] == "begin" and note[2] == "flush"
-                if not is_ending and number >= quota and (is_flush or not flushing or number > quota + _LATER):
-                    is_ending = True
-                    time.sleep(delay)
-                    if ends == "cut":
-                        workers.note("snapshot")
-                        self.disk.snapshot()
-                        workers.note("cut")
-                    else:
-                        workers.note("kill")
-                    kill(*(place.mounted for place in places))
-                    workers.sender.close()
+                if is_ending or number < quota or not (is_flush or not flushing or number > quota + _LATER):
+                    continue
+                time.sleep(delay)
+                if goes_on:  # a part of the sessions, while the others work
+                    goes_on = False
+                    quota = number + int(10 ** self.chance.uniform(1, 2.5))
+                    for session in self.chance.sample(
+                        workers.sessions, self.chance.randrange(1, len(workers.sessions))
+                    ):
+                        dead.update(session.workers)
+                        session.kill()
+                        self.figures["killed beside others"] += 1
+                    continue
+                is_ending = True
+                if ends == "cut":
+                    workers.note("snapshot")
+                    self.disk.snapshot()
+                    workers.note("cut")
+                else:
+                    workers.note("kill")
+                for session in workers.sessions:
+                    session.kill()
+                workers.sender.close()
         self.history.stop("killed")
         self.disk.calm()
         for place in places:
@@ -214,18 +271,22 @@ class Life:
 
     def work_while(self, goes_on: Callable[[], bool], places: Sequence[Place]) -> None:
         """Let processes work while this says so, which is asked after each note; nothing is killed but them."""
-        with team(places, self.locks, self.chance) as workers:
+        with team(places, {}, self.locks, self.chance) as workers:
             for note in workers.notes():
-                self._take(note, "working")
+                self._take(note, "working", workers.sessions)
                 if not goes_on():
                     break
 
-    def _take(self, note: list[Any], state: str) -> None:
+    def _take(self, note: list[Any], state: str, sessions: Iterable[Session]) -> None:
         kind, process, *rest = note
         history = self.history
         match kind:
             case "begin":
-                history.begin(process, rest[0], rest[1], **rest[2])
+                scope = None
+                if rest[0] != "flush":  # a sync makes durable what its own session published
+                    (part,) = (session.part for session in sessions if process in session.workers)
+                    scope = _names(part)
+                history.begin(process, rest[0], rest[1], scope=scope, **rest[2])
             case "end" if state != "snapshot":
                 self.figures["operations"] += 1
                 operation = history.running[process]
@@ -249,14 +310,20 @@ class Life:
         for geometry in GEOMETRIES:
             if geometry.is_shown(view) and geometry.name in self.unsettled:
                 cut = self.unsettled.pop(geometry.name)
-                for place in places:
+                for place in [*places, *self._beside(places)]:
                     self.history.settle(_look(place, geometry), cut=cut)
 
+    def _beside(self, places: Sequence[Place]) -> list[Place]:
+        """The parts that stores write, as a mount shows them."""
+        return [Place(places[0].mounted, places[0].view, part) for part in self._stores]
+
     def _check_natively(self, places: Sequence[Place]) -> None:
+        places = [*places, *self._beside(places)]
         for place in places:
             self._mend(place)
         self.history.begin(JUDGE, "flush", {}, syncs=True)
-        for place in places:
+        # In a bucket, hosts commit what is theirs; else one session lets all others commit, too.
+        for place in places if self.disk.needs_recover else [self.chance.choice(places)]:
             flush(place.mounted.path)
         self.history.end(JUDGE)
         source = self.disk.stored(self.directory / "stored")
@@ -287,6 +354,14 @@ class Life:
                     self.history.begin(JUDGE, "mend", {name: geometry.token(content, view)}, whole=whole)
                     path.write_bytes(content)
                     self.history.end(JUDGE)
+
+
+def _names(part: Part) -> set[str]:
+    """What one session alone changes."""
+    names = {geometry.name_of(at) for geometry in GEOMETRIES for at in part.of(geometry.grid(), geometry)}
+    if part.number == 0:
+        names |= {f"{geometry.name} {what}" for geometry in GEOMETRIES for what in ("shape", "label")}
+    return names
 
 
 def _document(place: Place, geometry: Geometry) -> tuple[list[int], str]:

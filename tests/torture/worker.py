@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import end_with_parent
+import shardfs
+from shardfs.errors import ShardfsError
+from tests.support.processes import end_with_parent, move_to_host
 from tests.torture.geometry import ABSENT, GEOMETRIES, NUMBERS, PRESENT, Coordinates, Geometry, Part, View
 
 FLUSH = "user.shardfs.flush"
@@ -66,9 +68,12 @@ class Notes:
     def found(self, found: Mapping[str, str]) -> None:
         self._send("found", found)
 
-    def broken(self, error: OSError) -> None:
+    def broken(self, error: OSError | ShardfsError) -> None:
         call = traceback.extract_tb(error.__traceback__)[-1]
-        self._send("broken", f"{errno.errorcode.get(error.errno or 0)} by `{call.line}`, {error.filename}")
+        if isinstance(error, OSError):
+            self._send("broken", f"{errno.errorcode.get(error.errno or 0)} by `{call.line}`, {error.filename}")
+        else:
+            self._send("broken", f"{error} by `{call.line}`")
 
     def _send(self, kind: str, *rest: Any) -> None:
         self._socket.send(json.dumps([kind, self._name, *rest]).encode())
@@ -363,6 +368,70 @@ def _list(path: str) -> list[str]:
     with suppress(FileNotFoundError):
         return os.listdir(path)
     return []
+
+
+class StoreWorker:
+    """What a process does that has a session of its own, without a mount."""
+
+    def __init__(self, source: str, part: Part, notes: Notes, locks: Locks, chance: random.Random) -> None:
+        self.dataset = shardfs.open(source, write=True)
+        self.part, self.notes, self.locks, self.chance = part, notes, locks, chance
+        self.shown = [geometry for geometry in GEOMETRIES if geometry.is_sharded]
+        self.ways = {self.write: 30, self.remove: 6, self.read: 10, self.flush: 2}
+
+    def work(self) -> None:
+        """Work until the process ends."""
+        while True:
+            self.chance.choices(list(self.ways), list(self.ways.values()))[0]()
+
+    def write(self) -> None:
+        with self._a_chunk() as (geometry, at):
+            content = geometry.content(geometry.values(self.chance), View())
+            name = geometry.name_of(at)
+            self.notes.begin(f"write by a store: {name}", {name: geometry.token(content, View())})
+            self.dataset[geometry.name].write_chunk(at, content)
+            self.notes.end()
+
+    def remove(self) -> None:
+        with self._a_chunk() as (geometry, at):
+            name = geometry.name_of(at)
+            self.notes.begin(f"remove by a store: {name}", {name: ABSENT})
+            self.dataset[geometry.name].write_chunk(at, None)
+            self.notes.end()
+
+    def read(self) -> None:
+        with self._a_chunk() as (geometry, at):
+            name = geometry.name_of(at)
+            self.notes.begin(f"read by a store {name}")
+            content = self.dataset[geometry.name].read_chunk(at)
+            self.notes.found({name: geometry.token(content, View())})
+
+    def flush(self) -> None:
+        self.notes.begin("flush", syncs=True)
+        self.dataset.flush()
+        self.notes.end()
+
+    @contextmanager
+    def _a_chunk(self) -> Iterator[tuple[Geometry, Coordinates]]:
+        geometry = self.chance.choice(self.shown)
+        at = self.chance.choice(self.part.of(geometry.grid(), geometry))
+        with self.locks.array(geometry), self.locks.chunk(geometry, at):
+            yield geometry, at
+
+
+def work_by_store(
+    source: str, variables: Mapping[str, str], part: Part, sender: socket.socket, locks: Path, seed: int, name: str
+) -> None:
+    """Work by a store as a process of its own, until it is killed."""
+    end_with_parent(signal.SIGKILL)
+    os.environ |= variables
+    if host := variables.get("TEST_HOST"):
+        move_to_host(host)
+    notes = Notes(sender, name)
+    try:
+        StoreWorker(source, part, notes, Locks(locks), random.Random(seed)).work()
+    except (OSError, ShardfsError) as error:
+        notes.broken(error)
 
 
 def work(mount: Path, view: View, part: Part, sender: socket.socket, locks: Path, seed: int, name: str) -> None:
