@@ -32,6 +32,7 @@ from . import (
     update,
     views,
     waits,
+    writers,
     zarr_read,
     zarr_write,
 )
@@ -235,6 +236,11 @@ def _waits(plan: Plan) -> None:
     waits.run(source, plan.placed(FREE), plan.times(3))
 
 
+def _writers(plan: Plan) -> None:
+    if "shardfs" in plan.peers:
+        writers.run(plan.work, plan.placed(FREE), plan.times(9), quick=plan.quick)
+
+
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
     "clients": _clients,
@@ -255,6 +261,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "views": _views,
     "waits": _waits,
     "growth": _growth,
+    "writers": _writers,
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
     "s3-mounts": _s3_mounts,
