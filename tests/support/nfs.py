@@ -12,8 +12,8 @@ unless something is said:
 - A file that is open here and removed or replaced here gets a name `.nfs...` until it is closed, as its server keeps no
   file without a name. A file that another host removed can be read by who has it open, and opened by nobody.
 - There are no clones, no `O_TMPFILE`, no `RENAME_NOREPLACE`, and `ENOENT` below a removed directory is `ESTALE`.
-- Locks of processes and of open file descriptions are those of the server (`forwarded`), or those of this host
-  (`local`, as mounted with `nolock`), or there are none (`none`).
+- Locks are those of the server (`forwarded`), or those of this host (`local`, as mounted with `nolock`), or there are
+  none (`none`). All of them belong to an open file description.
 
 What is not: delegations, leases and their end, the order in which a kernel writes pages back by itself, a server that
 restarts, and whatever NFSv3 does differently: it may open by a cached name. `flock` stays on the host.
@@ -119,8 +119,6 @@ class _Node:
     lock: threading.RLock = field(default_factory=threading.RLock)
     unwritten: list[tuple[int, bytes]] = field(default_factory=list)
     """What the server does not have yet, by offset."""
-    owners: dict[int, int] = field(default_factory=dict)
-    """Descriptors that hold a lock, by owner."""
     was_refused: bool = False
     """Whether the kernel was told that it has another name: if it asks again, it has no name at hand."""
     hidden: list[tuple[_Node, bytes]] = field(default_factory=list)
@@ -161,7 +159,6 @@ class _File:
     node: _Node
     fd: int
     is_writable: bool = False
-    owners: set[int] = field(default_factory=set)
     names: list[os.DirEntry[bytes]] = field(default_factory=list)
 
 
@@ -484,12 +481,10 @@ class _Client:
         os.fsync(file.fd)
 
     def flush(self, request: Request) -> None:
-        _, _, _, owner = request.fields("QIIQ")
         file = self._file(request, "Q")
         if file.is_writable:
             with file.node.lock:
                 self._write_through(file.node)
-        self._unlock(file.node, owner)
 
     def release(self, request: Request) -> None:
         with self.guard:
@@ -501,8 +496,6 @@ class _Client:
                 parent, name = file.node.hidden.pop()
                 with suppress(OSError):
                     os.unlink(name, dir_fd=parent.fd)
-        for owner in file.owners:
-            self._unlock(file.node, owner)
         os.close(file.fd)
 
     # Directories
@@ -538,41 +531,24 @@ class _Client:
 
     # Locks
 
-    def _lock_fd(self, node: _Node, owner: int) -> int:
-        with self.guard:
-            if owner not in node.owners:
-                try:
-                    node.owners[owner] = os.open(node.path, os.O_RDWR)
-                except OSError:
-                    node.owners[owner] = os.open(node.path, os.O_RDONLY)
-            return node.owners[owner]
-
-    def _unlock(self, node: _Node, owner: int) -> None:
-        with self.guard:
-            fd = node.owners.pop(owner, None)
-        if fd is not None:
-            os.close(fd)
-
-    def _take_lock(self, request: Request) -> tuple[_File, int, bytes]:
+    def _take_lock(self, request: Request) -> tuple[_File, bytes]:
         if self.locks == "none":
             raise OSError(errno.ENOLCK, "no locks")
-        _, owner, start, end, kind, _, _, _ = request.fields("QQQQIIII")
+        _, _, start, end, kind, _, _, _ = request.fields("QQQQIIII")
         length = 0 if end >= _END else end - start + 1
-        return self._file(request, "Q"), owner, struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
+        return self._file(request, "Q"), struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
 
     def getlk(self, request: Request) -> bytes:
-        file, owner, lock = self._take_lock(request)
-        found = fcntl.fcntl(self._lock_fd(file.node, owner), fcntl.F_OFD_GETLK, lock)
-        file.owners.add(owner)
+        file, lock = self._take_lock(request)
+        found = fcntl.fcntl(file.fd, fcntl.F_OFD_GETLK, lock)
         kind, _, start, length, _ = struct.unpack(_FLOCK, found)
         return struct.pack("=QQII", start, start + length - 1 if length else _END, kind, 0)
 
     def setlk(self, request: Request) -> None:
-        file, owner, lock = self._take_lock(request)
+        file, lock = self._take_lock(request)
         with file.node.lock:
             self._write_through(file.node)
-        fcntl.fcntl(self._lock_fd(file.node, owner), fcntl.F_OFD_SETLK, lock)
-        file.owners.add(owner)
+        fcntl.fcntl(file.fd, fcntl.F_OFD_SETLK, lock)
         if struct.unpack(_FLOCK, lock)[0] != fcntl.F_UNLCK:
             self.connection.renew(request.nodeid, pages=True)
 

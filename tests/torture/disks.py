@@ -6,12 +6,15 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.mounting import environment
 from tests.support.nfs import TTL, pair
+from tests.support.processes import running
 from tests.support.s3_faults import Fault, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, ministack
@@ -33,8 +36,7 @@ class Disk:
     """A directory of this machine, where no power is cut; so many *sessions* write to it at the same time."""
 
     can_be_cut = False
-    needs_recover = False
-    """Whether what a killed session published may be committed only by `shardfs recover --apply`."""
+    is_remote = False
     cached_seconds = 0.0
     """How long a host may not see what another one stored."""
 
@@ -85,7 +87,7 @@ class Disk:
 class Remote(Disk):
     """A bucket with two hosts, whose requests and replies are lost, and refused."""
 
-    needs_recover = True  # what several hosts change of a shard looks like a conflict to the one that was killed
+    is_remote = True
 
     def __init__(self, path: Path, bucket: Bucket, proxy: S3Proxy) -> None:
         super().__init__(path)
@@ -123,9 +125,28 @@ class Remote(Disk):
 
 
 class Shared(Disk):
-    """A directory that two hosts share, each with the caches of NFS; sessions are on each of them in turn."""
+    """A directory that two hosts share, each with the caches of NFS; sessions are on each of them in turn.
+
+    On each host one more session does nothing and is not killed, because it takes a lock of a host that is seen to be
+    held to prove that those of that host reach.
+    """
 
     cached_seconds = TTL
+
+    def __init__(self, path: Path, sessions: int, stack: ExitStack) -> None:
+        super().__init__(path, sessions)
+        self._stack = stack
+
+    def store(self, source: Path) -> None:
+        super().store(source)
+        for host in self.hosts[:2]:
+            variables = environment() | host.variables | {"XDG_STATE_HOME": str(host.state)}
+            command = [sys.executable, "-P", "-c", _IDLE, host.source]
+            process = self._stack.enter_context(
+                running(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            assert process.stdout is not None
+            process.stdout.readline()
 
     @property
     def hosts(self) -> list[Host]:
@@ -134,6 +155,13 @@ class Shared(Disk):
     def _host(self, name: str) -> Host:
         return Host(str(self.path.parent / f"seen-by-{name}/source"), self.path / f"state-{name}", {"TEST_HOST": name})
 
+
+_IDLE = """
+import sys, shardfs
+with shardfs.open(sys.argv[1], write=True):
+    print(flush=True)
+    sys.stdin.read()
+"""
 
 _FAULTS: list[Fault] = [
     Reply(500, "InternalError"),
@@ -176,8 +204,8 @@ def disk_of(kind: str, directory: Path, sessions: int = 1) -> Iterator[Disk]:
         yield Disk(path, sessions)
         return
     if kind == "nfs":
-        with pair(directory):
-            yield Shared(path, max(2, sessions))
+        with pair(directory), ExitStack() as stack:
+            yield Shared(path, max(2, sessions), stack)
         return
     if kind == "s3":
         with ministack() as server, S3Proxy(server.endpoint_url) as proxy:
