@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -191,9 +192,25 @@ def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
 @pytest.mark.slow
 def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> None:
     s3_bucket.upload(dataset / "data.zarr", "data.zarr")
-    codes = [code for page in PAGES if page != README for code in blocks(page, "python")]
+    every = [code for page in PAGES if page != README for code in blocks(page, "python")]
+    codes = [code for code in every if "__main__" not in code]
     assert len(codes) > 3
     for number, code in enumerate(codes):
         (dataset / f"code{number}.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
     each = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"
     run(f"python3 -c '{each}' code*.py", dataset, **s3_bucket.environment)
+
+
+def programs() -> list[str]:
+    """The blocks that are programs of their own, as they start processes."""
+    return [code for page in PAGES for code in blocks(page, "python") if "__main__" in code]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", programs(), ids=lambda code: re.findall(r"mkdir\(.(\w+)", code)[0])
+def test_programs_that_are_written_down_run(code: str, tmp_path: Path) -> None:
+    names = [name.partition(".")[0] for name in re.findall(r"^(?:import|from) ([\w.]+)", code, re.MULTILINE)]
+    if missing := [name for name in names if find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    (tmp_path / "program.py").write_text(code)
+    run("python3 -W ignore program.py", tmp_path)
