@@ -1,0 +1,311 @@
+"""Any number of processes write into one array by stores, mounts, a server and tensorstore, and nothing is lost."""
+
+import errno
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array
+import numpy as np
+import pytest
+import xarray
+import zarr
+from distributed import Client, LocalCluster
+
+import shardfs
+from shardfs import errors
+from shardfs.api.dataset import Dataset
+from tests.interop.writers import Cell, write_cell, write_cells
+from tests.support.mounting import PATIENCE, Mounter, environment, flush, refuses
+from tests.support.readers import READERS, assert_same
+from tests.support.s3_server import Bucket, S3Server, credentials
+from tests.support.serving import served
+from tests.support.writers import open_tensorstore
+
+SHAPE, CHUNKS, SHARDS = (100, 100, 100), (25, 25, 25), (2, 2, 2)
+VALUES = np.arange(100**3).reshape(SHAPE)
+CELLS: list[Cell] = [
+    tuple(slice(begin, begin + 25) for begin in begins) for begins in product(range(0, 100, 25), repeat=3)
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a dataset is; *bucket* is None for a directory."""
+
+    url: str
+    bucket: Bucket | None
+    scratch: Path
+
+    def stored(self) -> Path:
+        """A directory with what is stored."""
+        return Path(self.url) if self.bucket is None else self.bucket.download(self.scratch / "downloaded")
+
+    def has(self, path: str, expected: np.ndarray) -> None:
+        """Native readers find these values, and nothing waits for a commit."""
+        stored = self.stored()
+        for read in READERS.values():
+            assert_same(read(stored / path), expected)
+        with shardfs.open(self.url) as dataset:
+            for shard in dataset[path].shards():
+                assert shard["error"] is None
+        assert [file for file in stored.rglob("*") if file.suffix in (".journal", ".__lock")] == []
+
+
+@pytest.fixture(params=["directory", "s3"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Place:
+    """Where there is nothing yet; processes of a test reach it without options."""
+    if request.param == "directory":
+        (tmp_path / "data.zarr").mkdir()
+        return Place(str(tmp_path / "data.zarr"), None, tmp_path)
+    bucket = s3_server.make_bucket()
+    variables = credentials() | {"AWS_ENDPOINT_URL": bucket.endpoint_url, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return Place(bucket.url(), bucket, tmp_path)
+
+
+only_directory = pytest.mark.parametrize("place", ["directory"], indirect=True)
+
+
+@contextmanager
+def opened(place: Place, shards: Sequence[int] = SHARDS) -> Iterator[Dataset]:
+    """A dataset whose new arrays get shards."""
+    with shardfs.open(place.url, write=True, shards=tuple(shards)) as dataset:
+        yield dataset
+
+
+def make_image(dataset: Dataset) -> zarr.Array[Any]:
+    array = zarr.create_group(dataset.store()).create_array("image", shape=SHAPE, chunks=CHUNKS, dtype="i8")
+    dataset.flush()
+    return array
+
+
+@contextmanager
+def workers(number: int) -> Iterator[Client]:
+    """Worker processes of Dask."""
+    # Dask asks a thread of its own for processes, and kills what it has started if that ends.
+    with (
+        LocalCluster(n_workers=number, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_workers_of_dask_store_an_array_whose_chunks_share_shards(place: Place) -> None:
+    with opened(place) as dataset, workers(3):
+        image = make_image(dataset)
+        values = dask.array.arange(100**3, chunks=25**3).reshape(SHAPE).rechunk(CHUNKS)
+        dask.array.store(values, image, lock=False)
+    place.has("image", VALUES)
+
+
+def test_workers_write_an_xarray_whose_chunks_are_smaller_than_shards(place: Place) -> None:
+    values = np.arange(64 * 64.0).reshape(64, 64)
+    data = xarray.Dataset({"height": (("y", "x"), values)}).chunk({"y": 8, "x": 16})
+    with opened(place, (4, 4)) as dataset, workers(2):
+        data.to_zarr(dataset.store(), zarr_format=3, consolidated=False)
+    place.has("height", values)
+    with opened(place) as dataset, workers(2):
+        part = (-data).isel(y=slice(8, 32))
+        part.to_zarr(dataset.store(), region={"y": slice(8, 32)}, consolidated=False)
+    values[8:32] *= -1
+    place.has("height", values)
+
+
+def test_who_is_killed_among_four_processes_loses_nothing_that_was_written(place: Place) -> None:
+    with opened(place) as dataset:
+        make_image(dataset)
+    context = multiprocessing.get_context("spawn")
+    parts = [[(cell, VALUES[cell]) for cell in CELLS[number::4]] for number in range(4)]
+    pipes = [context.Pipe() for _ in parts]
+    processes = [
+        context.Process(target=write_cells, args=(place.url, "image", part, theirs), daemon=True)
+        for part, (_, theirs) in zip(parts, pipes, strict=True)
+    ]
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
+        process.start()
+        theirs.close()
+    for turn in range(16):
+        for number, (ours, _) in enumerate(pipes):
+            if number > 0 or turn <= 6:
+                assert ours.poll(PATIENCE)
+                assert ours.recv() == turn
+        if turn == 6:
+            processes[0].kill()
+            processes[0].join()
+        for number, (ours, _) in enumerate(pipes):
+            if number > 0 or turn < 6:
+                ours.send(None)
+    for process in processes[1:]:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    with opened(place):
+        pass
+    expected = VALUES.copy()
+    for cell, _ in parts[0][7:]:
+        expected[cell] = 0
+    place.has("image", expected)
+
+
+@only_directory
+def test_mounts_a_store_a_server_and_tensorstore_write_into_the_same_shards(place: Place, mount: Mounter) -> None:
+    source, nchunks, length, nturns = Path(place.url), 20, 5_000, 4
+    with opened(place, (10,)) as dataset:
+        zarr.create_array(dataset.store(), shape=(nchunks * length,), chunks=(length,), dtype="i4", compressors=None)
+    mounts = [mount(source, write=True) for _ in range(2)]
+    native = open_tensorstore(source)
+    with opened(place) as dataset, served(source, write=True) as site:
+        image = zarr.open_array(dataset.store(), mode="r+")
+
+        def by_store(cell: slice, _: int, data: np.ndarray) -> None:
+            image[cell] = data
+
+        def by_server(_: slice, number: int, data: np.ndarray) -> None:
+            assert site.ask(f"/c/{number}", "PUT", data.tobytes()).status in (201, 204)
+
+        def by_tensorstore(cell: slice, _: int, data: np.ndarray) -> None:
+            native[cell].write(data).result()
+
+        def by_mount(_: slice, number: int, data: np.ndarray) -> None:
+            (mounts[number % 5].path / f"c/{number}").write_bytes(data.tobytes())
+
+        ways = [by_mount, by_mount, by_store, by_server, by_tensorstore]
+
+        def work(who: int) -> None:
+            for turn in range(1, nturns + 1):
+                for number in range(who, nchunks, len(ways)):
+                    data = np.full(length, 100 * turn + number, "i4")
+                    ways[who](slice(number * length, (number + 1) * length), number, data)
+                if who < 2 and turn % 2:
+                    flush(mounts[who].path)
+
+        with ThreadPoolExecutor(len(ways)) as threads:
+            list(threads.map(work, range(len(ways))))
+    for mounted in mounts:
+        mounted.unmount()
+    place.has("", np.repeat(100 * nturns + np.arange(nchunks, dtype="i4"), length))
+
+
+@only_directory
+def test_the_end_of_a_session_commits_what_all_sessions_published(place: Place, mount: Mounter) -> None:
+    with opened(place) as dataset:
+        make_image(dataset)
+    mounts = [mount(place.url, write=True) for _ in range(2)]
+    expected = np.zeros_like(VALUES)
+    for number, mounted in enumerate(mounts):
+        image = zarr.open_array(mounted.path / "image", mode="r+")
+        image[CELLS[number]] = expected[CELLS[number]] = VALUES[CELLS[number]]
+    with opened(place) as dataset:
+        zarr.open_array(dataset.store("image"), mode="r+")[CELLS[2]] = VALUES[CELLS[2]]
+        expected[CELLS[2]] = VALUES[CELLS[2]]
+    for read in READERS.values():
+        assert_same(read(Path(place.url) / "image"), expected)
+
+
+@only_directory
+def test_the_second_of_two_edits_of_one_document_is_stale(place: Place, mount: Mounter) -> None:
+    with opened(place) as dataset:
+        make_image(dataset)
+    first, second = (mount(place.url, write=True, metadata_ttl=0) for _ in range(2))
+    texts = [(mounted.path / "image/zarr.json").read_text() for mounted in (first, second)]
+    (first.path / "image/zarr.json").write_text(texts[0].replace('"attributes": {', '"attributes": {"by": "first"'))
+    with refuses(errno.ESTALE):
+        (second.path / "image/zarr.json").write_text(
+            texts[1].replace('"attributes": {', '"attributes": {"by": "second"')
+        )
+    assert '"first"' in (second.path / "image/zarr.json").read_text()
+    text = (second.path / "image/zarr.json").read_text().replace('"first"', '"second"')
+    (second.path / "image/zarr.json").write_text(text)
+    assert '"second"' in (Path(place.url) / "image/zarr.json").read_text()
+
+
+def test_the_second_of_two_edits_of_attributes_by_stores_is_stale(place: Place) -> None:
+    with opened(place) as dataset:
+        make_image(dataset)
+    with shardfs.open(place.url, write=True) as first, shardfs.open(place.url, write=True) as second:
+        images = [zarr.open_array(dataset.store("image"), mode="r+") for dataset in (first, second)]
+        images[0].attrs["by"] = "first"
+        with pytest.raises(errors.StaleError):
+            images[1].attrs["by"] = "second"
+    assert dict(zarr.open_array(place.stored() / "image").attrs) == {"by": "first"}
+
+
+@only_directory
+def test_one_of_two_mounts_creates_a_document_exclusively(place: Place, mount: Mounter) -> None:
+    with opened(place) as dataset:
+        zarr.create_group(dataset.store())
+    mounts = [mount(place.url, write=True) for _ in range(2)]
+    text = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+    for number in range(4):
+        names = [mounted.path / f"group-{number}" for mounted in mounts]
+        assert not any(name.exists() for name in names)
+
+        def create(name: Path) -> bool:
+            try:
+                name.mkdir(exist_ok=True)
+                with (name / "zarr.json").open("xb") as file:
+                    file.write(text)
+            except FileExistsError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as threads:
+            assert sorted(threads.map(create, names)) == [False, True]
+
+
+SENT = """
+import multiprocessing, os, sys
+from concurrent.futures import ProcessPoolExecutor
+import shardfs
+from tests.interop.test_many_writers import CELLS, SHARDS, VALUES, make_image
+from tests.interop.writers import write_cell
+
+if __name__ == "__main__":
+    with shardfs.open(sys.argv[1], write=True, shards=SHARDS) as dataset:
+        make_image(dataset)
+        store = dataset.store("image")
+        with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context(sys.argv[2])) as pool:
+            writers = set(pool.map(write_cell, [store] * len(CELLS), CELLS, [VALUES[cell] for cell in CELLS]))
+        assert os.getpid() not in writers
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_write_by_a_store_that_was_sent_to_them(place: Place, method: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SENT)
+    command = [sys.executable, "-P", "-W", "ignore", str(program), place.url, method]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=4 * PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    place.has("image", VALUES)
+
+
+def test_joblib_writes_by_a_store(place: Place) -> None:
+    joblib = pytest.importorskip("joblib")
+    with opened(place) as dataset:
+        make_image(dataset)
+        tasks = [joblib.delayed(write_cell)(dataset.store("image"), cell, VALUES[cell]) for cell in CELLS]
+        joblib.Parallel(n_jobs=2)(tasks)
+    place.has("image", VALUES)  # while the processes of joblib wait for more to do
+    joblib.externals.loky.get_reusable_executor().shutdown()
+
+
+def test_cubed_writes_by_a_store(place: Place, tmp_path: Path) -> None:
+    cubed = pytest.importorskip("cubed")
+    spec = cubed.Spec(work_dir=str(tmp_path / "work"), allowed_mem="500MB", executor_name="processes")
+    with opened(place) as dataset:
+        make_image(dataset)
+        values = cubed.from_array(VALUES, chunks=CHUNKS, spec=spec)
+        cubed.to_zarr(values, dataset.store(), path="image")
+    place.has("image", VALUES)
