@@ -194,7 +194,13 @@ def _remove(state: StateDirectory) -> None:
 
 
 def _require_known(root: Root, own: StateDirectory) -> None:
-    """Raise `SourceError` if a process on another host may have a slot, and nobody here can tell."""
+    """Raise `SourceError` if a process on another host may have a slot, and nobody here can tell.
+
+    One that has noted its end, and left nothing, has none. Whoever takes its slot meanwhile notes that before looking
+    at others, as this process has, so one of the two sees the other.
+    """
     for slot in slots_in(root):
-        if slot.life is Life.UNKNOWN and slot.counts and slot.state != own and slot.holder not in (None, Holder()):
+        if slot.life is not Life.UNKNOWN or not slot.counts or slot.state == own or slot.holder in (None, Holder()):
+            continue
+        if slot.holder.pid is not None or slot.state.has_journal():
             raise SourceError(refusal(f"{root.path} is", slot.state, slot.holder))

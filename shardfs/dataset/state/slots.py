@@ -26,7 +26,7 @@ from shardfs.dataset.state.holder import Holder, kernel_of, read_holder
 from shardfs.dataset.state.roots import NUMBER, Root, all_roots, names_in, root_of
 from shardfs.errors import UsageError
 from shardfs.stores.base import Address, Descriptor, Reader
-from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, locks_reach_server
+from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, locks_reach_server, status_now
 
 FORMER: Final = ("journal", "conflicts", "scratch", "staged", "drafts", "spools", "torn")
 """The directories in a slot; in `.shardfs` itself, those of versions that had a single one."""
@@ -188,7 +188,7 @@ def has_former(home: StateDirectory) -> bool:
 def is_current(state: StateDirectory, file: Descriptor) -> bool:
     """Whether *file* is still the lock file of a slot: nobody has removed that, and made it again."""
     with suppress(OSError):
-        return os.path.samestat(os.fstat(file.fd), os.lstat(state.lock))
+        return os.path.samestat(os.fstat(file.fd), status_now(state.lock))
     return False
 
 

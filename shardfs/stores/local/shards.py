@@ -19,7 +19,7 @@ from shardfs.errors import ConflictError, LockedError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import LocalReader, LocalSnapshot, status_of, to_stat
+from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import (
     BLOCK,
     DIRECTORY,
@@ -31,6 +31,7 @@ from shardfs.stores.local.syscalls import (
     end_change,
     open_beneath,
     read_fully,
+    status_now,
 )
 from shardfs.stores.memory import JoinedContent, Slice
 
@@ -326,5 +327,6 @@ class LocalEdit:
     def _look(self) -> Stat | None:
         """Return the present status of *key*."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            return status_of(*self.store.parent(self.key))
+            directory, name = self.store.parent(self.key)
+            return to_stat(status_now(name, directory.fd))
         return None

@@ -183,6 +183,24 @@ def count_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def status_now(name: str, dir_fd: int | None = None) -> os.stat_result:
+    """Return the status of *name*, and not of what a link points to, as it is at this moment.
+
+    On a file system that hosts share, `stat` is answered from what this host has seen of a name some seconds ago; an
+    open asks the server. Only of what cannot be opened to be read it is the former.
+    """
+    try:
+        fd = os.open(name, READ, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
 def user_name(uid: int) -> str:
     """Return the name of a user, or a substitute."""
     with suppress(KeyError):

@@ -59,6 +59,7 @@ from shardfs.stores.local.syscalls import (
     Target,
     changing,
     open_beneath,
+    status_now,
     translated,
 )
 
@@ -182,7 +183,7 @@ class LocalStore(LocalReader):
             directory = open_beneath(self.directory, parent, DIRECTORY)
             rights, now = Rights(**of_new).within(directory), None
             with suppress(FileNotFoundError):
-                old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                old = status_now(name, directory.fd)
                 if stat.S_ISLNK(old.st_mode) and not exclusive:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if stat.S_ISREG(old.st_mode):
