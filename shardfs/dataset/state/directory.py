@@ -17,7 +17,7 @@ from typing import Final
 from shardfs.errors import SourceError, UsageError, first_of
 from shardfs.stores.base import Descriptor
 from shardfs.stores.kept_files import KeptFile, KeptFiles
-from shardfs.stores.local.syscalls import SYSCALLS, WALK
+from shardfs.stores.local.syscalls import SYSCALLS, WALK, status_now
 
 DIRECTORY: Final = ".shardfs"
 NAMES: Final = (DIRECTORY, *(f"{DIRECTORY}.{number}" for number in range(1, 16)))
@@ -151,7 +151,7 @@ def make_directory(path: str, mode: int = _LISTED) -> None:
     A link is refused, with `SourceError`: it may come with a dataset and lead anywhere.
     """
     try:
-        status = os.lstat(path)  # a full disk may refuse even to create what is there
+        status = status_now(path)  # a full disk may refuse even to create what is there
     except FileNotFoundError:
         with suppress(FileExistsError):
             os.mkdir(path, _PRIVATE)
