@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import shardfs
-from shardfs.errors import SourceError
 from shardfs.serve.options import Limits
 from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import document
@@ -263,13 +262,25 @@ def test_in_the_decoded_view_plain_bytes_are_put(source: Path) -> None:
     assert stored(source, (0, 0)) == CHUNK
 
 
-def test_nothing_is_written_without_the_option_and_by_one_server_at_a_time(source: Path, site: Served) -> None:
+def test_nothing_is_written_without_the_option(source: Path) -> None:
     with served(source) as reading:
         assert reading.ask("/notes.txt", "PUT", b"x").status == 405
         assert reading.ask("/-/flush", "POST", b"").status == 405
-        assert site.ask("/notes.txt", "PUT", b"x").status == 204
-    with pytest.raises(SourceError, match="being written"), served(source, write=True):
-        pass
+    assert (source / "notes.txt").read_text() == "notes"
+    assert not (source / ".shardfs").exists()
+
+
+def test_two_servers_write_chunks_of_one_shard_beside_each_other_and_a_flush_of_one_commits_both(
+    source: Path, site: Served
+) -> None:
+    with served(source, write=True) as other:
+        assert site.ask("/image/c/0/0", "PUT", CHUNK).status == 204
+        assert other.ask("/image/c/0/1", "PUT", CHUNK).status == 204
+        assert other.ask("/more.txt", "PUT", b"more").status == 201
+        assert site.ask("/-/flush", "POST", b"").status == 204
+        assert [stored(source, (0, n)) for n in range(2)] == [CHUNK] * 2
+        assert site.ask("/more.txt").body == b"more"
+        assert [server.ask(f"/image/c/0/{n}").body for server in (site, other) for n in range(2)] == [CHUNK] * 4
 
 
 def start(source: Path, *arguments: str) -> tuple["subprocess.Popen[str]", int]:
