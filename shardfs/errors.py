@@ -6,6 +6,7 @@ An error is raised where its cause is known, with a message that names the thing
 
 import errno as _errno
 import re
+import time
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
@@ -75,6 +76,11 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:,.1f} TiB"
+
+
+def shown_time(seconds: float) -> str:
+    """Return a time, in seconds since 1970, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def first_of(names: Sequence[str], most: int) -> str:

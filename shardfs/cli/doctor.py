@@ -19,6 +19,7 @@ from shardfs.cli.sources import store_options
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.journal.recovery import recover_command
 from shardfs.dataset.state.holding import hold
+from shardfs.dataset.state.sessions import SessionRow, sessions_of
 from shardfs.dataset.state.slots import Slot, all_slots, slots_of
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
@@ -126,14 +127,23 @@ async def _source(source: str, options: StoreOptions, write: bool) -> list[Findi
 async def _look_at(source: Source, write: bool) -> list[Finding]:
     store = source.store
     findings = [Finding("ok", f"{store.url} can be read")]
-    if store.root is not None:
+    for row in sessions_of(store):
+        if row.state == "writing":
+            findings.append(Finding("note", f"{store.url} is being written by {row}"))
+        elif row.state == "unknown":
+            findings.append(Finding("problem", *_doubt(row, store.url)))
+    if store.root is not None:  # else they were found with those of all remote sources
         for slot in slots_of(store):
-            if slot.holder is not None:
-                findings.append(Finding("note", f"{store.url} is being written by {slot.holder}"))
             findings += _left(slot)
     if write:
         findings.append(await _writing(source.writable))
     return findings
+
+
+def _doubt(row: SessionRow, url: str) -> tuple[str, str]:
+    """Return what to know, and to do, about a session of which nobody here can tell whether it is alive."""
+    what = f"{url} may be written by {row}: locks of that host are not seen here, so nobody writes beside it"
+    return what, f"end it there; if that host or process is gone for good, remove {row.slot}/lock"
 
 
 async def _writing(store: Store) -> Finding:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -19,17 +18,20 @@ from shardfs.cli.options import (
     json_option,
     mounted_argument,
     optional_mounted_argument,
+    optional_source_argument,
     timeout_option,
 )
 from shardfs.cli.output import complain, show, waiting
+from shardfs.cli.sources import store_options
 from shardfs.dataset.statistics import Figure, Snapshot
-from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, size
+from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, shown_time, size
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, pending
 from shardfs.fuse.unmount import unmount
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import parse_address
 
 _PATIENCE: Final = 5.0
@@ -59,11 +61,14 @@ class Row:
     examples="""
     shardfs mounts
     shardfs mounts --json
+    shardfs mounts data.zarr
     """
 )
+@optional_source_argument
+@store_options
 @json_option
-def mounts(as_json: bool) -> None:
-    """List all mounts of this machine, including dead ones.
+def mounts(source: str | None, store_options: StoreOptions, as_json: bool) -> None:
+    """List all mounts of this machine, including dead ones; or all sessions that write SOURCE, mounts or not.
 
     \b
     serving    answers
@@ -72,7 +77,20 @@ def mounts(as_json: bool) -> None:
     private    belongs to another user; only that user and root can ask it
     ending     is unmounted; its daemon commits what is pending
     elsewhere  is mounted in a container or in another mount namespace
+
+    Sessions of SOURCE are mounts, Python programs, servers and commands that write it, on any host that shares the
+    directory. One is `writing`; has `ended`, if it left a journal; or it is `unknown` which of both, on another host
+    whose locks are not seen here. The size of a journal is more than what is pending, which only mounts are asked for.
+    Of a remote SOURCE, only sessions of this machine are known.
     """
+    if source is not None:
+        from shardfs.cli.sessions import find_sessions, session_table  # imported only here, as it loads all of a source
+
+        mounted = {(row.pid, row.mountpoint): row.pending_chunks for row in find_rows()}
+        sessions = find_sessions(source, store_options, mounted)
+        lines = session_table(sessions) if sessions else ["nobody writes it"]
+        show(sessions, lines, as_json=as_json)
+        return
     rows = find_rows()
     show([asdict(row) for row in rows], _table(rows) if rows else ["nothing is mounted"], as_json=as_json)
 
@@ -318,5 +336,5 @@ def _shown(figure: Figure, value: float) -> str:
         case "seconds":
             return duration(value)
         case "time":
-            return f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M:%S}"
+            return shown_time(value)
     return f"{value:,}"

@@ -1,8 +1,8 @@
 """`shardfs recover`: what killed mounts and other programs left, and its repair."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
 import click
 
@@ -11,7 +11,9 @@ from shardfs.bulk.engine import in_session
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import progress, show
 from shardfs.cli.sources import single_writer_option, store_options
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
+from shardfs.dataset.state.sessions import SessionRow, sessions_of
 from shardfs.stores.url import StoreOptions
 
 
@@ -41,17 +43,27 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     command that recovers it. What a running mount uses has to wait until you unmount it.
     """
     found: list[Finding] = []
-    if source is not None and apply:
-        work = partial(recover_source, findings=found, single_writer=single_writer, progress=progress)
+    sessions: Sequence[SessionRow] = ()
+
+    async def work(opened: Source) -> None:
+        nonlocal sessions
+        if apply:
+            await recover_source(opened, found, single_writer, progress)
+        else:
+            await show_source(opened, found, progress)
+        sessions = sessions_of(opened.store)
+
+    if source is not None:
         in_session(source, store_options, work)
-    elif source is not None:
-        in_session(source, store_options, partial(show_source, findings=found, progress=progress))
     elif apply:
         raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
     else:
         list_slots(found)
     is_left = any(finding.left for finding in found)
     lines = [finding.message for finding in found] or ["nothing to recover"]
-    show({"left": is_left, "findings": [asdict(finding) for finding in found]}, lines, as_json=as_json)
+    rows = [asdict(row) for row in sessions]
+    show(
+        {"left": is_left, "findings": [asdict(finding) for finding in found], "sessions": rows}, lines, as_json=as_json
+    )
     if is_left:
         sys.exit(1)

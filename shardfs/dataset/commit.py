@@ -505,6 +505,7 @@ class GroupCommit:
     async def _edit(
         self, queue: ShardQueue, layout: ArrayLayout, waited: float, **owner: int
     ) -> AsyncIterator[ObjectEdit]:
+        self.journal.require_active()
         undo = self.undos.get(queue.key)
         if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
             await take_back(self._source, undo, waited=waited)

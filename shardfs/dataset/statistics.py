@@ -94,6 +94,7 @@ class Snapshot:
     pending_bytes: int = _figure("gauge", "Bytes of these chunks.", "bytes", default=0)
     pending_age_seconds: float | None = _figure("gauge", "How long the oldest of them has been waiting.", "seconds")
     pending_reason: str | None = _figure("text", "What keeps them from being committed.")
+    other_sessions: int | None = _figure("gauge", "Other sessions that write the same source, at the last look.")
     file: int | None = _figure("detail", "Inode number of the file in which the daemon keeps its figures.")
     is_committed: bool | None = _figure("detail", "At the end of the daemon: whether all that was written is stored.")
     is_journal_gone: bool | None = _figure("detail", "At the end of the daemon: whether somebody removed its journal.")

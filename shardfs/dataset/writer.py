@@ -52,6 +52,7 @@ class ChunkWriter:
     def check(self) -> None:
         """Raise the error that prevents publishing, if there is one."""
         self.journal.check()
+        self.journal.require_active()
 
     async def put(
         self,
@@ -88,6 +89,7 @@ class ChunkWriter:
 
         Then `empty_outside` removes what is outside its new shape.
         """
+        self.check()
         async with self.journal.appending:
             record = self.journal.append(Shrink(0, path, shape))
         await self.commits.sync_soon()
@@ -96,6 +98,7 @@ class ChunkWriter:
     async def _publish(
         self, array: Array, change: ChunkChange, content: Content, own: OwnVersion | None = None
     ) -> None:
+        self.check()
         if array.grid.is_read_only:
             raise ReadOnlyError(f"{array.layout.path or 'the array'} is in a format that is only read")
         layout, nbytes = array.layout, content.nbytes

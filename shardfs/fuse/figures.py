@@ -50,7 +50,7 @@ class Figures:
 
     def _take(self) -> Snapshot:
         return replace(
-            self._process.snapshot(self._session.pending(), len(self._session.fs.open_files)),
+            self._process.snapshot(self._session.pending(), len(self._session.fs.open_files), self._session.nothers),
             file=os.fstat(self._file).st_ino,
             is_committed=self._is_committed,
             is_journal_gone=self._is_journal_gone,

@@ -79,6 +79,6 @@ class Figures:
 
     def _take(self) -> Snapshot:
         nopen_files = sum(len(paths.fs.open_files) for paths in self._views.all)
-        snapshot = self._process.snapshot(self._views.main.pending(), nopen_files)
+        snapshot = self._process.snapshot(self._views.main.pending(), nopen_files, self._views.main.nothers)
         counts = {name: value for name, value in snapshot.counts.items() if name not in _OF_A_MOUNT}
         return replace(snapshot, counts=counts)

@@ -21,8 +21,8 @@ class ProcessFigures:
         self._access = access
         self._begun = time.monotonic()
 
-    def snapshot(self, pending: Pending, nopen_files: int) -> Snapshot:
-        """Return the figures now; *pending* is what is not committed."""
+    def snapshot(self, pending: Pending, nopen_files: int, nothers: int | None) -> Snapshot:
+        """Return the figures now; *pending* is what is not committed, *nothers* how many other sessions write."""
         return Snapshot(
             version=__version__,
             source=self._source.store.url,
@@ -38,6 +38,7 @@ class ProcessFigures:
             pending_bytes=pending.nbytes,
             pending_age_seconds=pending.age,
             pending_reason=pending.reason,
+            other_sessions=nothers,
             counts=self._source.statistics.counts(),
             store=self._source.store.statistics(),
         )

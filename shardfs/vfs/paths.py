@@ -274,6 +274,11 @@ class Paths:
         """Return what was published and is not committed."""
         return self._session.pending()
 
+    @property
+    def nothers(self) -> int | None:
+        """How many other sessions wrote the source when they were last looked for; None if this one only reads."""
+        return self._session.nothers
+
     def _writable(self) -> WritingSession:
         writing = self._session.writing
         if writing is None:

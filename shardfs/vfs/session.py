@@ -71,6 +71,11 @@ class Session:
         """Return what was published and is not committed."""
         return Pending()
 
+    @property
+    def nothers(self) -> int | None:
+        """How many other sessions wrote the source when they were last looked for; None if this one only reads."""
+        return None
+
     async def commit(self) -> bool:
         """Do what `WritableFilesystem.try_flush_all` does; return whether all of it succeeded. Failures are logged."""
         return True
@@ -181,8 +186,17 @@ class WritingSession(Session):
         commits = self.writer.commits
         async with open_nursery() as nursery:
             nursery.start_soon(commits.run)
-            nursery.start_soon(self.others.watch)
+            nursery.start_soon(self.others.watch, self._suspend)
             nursery.start_soon(self.others.answer, self._answer, lambda: bool(commits.npending or commits.is_busy))
+
+    def _suspend(self, reason: str) -> None:
+        """Write nothing for now, if there is a *reason*, which is logged once."""
+        if not self.journal.suspend(reason):
+            return
+        if reason:
+            log.error("nothing is written for now, and what is pending stays in the journal: %s", reason)
+        else:
+            log.warning("%s is written again: the session of another host is gone", self.source.store.url)
 
     async def _answer(self) -> str | None:
         """Commit what is pending, as another session has asked; return what prevents it."""
@@ -192,6 +206,11 @@ class WritingSession(Session):
     def pending(self) -> Pending:
         """Return what was published and is not committed."""
         return pending_in(self.writer.commits.pending)
+
+    @property
+    def nothers(self) -> int | None:
+        """How many other sessions wrote the source when they were last looked for."""
+        return self.others.nlive
 
     async def commit(self) -> bool:
         """Do what `WritableFilesystem.try_flush_all` does; return whether all of it succeeded. Failures are logged."""

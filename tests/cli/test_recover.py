@@ -106,7 +106,7 @@ def test_a_repair_keeps_the_mode_each_tail_and_other_files(tmp_path: Path) -> No
         with open(tmp_path / SHARD, "ab") as file:
             file.write(tail)
         kept[torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["path"]] = tail
-        assert run_json("recover", "--json", tmp_path) == {"left": False, "findings": []}
+        assert run_json("recover", "--json", tmp_path) == {"left": False, "findings": [], "sessions": []}
     assert {path: (tmp_path / path).read_bytes() for path in kept} == kept
     assert [(path.stat().st_ino, path.stat().st_ctime_ns) for path in others] == before
     status = (tmp_path / SHARD).stat()

@@ -5,23 +5,31 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+import trio
 import zarr
+from trio.testing import MockClock
 from zarr.core.buffer import default_buffer_prototype
 
 import shardfs
 from shardfs.api.dataset import Dataset
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance import others
-from shardfs.errors import ExistsError, StaleError, StoreError
+from shardfs.dataset.maintenance.others import OtherSessions
+from shardfs.dataset.state.directory import StateDirectory
+from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.vfs.paths import Paths
-from tests.support.mounting import PATIENCE
+from tests.dataset.test_state import SHARED, left_by_another_host, local
+from tests.support.mounting import PATIENCE, eventually
 from tests.support.processes import running
 
 pytestmark = pytest.mark.slow
@@ -213,3 +221,80 @@ def test_a_dataset_in_a_forked_process_has_a_session_of_its_own(source: Path) ->
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         write(dataset, 2, 3)
     assert stored(source)[:4] == [1, 2, 3, 0]
+
+
+@pytest.fixture
+def suspended(source: Path, file_system: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+    """A session with a chunk that is pending, after that of another host came, whose locks do not reach."""
+    file_system(SHARED[0])
+    monkeypatch.setattr(others, "_WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(others, "_AGAIN_SECONDS", 0.02)
+    dataset = shardfs.open(source, write=True)
+    with suppress(ShardfsError), dataset:
+        write(dataset, 0, 7)
+        left_by_another_host(source, 9)
+        eventually(lambda: refuses(dataset))
+        yield dataset
+
+
+def refuses(dataset: Dataset) -> bool:
+    """Whether a chunk can not be removed that is not stored, which changes nothing if it can."""
+    with suppress(ReadOnlyError):
+        write(dataset, 15, None)
+        return False
+    return True
+
+
+def test_nothing_is_written_beside_another_host_that_may_write_until_it_is_gone(
+    source: Path, suspended: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ReadOnlyError, match=f"process 1 on elsewhere.*remove {source}/.shardfs/9/lock"):
+        write(suspended, 1, 8)
+    with pytest.raises(ReadOnlyError):
+        suspended.store().set_sync("zarr.json", default_buffer_prototype().buffer.from_bytes(b"{}"))
+    with pytest.raises(ReadOnlyError, match="elsewhere"):
+        suspended.flush()
+    assert stored(source)[0] == 0, "its chunk stays in the journal"
+    lines = [record.getMessage() for when in ("setup", "call") for record in caplog.get_records(when)]
+    assert sum(line.startswith("nothing is written for now, and what is pending") for line in lines) == 1
+    shutil.rmtree(source / ".shardfs/9")
+    eventually(lambda: not refuses(suspended))
+    write(suspended, 1, 8)
+    suspended.flush()
+    assert stored(source)[:2] == [7, 8]
+
+
+def test_what_was_pending_when_another_host_came_stays_in_the_journal(source: Path, suspended: Dataset) -> None:
+    with pytest.raises(StoreError, match="stays in"):
+        suspended.close()
+    assert stored(source)[0] == 0
+    shutil.rmtree(source / ".shardfs/9")
+    shardfs.open(source, write=True).close()
+    assert stored(source)[0] == 7
+
+
+def test_another_host_that_is_refused_at_once_stops_nobody(tmp_path: Path, file_system: Callable[..., None]) -> None:
+    """It makes its slot, sees ours, and removes its own again."""
+    file_system(SHARED[0])
+    told: list[bool] = []
+
+    def comes() -> None:
+        left_by_another_host(tmp_path)
+
+    def leaves() -> None:
+        shutil.rmtree(tmp_path / ".shardfs/0")
+
+    after = [comes, leaves, comes, lambda: None, leaves, lambda: scope.cancel()]
+
+    def suspend(reason: str) -> None:
+        told.append(bool(reason))
+        after[len(told) - 1]()
+
+    async def main() -> None:
+        source = cast(Source, SimpleNamespace(store=local(tmp_path)))
+        with scope:
+            await OtherSessions(source, StateDirectory(str(tmp_path), ".shardfs/7")).watch(suspend)
+
+    scope = trio.CancelScope()
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert told == [False, False, False, False, True, False]

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from shardfs.dataset.state import holder, slots
+from shardfs.dataset.state import holder
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.holding import hold, hold_all, hold_alone
 from shardfs.dataset.state.slots import Life, slots_of
@@ -156,18 +156,6 @@ def left_by_another_host(root: Path, number: int = 0, **note: object) -> StateDi
     os.makedirs(state.path, exist_ok=True)
     Path(state.lock).write_text(json.dumps({"pid": 1, "host": "elsewhere", **note}))
     return state
-
-
-@pytest.fixture
-def file_system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let all files be on a file system of this type, of which it is known or not whether its locks reach all hosts."""
-
-    def let(number: int | None, *, locks_reach: bool | None = None) -> None:
-        monkeypatch.setattr(syscalls, "_file_system_of", lambda _: number)
-        for module in (slots, holder):
-            monkeypatch.setattr(module, "locks_reach_server", lambda _: locks_reach)
-
-    return let
 
 
 def test_any_number_of_sessions_hold_slots_of_one_directory(tmp_path: Path) -> None:

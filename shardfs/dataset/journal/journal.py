@@ -102,6 +102,7 @@ class Journal:
         """Why the journal accepts nothing any more."""
         self.has_vanished = False
         """Whether that is because somebody removed its files: then only this process can read what was in them."""
+        self._suspended = ""  # why nothing new is published, or committed, for now
         self._segment_nbytes = segment_nbytes
         self.max_nbytes = max_nbytes
         self.appending = QuickLock()
@@ -159,6 +160,16 @@ class Journal:
         """Raise `ReadOnlyError` if nothing is accepted any more."""
         if self.failure:
             raise ReadOnlyError(f"{self.failure}; nothing can be published any more: unmount, and mount again")
+
+    def suspend(self, reason: str) -> bool:
+        """Let nothing new be published, and nothing be committed, for a *reason*; "" ends that. Whether it is news."""
+        before, self._suspended = self._suspended, reason
+        return bool(before) != bool(reason)
+
+    def require_active(self) -> None:
+        """Raise `ReadOnlyError` while nothing is to be published or committed."""
+        if self._suspended:
+            raise ReadOnlyError(f"nothing is written for now: {self._suspended}")
 
     def room(self) -> int:
         """Return how many bytes are free on the disk; the last known value if it does not answer."""

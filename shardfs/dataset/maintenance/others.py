@@ -14,6 +14,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import describe_damage, opened, recover_command, replay
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.gate import refusal
 from shardfs.dataset.state.holding import taken_over
 from shardfs.dataset.state.roots import root_of
 from shardfs.dataset.state.slots import Life, Slot, slots_in
@@ -35,6 +36,9 @@ _DONE_SECONDS: Final = 120.0
 
 _WATCH_SECONDS: Final = 10.0
 """How often slots of dead sessions are looked for."""
+
+_AGAIN_SECONDS: Final = 1.0
+"""How long after one is first seen that of another host is looked at again: if it was refused, it is gone by then."""
 
 
 async def take_over(source: Source, slot: Slot) -> None:
@@ -69,10 +73,15 @@ class OtherSessions:
         self._asked = Asked(own)
         self._taking = QuickLock()
         self._logged: dict[str, str] = {}  # by slot: why it could not be taken over
+        self._doubtful: dict[StateDirectory, Slot] = {}  # those of other hosts that may write, at the last look
+        self.nlive = 0
+        """How many of them were alive at the last look."""
 
     def slots(self) -> Sequence[Slot]:
         """Return the slots of the others, dead or alive."""
-        return [slot for slot in slots_in(root_of(self._source.store)) if slot.state != self._own]
+        slots = [slot for slot in slots_in(root_of(self._source.store)) if slot.state != self._own]
+        self.nlive = sum(slot.is_in_use for slot in slots)
+        return slots
 
     async def flush(self, *, live: bool = False) -> Sequence[ShardfsError]:
         """Let what the others have published until now be committed; returns an error for each that did not do it.
@@ -110,11 +119,26 @@ class OtherSessions:
                     log.error("what a session that ended left in %s stays there: %s", slot.state.path, error)  # noqa: TRY400
                 self._logged[key] = str(error)
 
-    async def watch(self) -> None:
-        """Take over what sessions leave that die, until cancelled."""
+    async def watch(self, suspend: Callable[[str], None]) -> None:
+        """Take over what sessions leave that die, until cancelled.
+
+        *suspend* is told at each look why nothing may be written: a session of another host has come, of which nobody
+        can tell whether it is alive, and whose locks may not reach. It is told "" if there is none, or none any more.
+        """
         while True:
-            await trio.sleep(_WATCH_SECONDS)
+            await trio.sleep(_AGAIN_SECONDS if self._doubtful else _WATCH_SECONDS)
+            suspend(self._reason_to_wait())
             await self.take_over()
+
+    def _reason_to_wait(self) -> str:
+        store, before = self._source.store, self._doubtful
+        if store.root is None:
+            return ""
+        self._doubtful = {slot.state: slot for slot in self.slots() if _is_in_doubt(slot)}
+        for state, slot in self._doubtful.items():
+            if state in before:
+                return refusal(f"{store.url} is", state, slot.holder)
+        return ""
 
     async def answer(self, commit: Callable[[], Awaitable[str | None]], is_busy: Callable[[], bool]) -> None:
         """Call *commit* whenever another session asks for it, until cancelled; it returns what prevents it."""
@@ -171,6 +195,13 @@ class OtherSessions:
             if trio.current_time() - begun > (_SEEN_SECONDS if answer is Answer.NONE else _DONE_SECONDS):
                 return answer
             await trio.sleep(_LOOK_SECONDS)
+
+
+def _is_in_doubt(slot: Slot) -> bool:
+    try:
+        return slot.is_in_doubt()
+    except ShardfsError:  # its journal cannot be read
+        return True
 
 
 def _not_taken(slot: Slot, source: Source) -> str:

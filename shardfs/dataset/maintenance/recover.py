@@ -41,6 +41,7 @@ from shardfs.dataset.journal.undo import Outcome, undo_commits
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.state.directory import PENDING, StateDirectory
 from shardfs.dataset.state.holding import hold_all
+from shardfs.dataset.state.sessions import session_in
 from shardfs.dataset.state.slots import Slot, all_slots, slots_of
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
@@ -231,8 +232,8 @@ def _whose(slot: Slot, is_left: bool) -> str:
     if slot.holder is not None and slot.holder.is_elsewhere:
         lock = slot.state.lock
         way_out = f"if that host is gone for good, remove {lock} and run this command again here"
-        return f"of {slot.holder}, which may be running; {way_out}"
-    what = f"in use by {slot.holder}, which commits its journal"
+        return f"of {session_in(slot)}; it may be running; {way_out}"
+    what = f"in use by {session_in(slot)}; it commits its journal"
     if slot.holder is not None and (flush := slot.holder.flush_command()) is not None:
         what += f" (at once with `{flush}`)"
     return f"{what}, but not conflicts or refused files: {_UNMOUNT}" if is_left else what

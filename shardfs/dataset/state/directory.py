@@ -30,6 +30,9 @@ _LISTED: Final = 0o755
 _PRIVATE: Final = 0o700
 """Modes of directories: within a source, and of the user's own."""
 
+SEGMENT: Final = ".journal"
+"""How names of the segments of a journal end."""
+
 PENDING: Final = "chunks that may not be committed yet"
 
 _MAX_NAMED: Final = 3  # files that are not stored
@@ -177,7 +180,7 @@ def shown(path: str) -> str:
 def _has_segments(directory: str) -> bool:
     """Whether a journal has anything in it; raises `SourceError` if that cannot be determined."""
     try:
-        return any(name.endswith(".journal") for name in os.listdir(directory))
+        return any(name.endswith(SEGMENT) for name in os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:

@@ -1,6 +1,7 @@
 """Who has a lock: the note in a lock file, for people and for hosts that do not see each other's locks."""
 
 import json
+import math
 import os
 import shlex
 import socket
@@ -11,6 +12,9 @@ from typing import Final, NamedTuple
 from shardfs.stores.local.syscalls import NO_SPACE, READ, locks_reach_server, user_name
 
 _NOTE_NBYTES: Final = 4096
+_MAX_TEXT: Final = 255
+"""The longest name of a host, a user or a door that is read: anybody may have written it."""
+_MAX_NUMBER: Final = 2**40  # as a process or a time
 
 
 class Holder(NamedTuple):
@@ -80,18 +84,24 @@ def write_holder(fd: int, holder: Holder) -> None:
 def read_holder(path: str) -> Holder:
     """Return who wrote into the lock file at *path* that it has the lock, whether it still does or not.
 
-    It is without a host if nobody did.
+    It is without a host if nobody did. Names are of bounded length, but may have any characters.
     """
     try:
         with open(os.open(path, READ), "rb") as file:
             note = json.loads(file.read(_NOTE_NBYTES))
         pid, since = note["pid"], note.get("since")
-        texts = (note.get(name) for name in ("host", "user", "mountpoint", "door"))
-        host, user, mountpoint, door = (None if text is None else str(text) for text in texts)
+        texts = (None if note.get(name) is None else str(note[name]) for name in ("host", "user", "door"))
+        host, user, door = (None if text is None else text[:_MAX_TEXT] for text in texts)
+        mountpoint = None if note.get("mountpoint") is None else str(note["mountpoint"])
         since, reach = None if since is None else float(since), note.get("locks_reach")
+        if since is not None and not (math.isfinite(since) and 0 <= since < _MAX_NUMBER):
+            since = None
         kernel = None if note.get("kernel") is None else str(note["kernel"])
         reach = None if reach is None else bool(reach)
-        return Holder(None if pid is None else int(pid), host, user, mountpoint, door, since, kernel, reach)
+        pid = None if pid is None else int(pid)
+        if pid is not None and not 0 < pid < _MAX_NUMBER:
+            return Holder()
+        return Holder(pid, host, user, mountpoint, door, since, kernel, reach)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Holder()
 

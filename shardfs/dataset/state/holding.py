@@ -22,7 +22,7 @@ from shardfs.dataset.state.gate import (
 )
 from shardfs.dataset.state.holder import Holder, write_holder
 from shardfs.dataset.state.roots import Root, made_root, names_in, root_of
-from shardfs.dataset.state.slots import Life, Slot, is_current, is_private, slots_in, slots_of
+from shardfs.dataset.state.slots import Slot, is_current, is_private, slots_in, slots_of
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor, Reader
 from shardfs.stores.local.syscalls import close_in_children, is_ofd_locked, ofd_lock, ofd_unlock, require_linux
@@ -196,11 +196,9 @@ def _remove(state: StateDirectory) -> None:
 def _require_known(root: Root, own: StateDirectory) -> None:
     """Raise `SourceError` if a process on another host may have a slot, and nobody here can tell.
 
-    One that has noted its end, and left nothing, has none. Whoever takes its slot meanwhile notes that before looking
-    at others, as this process has, so one of the two sees the other.
+    Whoever takes a slot meanwhile whose session has ended notes that before looking at others, as this process has, so
+    one of the two sees the other.
     """
     for slot in slots_in(root):
-        if slot.life is not Life.UNKNOWN or not slot.counts or slot.state == own or slot.holder in (None, Holder()):
-            continue
-        if slot.holder.pid is not None or slot.state.has_journal():
+        if slot.state != own and slot.is_in_doubt():
             raise SourceError(refusal(f"{root.path} is", slot.state, slot.holder))

@@ -72,6 +72,15 @@ class Slot:
         """Whether a session of this user may take it over."""
         return self.life is Life.DEAD and self.is_ours
 
+    def is_in_doubt(self) -> bool:
+        """Whether a process of another host may have it, and nobody here can tell; raises `SourceError`.
+
+        Nobody has one of which its session has noted that it ended, if nothing is left in it.
+        """
+        if self.life is not Life.UNKNOWN or not self.counts or self.holder is None or self.holder.host is None:
+            return False
+        return self.holder.pid is not None or self.state.has_journal()
+
 
 def slots_of(store: Reader) -> Sequence[Slot]:
     """Return the slots of a source, by its path; of a remote one, those of this user on this machine."""
