@@ -563,6 +563,9 @@ class ObjectWriter(Protocol):
 class FileTree(Protocol):
     """Names and ordinary files, changed at the request of programs."""
 
+    async def is_being_written(self, key: str) -> bool:
+        """Whether a program of another session writes the file *key*, as far as that is known."""
+
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a regular file for reading and writing; if there is none, create it with *mode* and *owner*.
 

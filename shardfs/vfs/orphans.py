@@ -5,8 +5,10 @@ aside together, so that none is taken for a shard, and then published one by one
 """
 
 import logging
+import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from shardfs.dataset.array import Array
@@ -29,13 +31,16 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, join_key
+from shardfs.stores.base import Kind, Stat, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
 _CHUNKS: Final = ".chunks"
+_MAY_BE_CHUNK: Final = re.compile(r"(c[./])?[0-9]+([./][0-9]+)*")
+"""What a chunk key looks like, whatever the array."""
+
 _AT_ONCE: Final = 256
 """How many chunks are made durable together, before their files are removed."""
 _VERDICTS: Final = (CorruptionError, OutsideSourceError, IsADirectoryHereError, AccessDeniedError, ExistsError)
@@ -55,6 +60,8 @@ class OrphanChunks:
         self._store = fs.writable.store
         self._hierarchy = fs.hierarchy
         self._writer = writer
+        self._later: set[str] = set()
+        """The paths of arrays with orphan chunks that programs of other sessions were writing."""
 
     def has(self, key: str) -> bool:
         """Whether *key* is an orphan chunk, and nobody is writing it."""
@@ -118,12 +125,51 @@ class OrphanChunks:
                 try:
                     if array is not None and _coords_of(array, name) is None:
                         await self._keep_beside(path, key, name)
+                    elif await self._store.is_being_written(key):
+                        self._later.add(path)
                     elif self.has(key) and await self._publish(key, again=again):
                         published.append(key)
                 except _VERDICTS as error:
                     log.error("%s stays in %s: %s", join_key(path, name), key, error)  # noqa: TRY400
             await self._remove(published)
         await prune(self._store, place)
+
+    @property
+    def later(self) -> Sequence[str]:
+        """The paths of arrays for which `absorb` is to be called again: other sessions were writing their chunks."""
+        return [*self._later]
+
+    async def absorb_late(self, path: str) -> None:
+        """Publish the orphan chunks of the array at *path* that others were writing before."""
+        self._later.discard(path)
+        await self.absorb(path)
+
+    async def adopt(self, key: str, status: Stat) -> str | None:
+        """Move a file to the orphan chunks of its array, of which there was no document when it was opened.
+
+        Another session has stored that meanwhile. *key* has the *status* of the file unless it stands for another one
+        by now. Returns the path of the array; None if there is none, or the file is no chunk of it.
+        """
+        path = await self.new_array(key)
+        if path is not None and (await self._store.fresh(key)).identity == status.identity:
+            place = join_key(self.place(path), key.removeprefix(f"{path}/") if path else key)
+            await self._store.make_directories(place.rpartition("/")[0])
+            await self._store.rename(key, place, exclusive=True)
+            self._fs.inodes.moved(key, place)
+            return path
+        return None
+
+    async def new_array(self, key: str) -> str | None:
+        """Return the path of the array that has *key* as a chunk by now; None if there is none."""
+        names = key.split("/")
+        for depth in range(len(names) - 1, -1, -1):
+            path, rest = "/".join(names[:depth]), "/".join(names[depth:])
+            if _MAY_BE_CHUNK.fullmatch(rest) is not None:
+                with suppress(NotFoundError, NotADirectoryHereError):
+                    array = (await self._hierarchy.look_again(path)).array
+                    if array is not None and _coords_of(array, rest) is not None:
+                        return path
+        return None
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as a temporary file, among the scratch files beside chunks."""

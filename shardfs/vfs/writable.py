@@ -15,6 +15,8 @@ from shardfs.dataset.node import RemovedArray, groups_above
 from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     CrossDeviceError,
+    MetadataError,
+    NotADirectoryHereError,
     NotFoundError,
     NotPermittedError,
     ShardfsError,
@@ -218,7 +220,12 @@ class WritableFilesystem(Filesystem):
         """
         self.writer.check()
         async with self._hold(parent):
-            handle = await (await self._child(parent, name)).create(mode, flags, owner)
+            child = await self._child(parent, name)
+            if isinstance(child, Passthrough) and not child.is_scratch and self.store.root is not None:
+                array = await self.orphans.new_array(child.path)
+                if array is not None:  # the name, looked up again, is that of a chunk
+                    raise StaleError(f"{child.path} is a chunk of an array that another session has just made")
+            handle = await child.create(mode, flags, owner)
             self.retain(handle.ino)
             attributes = handle.attributes
             if not handle.is_direct:  # another process may have written to it before the kernel sees this size
@@ -274,6 +281,18 @@ class WritableFilesystem(Filesystem):
         if self.orphans.has(key):
             async with self._locks.hold(partial(_node, self.orphans.array_path(key))):
                 await self.orphans.absorb_file(key)
+        elif self.store.root is not None and not self.is_scratch(key):
+            await self._adopt(key, handle)
+
+    async def _adopt(self, key: str, handle: PassthroughHandle) -> None:
+        """Publish a file that is closed as a chunk, if another session has made it one of an array meanwhile."""
+        try:
+            array = await self.orphans.adopt(key, handle.attributes.status)
+            if array is not None:
+                async with self._locks.hold(partial(_node, array)):
+                    await self.orphans.absorb(array)
+        except (NotFoundError, NotADirectoryHereError, MetadataError):
+            return  # the name, or the directory, is gone by now
 
     def _check_writable(self) -> None:
         self.writer.check()
@@ -425,6 +444,9 @@ class WritableFilesystem(Filesystem):
         """
         failures = FlushFailures()
         try:
+            for path in self.orphans.later:
+                async with self._locks.hold(partial(_node, path)):
+                    await self.orphans.absorb_late(path)
             await self.writer.commits.flush()
         except ShardfsError as error:
             failures.commit = error

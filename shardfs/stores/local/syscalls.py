@@ -274,8 +274,23 @@ def begin_change(fd: int) -> bool:
     return bool(kind == fcntl.F_UNLCK or (start, nbytes) != (_CHANGED_BYTE, 1))
 
 
+def begin_to_write(fd: int) -> None:
+    """Note on an open file that a program writes it: any number may, and `is_being_written` tells it to others."""
+    with suppress(OSError):  # on a file system without locks nobody else is to be told
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, _CHANGED_BYTE, 1, 0))
+
+
+def is_being_written(fd: int) -> bool:
+    """Whether a program writes a file by another open file, in any session."""
+    with suppress(OSError):
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _CHANGED_BYTE, 1, 0)
+        kind, _, start, nbytes, _ = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        return bool(kind != fcntl.F_UNLCK and (start, nbytes) == (_CHANGED_BYTE, 1))
+    return False
+
+
 def end_change(fd: int) -> None:
-    """Unlock a file that was changed in place."""
+    """Unlock a file that was changed in place, or written."""
     ofd_unlock(fd, _CHANGED_BYTE, 1)
 
 

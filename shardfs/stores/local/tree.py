@@ -57,7 +57,10 @@ from shardfs.stores.local.syscalls import (
     WRITE,
     Syscalls,
     Target,
+    begin_to_write,
     changing,
+    end_change,
+    is_being_written,
     open_beneath,
     status_now,
     translated,
@@ -163,7 +166,12 @@ class LocalStore(LocalReader):
             Rights(mode, **owner).within(parent).give(self.syscalls, file.fd)
             return file
 
-        return LocalFile(self, key, await self._change(key, make))
+        return LocalFile(self, key, await self._change(key, make), writes=True)
+
+    async def is_being_written(self, key: str) -> bool:
+        """Whether a program of another session writes the file *key*."""
+        file, _ = await self.open_to_read(key)
+        return is_being_written(file.fd)
 
     async def open_passthrough(self, key: str) -> "LocalFile":
         """Open a regular file to read it, without pinning a version."""
@@ -171,7 +179,7 @@ class LocalStore(LocalReader):
 
     async def open_to_write(self, key: str) -> "LocalFile":
         """Open a regular file to read and write it, without pinning a version."""
-        return LocalFile(self, key, (await self._open_to_change(key))[0])
+        return LocalFile(self, key, (await self._open_to_change(key))[0], writes=True)
 
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key*, durably and at once; a lock keeps other sessions away meanwhile."""
@@ -249,8 +257,9 @@ class LocalStore(LocalReader):
                 directory = Descriptor(os.open(name, DIRECTORY, dir_fd=parent.fd))
                 with os.scandir(directory.fd) as entries:
                     names = [entry.name for entry in islice(entries, _MAX_LEFT)]
-                for temporary in names if all(map(is_temporary, names)) else ():
-                    self.syscalls.unlink(temporary, directory.fd)
+                if all(is_temporary(left) or left == DOCUMENTS_LOCK for left in names):
+                    for left in names:
+                        self.syscalls.unlink(left, directory.fd)
             self.syscalls.rmdir(name, parent.fd)
 
         await self._change(key, remove)
@@ -335,14 +344,17 @@ class LocalStore(LocalReader):
 class LocalFile:
     """An open regular file; its name is only for messages."""
 
-    __slots__ = ("_fd", "_file", "_key", "_syscalls", "_threads")
+    __slots__ = ("_fd", "_file", "_key", "_syscalls", "_threads", "_writes")
 
-    def __init__(self, store: LocalReader, key: str, file: Descriptor) -> None:
+    def __init__(self, store: LocalReader, key: str, file: Descriptor, *, writes: bool = False) -> None:
         self._syscalls = store.syscalls
         self._threads = store.threads
         self._key = key
         self._file = file
         self._fd = file.fd
+        self._writes = writes
+        if writes:
+            begin_to_write(file.fd)
 
     def stat(self) -> Stat:
         """Return the present status."""
@@ -374,7 +386,10 @@ class LocalFile:
         """Do nothing: what is written is stored at once."""
 
     async def close(self) -> None:
-        """Do nothing: the file is closed with the last reference to it."""
+        """Let others know that it is written no more; the file is closed with the last reference to it."""
+        if self._writes:
+            with suppress(OSError):
+                end_change(self._fd)
 
     def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Change the given attributes."""

@@ -127,6 +127,10 @@ class RoutedStore:
 
     # Names and files, changed at the request of programs.
 
+    async def is_being_written(self, key: str) -> bool:
+        """Whether a program of another session writes the file *key*, as far as that is known."""
+        return await self._store_of(key).is_being_written(key)
+
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a regular file for reading and writing, creating it if there is none."""
         return await self._store_of(key).create(key, mode, exclusive=exclusive, **owner)

@@ -286,6 +286,10 @@ class S3Store(ObjectReader):
         """Keep on the side what was refused, for `shardfs recover`."""
         await self._writable().kept.keep(new_name(), key, reason, content)
 
+    async def is_being_written(self, key: str) -> bool:
+        """No: what programs of other sessions write is an object when it is complete."""
+        return False
+
     async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a passthrough file, creating it if there is none; it is stored when it is closed."""
         files = self._writable()

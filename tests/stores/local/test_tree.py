@@ -66,11 +66,12 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
             (root / key).write_bytes(b"content")
         await LocalStore(str(root), disk).replace(key, b"new", ABSENT if exclusive else ANY, mode=0o644)
 
-    for number in range(len(calls)):
+    calls = ("create", *calls, "unlink")  # the lock
+    for number in range(len(calls) - 1):
         for written in (0, 2):
             with pytest.raises(NoSpaceError):
                 await replace(LossyDisk(root, {number: Fault(OSError(errno.ENOSPC, "injected"), written)}))
-            assert content_of(root / key) == (b"new" if number == len(calls) - 1 else old)
+            assert content_of(root / key) == (b"new" if number == len(calls) - 2 else old)
             assert files(root) - {key} == {"d/f", "link", "pipe"} - {key}
         disk = LossyDisk(root)
         await replace(disk)
@@ -86,10 +87,10 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
 @in_trio
 async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_removed(root: Path) -> None:
     with pytest.raises(Killed):
-        await LocalStore(str(root), LossyDisk(root, {1: Fault(Killed())})).replace("d/f", b"new", ANY)
+        await LocalStore(str(root), LossyDisk(root, {2: Fault(Killed())})).replace("d/f", b"new", ANY)
     store = LocalStore(str(root))
     left = files(root) - {"d/f", "link", "pipe"}
-    assert len(left) == 1
+    assert len(left) == 2, "its lock, too"
     with pytest.raises(NotEmptyError):
         await store.rmdir("d")
     assert files(root) >= left
@@ -104,7 +105,15 @@ async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_remov
 
 def test_names_that_shardfs_makes_are_reserved_and_those_of_users_are_not() -> None:
     early = [f".shardfs-{letters}.tmp" for letters in ("abcd_0z9", "________")]  # as tempfile made them
-    names = [".shardfs", temporary_name(), f".shardfs-probe-{'0f' * 8}", *early]
+    names = [
+        ".shardfs",
+        ".shardfs.1",
+        ".shardfs.15",
+        ".shardfs-documents",
+        temporary_name(),
+        f".shardfs-probe-{'0f' * 8}",
+        *early,
+    ]
     assert all(map(is_reserved, names))
     users = [
         "shardfs",
@@ -113,6 +122,8 @@ def test_names_that_shardfs_makes_are_reserved_and_those_of_users_are_not() -> N
         ".shardfs-notes.txt.Ab12cD",
         ".shardfs-0f.tmp",
         ".shardfs-probe",
+        ".shardfs.0",
+        ".shardfs.16",
     ]
     assert not any(map(is_reserved, [*users, *(f"{name}.Ab12cD" for name in names), *(f".{name}" for name in names)]))
 

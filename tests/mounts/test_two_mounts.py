@@ -1,0 +1,85 @@
+"""Two writing mounts of one directory, and programs that make the same array on both."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.mounting import Mounter
+
+VALUES = np.arange(16 * 16, dtype="i4").reshape(16, 16)
+
+
+@pytest.fixture
+def unsharded(tmp_path: Path) -> Path:
+    """An array as it is copied onto a mount."""
+    zarr.create_array(tmp_path / "unsharded", data=VALUES, chunks=(4, 4), compressors=None)
+    return tmp_path / "unsharded"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    zarr.create_group(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def assert_sharded(source: Path) -> None:
+    array = zarr.open_group(source, mode="r")["a"]
+    assert array.shards == (8, 8)
+    assert (np.asarray(array[...]) == VALUES).all()
+    assert sorted(path.name for path in source.iterdir()) == ["a", "zarr.json"]
+    assert sorted(path.name for path in (source / "a").iterdir()) == ["c", "zarr.json"]
+
+
+def test_an_array_that_two_programs_copy_onto_two_mounts_at_once_is_whole(
+    mount: Mounter, source: Path, unsharded: Path
+) -> None:
+    mounts = [mount(source, write=True, shards="2,2") for _ in range(2)]
+    copies = [
+        subprocess.Popen(["cp", "-r", "-T", unsharded, mounted.path / "a"], stderr=subprocess.PIPE)
+        for mounted in mounts
+    ]
+    said = [copy.communicate()[1].decode() for copy in copies]
+    assert all("File exists" in line for line in "".join(said).splitlines()), said
+    for mounted in mounts:
+        mounted.unmount()
+    assert_sharded(source)
+
+
+def test_a_chunk_that_is_being_written_when_another_mount_makes_its_array_is_not_lost(
+    mount: Mounter, source: Path, unsharded: Path
+) -> None:
+    first, second = (mount(source, write=True, shards="2,2") for _ in range(2))
+    early = unsharded / "c/0/1"
+    (second.path / "a/c/0").mkdir(parents=True)
+    with open(second.path / "a/c/0/1", "wb", buffering=0) as file:
+        file.write(early.read_bytes()[:10])
+        shutil.copy(unsharded / "zarr.json", first.path / "a/zarr.json")
+        for chunk in unsharded.rglob("c/*/*"):
+            if chunk != early:
+                to = first.path / "a" / chunk.relative_to(unsharded)
+                to.parent.mkdir(exist_ok=True, parents=True)
+                shutil.copy(chunk, to)
+        file.write(early.read_bytes()[10:])
+    first.unmount()
+    second.unmount()
+    assert_sharded(source)
+
+
+def test_a_chunk_that_a_mount_writes_before_it_knows_the_document_of_another_becomes_a_chunk(
+    mount: Mounter, source: Path, unsharded: Path
+) -> None:
+    first, second = (mount(source, write=True, shards="2,2", metadata_ttl=30) for _ in range(2))
+    (second.path / "a").mkdir()
+    assert not (second.path / "a/zarr.json").exists()
+    shutil.copy(unsharded / "zarr.json", first.path / "a/zarr.json")
+    for number, chunk in enumerate(sorted(unsharded.rglob("c/*/*"))):
+        to = (first, second)[number % 2].path / "a" / chunk.relative_to(unsharded)
+        to.parent.mkdir(exist_ok=True, parents=True)
+        shutil.copyfile(chunk, to)
+    first.unmount()
+    second.unmount()
+    assert_sharded(source)
