@@ -11,6 +11,7 @@ from shardfs.bulk.shards import look_at_shards
 from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import opened
+from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
@@ -85,6 +86,8 @@ async def compact_source(
                 report.leave(key, among_shards(path))
 
         await store.start_writing(state.root, state.key, single_writer=single_writer)
+        for error in await OtherSessions(source, state).flush():  # what they published names places that will move
+            raise error
         with opened(source, state) as (_, commits):
             shards = await look_at_shards(
                 source,

@@ -1,8 +1,12 @@
 """`shardfs recover`: what killed mounts and other programs left, and its repair."""
 
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 import click
 
@@ -12,9 +16,20 @@ from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import progress, show
 from shardfs.cli.sources import single_writer_option, store_options
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
+from shardfs.dataset.maintenance.recover import (
+    Finding,
+    list_slots,
+    owners_of_leftovers,
+    recover_source,
+    show_source,
+)
 from shardfs.dataset.state.sessions import SessionRow, sessions_of
 from shardfs.stores.url import StoreOptions
+
+try:
+    import pwd
+except ImportError:  # on Windows, where nothing is recovered
+    pwd = None  # type: ignore[assignment]
 
 
 @command(
@@ -44,17 +59,14 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     """
     found: list[Finding] = []
     sessions: Sequence[SessionRow] = ()
-
-    async def work(opened: Source) -> None:
-        nonlocal sessions
-        if apply:
-            await recover_source(opened, found, single_writer, progress)
-        else:
-            await show_source(opened, found, progress)
-        sessions = sessions_of(opened.store)
-
     if source is not None:
-        in_session(source, store_options, work)
+        work: Callable[..., Awaitable[None]] = partial(show_source, progress=progress)
+        if apply:
+            work = partial(recover_source, single_writer=single_writer, progress=progress)
+            for owner in in_session(source, store_options, _owners) if os.geteuid() == 0 else ():
+                found += _as_user(owner, partial(_found, source, store_options, work))
+        found += _found(source, store_options, work)
+        sessions = in_session(source, store_options, _sessions)
     elif apply:
         raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
     else:
@@ -67,3 +79,54 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     )
     if is_left:
         sys.exit(1)
+
+
+async def _owners(source: Source) -> Sequence[int]:
+    return owners_of_leftovers(source.store)
+
+
+async def _sessions(source: Source) -> Sequence[SessionRow]:
+    return sessions_of(source.store)
+
+
+def _found(source: str, options: StoreOptions, work: Callable[..., Awaitable[None]]) -> list[Finding]:
+    found: list[Finding] = []
+    in_session(source, options, partial(work, findings=found))
+    return found
+
+
+def _as_user(uid: int, work: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return what *work* finds in a process that has become another user: it changes what that one may change."""
+    who = errors.SourceError(f"what user {uid} left could not be recovered as that user")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            _become(uid)
+            try:
+                found = work()
+            except errors.ShardfsError as error:
+                found = [Finding("slot", f"as user {uid}: {error}", left=True)]
+            with os.fdopen(writing, "w") as file:
+                json.dump([asdict(finding) for finding in found], file)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        said = file.read()
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise who
+    return [Finding(**finding) for finding in json.loads(said)]
+
+
+def _become(uid: int) -> None:
+    """Give up the rights of root for those of another user, for good."""
+    gid, groups = uid, list[int]()
+    with suppress(KeyError):
+        user = pwd.getpwuid(uid)
+        gid, groups = user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)

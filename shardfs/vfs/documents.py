@@ -257,7 +257,7 @@ class Documents:
         What they have published is of the array as it was: it must not come into another one, or be taken for part of
         it. Raises `StoreError` if one of them does not.
         """
-        for error in await self._others.flush(live=True):
+        for error in await self._others.flush():
             raise StoreError(f"{path or 'the array'} is not changed while another session has to commit: {error}")
 
     async def _edit_array(

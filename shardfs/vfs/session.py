@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from typing import Final
 
 import trio
 
@@ -19,11 +20,12 @@ from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_source, note_on
 from shardfs.dataset.state.directory import StateDirectory, shown
 from shardfs.dataset.state.holding import hold
+from shardfs.dataset.state.slots import Slot
 from shardfs.dataset.writer import ChunkWriter
-from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted
+from shardfs.errors import ConflictError, ShardfsError, SourceError, StoreError, counted, first_of
 from shardfs.format.document import drafts_of
 from shardfs.stores.base import join_key
-from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
+from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, user_name
 from shardfs.stores.parallel import open_nursery
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
@@ -32,6 +34,8 @@ from shardfs.vfs.views import View, make_view
 from shardfs.vfs.writable import WritableFilesystem
 
 log = logging.getLogger(__name__)
+
+_MAX_NAMED: Final = 10  # slots with leftovers
 
 
 class Session:
@@ -173,12 +177,11 @@ class WritingSession(Session):
         kept = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
         kept += ["damage"] if self._contents.damage or self._aside.damage else []
         problems = [f"its journal has {' and '.join(kept)}"] if kept else []
-        for slot in self.others.slots():
-            left = slot.state.left() if not slot.is_in_use else []
-            if left:
-                whose = f"{' and '.join(left)}, of {slot.holder or 'a mount that was killed'}"
-                problems.append(f"{slot.state.root}/{slot.state.key} has {whose}, which is not shown here")
-                log.warning("%s", problems[-1])
+        leftovers = [line for slot in self.others.slots() if (line := _leftover(slot)) is not None]
+        for line in leftovers[:_MAX_NAMED]:
+            log.warning("%s", line)
+        if leftovers:
+            problems.append(first_of(leftovers, 1))
         return f"{'; '.join(problems)}; see `{recover_command(self.source.store.address)}`" if problems else None
 
     async def run(self) -> None:
@@ -246,6 +249,15 @@ class WritingSession(Session):
         for problem in problems:
             log.error("%s: %s", self.source.store.url, problem)
         return is_committed and not problems
+
+
+def _leftover(slot: Slot) -> str | None:
+    """Say what is in a slot that is not shown here, and whose it is; None if nobody has to know."""
+    left = slot.state.left() if not slot.is_in_use else []
+    if not left:
+        return None
+    whose = f"a session of {user_name(slot.owner)} that ended" if slot.holder is None else str(slot.holder)
+    return f"{slot.state.root}/{slot.state.key} has {' and '.join(left)}, of {whose}, which is not shown here"
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.recovery import describe_damage, opened, recover_command, replay
+from shardfs.dataset.journal.recovery import describe_damage, opened, replay
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.gate import refusal
@@ -83,10 +83,10 @@ class OtherSessions:
         self.nlive = sum(slot.is_in_use for slot in slots)
         return slots
 
-    async def flush(self, *, live: bool = False) -> Sequence[ShardfsError]:
+    async def flush(self) -> Sequence[ShardfsError]:
         """Let what the others have published until now be committed; returns an error for each that did not do it.
 
-        With *live*, what dead sessions of other users left is not waited for.
+        What dead sessions of other users left is up to these: it is named when a session starts.
         """
         errors: list[ShardfsError] = []
 
@@ -98,9 +98,7 @@ class OtherSessions:
 
         async with trio.open_nursery() as nursery:
             for slot in self.slots():
-                is_wanted = slot.life is Life.LIVE or slot.can_be_taken or not live
-                if slot.life is Life.UNKNOWN and self._source.store.root is None:
-                    continue  # of another host with the same home, which writes to the bucket by itself
+                is_wanted = slot.life is Life.LIVE or slot.can_be_taken
                 if slot.counts and is_wanted and slot.state.has_pending():
                     nursery.start_soon(flush, slot)
         return errors
@@ -161,8 +159,8 @@ class OtherSessions:
             slot = next((other for other in self.slots() if other.state == slot.state), slot)
         if slot.can_be_taken:
             await self._take_over(slot)
-        elif slot.state.has_pending():
-            raise StoreError(_not_taken(slot, self._source))
+        elif slot.is_in_use:
+            raise StoreError(f"{slot.state.root}/{slot.state.key} is being taken over by {slot.holder}; try again")
 
     async def _ask(self, slot: Slot) -> bool:
         """Ask the session of a slot to commit; whether it turns out to be dead."""
@@ -202,11 +200,3 @@ def _is_in_doubt(slot: Slot) -> bool:
         return slot.is_in_doubt()
     except ShardfsError:  # its journal cannot be read
         return True
-
-
-def _not_taken(slot: Slot, source: Source) -> str:
-    where = f"{slot.state.root}/{slot.state.key}"
-    if slot.holder is not None:
-        return f"{where} has chunks that are not committed yet, of {slot.holder}, which may be running"
-    command = recover_command(source.store.address, "--apply")
-    return f"{where} has chunks of another user that are not committed yet; run `{command}` as that user or root"

@@ -7,7 +7,7 @@ Everything that this index names is intact; what follows it is cut off, and kept
 
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -42,12 +42,13 @@ from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress
 from shardfs.dataset.state.directory import PENDING, StateDirectory
 from shardfs.dataset.state.holding import hold_all
 from shardfs.dataset.state.sessions import session_in
-from shardfs.dataset.state.slots import Slot, all_slots, slots_of
+from shardfs.dataset.state.slots import Life, Slot, all_slots, slots_of
 from shardfs.errors import CorruptionError, ShardfsError, StaleError, counted
 from shardfs.format.index import IndexLayout, ShardIndex, damaged, find_last_index
 from shardfs.format.sharding import Coords, ShardingLevel
-from shardfs.stores.base import Kept, Snapshot, Splice, join_key, write_all
+from shardfs.stores.base import Kept, Reader, Snapshot, Splice, join_key, write_all
 from shardfs.stores.kept_files import KeptFile
+from shardfs.stores.local.syscalls import user_name
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,11 @@ async def recover_source(
                 is_read = False
             with suppress(ShardfsError):  # which was reported
                 _report_damage(state, findings)  # by the names under which damaged segments are now kept
+        for slot in slots_of(source.store):
+            if slot.life is Life.DEAD and slot.state not in states and (left := slot.state.left()):
+                findings.append(_of_others(source, slot, left))
+                is_read = is_read and not slot.state.has_pending()
+            is_read = is_read and not (slot.is_in_use and slot.state not in states and slot.state.has_pending())
         kept = [file for state in states for file in state.kept_files()]
         for file in sorted(kept, key=lambda file: file.mtime_ns):  # of several versions, the last one stays
             await _store_file(source, file, findings)
@@ -220,6 +226,23 @@ async def _show_slot(source: Source, slot: Slot, findings: Findings) -> None:
             return  # where locks cannot be asked for, nobody is known to have it
         what = f"slot {slot.name} of {source.store.url}"
         findings.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
+
+
+def owners_of_leftovers(store: Reader) -> Sequence[int]:
+    """Return the numbers of the other users whose ended sessions left something beside the local directory *store*."""
+    slots = slots_of(store) if store.root is not None else ()
+    me = os.geteuid()
+    return sorted({slot.owner for slot in slots if slot.life is Life.DEAD and slot.owner != me and slot.state.left()})
+
+
+def _of_others(source: Source, slot: Slot, left: Sequence[str]) -> Finding:
+    """Name what another user's session left, or what others could have put there: it is not used."""
+    owner = user_name(slot.owner)
+    where = f"{slot.state.root}/{slot.state.key} has {' and '.join(left)}, of {owner}"
+    way_out = f"run `{recover_command(source.store.address, '--apply')}` as {owner} or root"
+    if slot.owner == os.geteuid():
+        way_out = "others may write there, or it has links, so it is not used; move it away"
+    return Finding("slot", f"{where}; {way_out}", left=True, path=slot.state.root)
 
 
 def _unreadable(state: StateDirectory, error: ShardfsError) -> Finding:
