@@ -86,7 +86,8 @@ class OrphanChunks:
         place = self.place(path)
         await self._store.make_directories(place)
         for name in names:
-            await self._move(join_key(path, name), join_key(place, name), exclusive=False)
+            with suppress(NotFoundError):  # another session has moved it to its own
+                await self._move(join_key(path, name), join_key(place, name), exclusive=False)
             self._fs.inodes.moved_directory(join_key(path, name), join_key(place, name))
         # Both directories are durable before there is a document with which the files would be taken for shards.
         await self._store.sync_directory(path)

@@ -15,7 +15,7 @@ from shardfs.dataset.journal.recovery import describe_damage, opened, replay
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.gate import refusal
-from shardfs.dataset.state.holding import taken_over
+from shardfs.dataset.state.holding import TAKES_OVER, taken_over
 from shardfs.dataset.state.roots import root_of
 from shardfs.dataset.state.slots import Life, Slot, slots_in
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
@@ -152,15 +152,23 @@ class OtherSessions:
             await take_over(self._source, slot)
 
     async def _flush(self, slot: Slot) -> None:
-        if slot.life is Life.LIVE:
-            is_dead = await self._ask(slot)
-            if not is_dead:
+        """Let what is in the slot of another session be committed: by that one, by whoever takes it over, or here."""
+        now, begun = [slot], trio.current_time()
+        while now and now[0].state.has_pending():
+            slot = now[0]
+            is_asked = slot.is_in_use and slot.holder is not None and slot.holder.door != TAKES_OVER
+            if is_asked and not await self._ask(slot):
                 return
-            slot = next((other for other in self.slots() if other.state == slot.state), slot)
-        if slot.can_be_taken:
-            await self._take_over(slot)
-        elif slot.is_in_use:
-            raise StoreError(f"{slot.state.root}/{slot.state.key} is being taken over by {slot.holder}; try again")
+            if slot.can_be_taken:
+                await self._take_over(slot)
+                return
+            if not is_asked:
+                if not slot.is_in_use:
+                    return
+                if trio.current_time() - begun > _DONE_SECONDS:
+                    raise StoreError(f"{slot.state.root}/{slot.state.key} is still being taken over by {slot.holder}")
+                await trio.sleep(_LOOK_SECONDS)
+            now = [other for other in self.slots() if other.state == slot.state]
 
     async def _ask(self, slot: Slot) -> bool:
         """Ask the session of a slot to commit; whether it turns out to be dead."""

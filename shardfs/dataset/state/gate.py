@@ -239,7 +239,8 @@ def _remove_all(root: Root, directory: str) -> None:
 def is_file_at(path: str, file: Descriptor) -> bool:
     """Whether the name at *path* still stands for *file*."""
     with suppress(OSError):
-        return os.path.samestat(os.fstat(file.fd), os.lstat(path))
+        now = Descriptor(os.open(path, READ))  # what `stat` says may be known from before
+        return os.path.samestat(os.fstat(file.fd), os.fstat(now.fd))
     return False
 
 

@@ -27,6 +27,9 @@ from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor, Reader
 from shardfs.stores.local.syscalls import close_in_children, is_ofd_locked, ofd_lock, ofd_unlock, require_linux
 
+TAKES_OVER: Final = "recovery"
+"""What a process notes in the slot of a dead session that it takes over: it answers no requests there."""
+
 _LOCK_MODE: Final = 0o644  # others read who has a slot
 
 
@@ -105,7 +108,7 @@ def take(slot: Slot) -> Descriptor | None:
     with needed(slot.state.path), suppress(FileNotFoundError):
         file = _lock_slot(slot.state)
         if file is not None and is_current(slot.state, file) and is_private(slot.state):
-            write_holder(file.fd, Holder.here(file.fd, "recover"))
+            write_holder(file.fd, Holder.here(file.fd, TAKES_OVER))
             return file
     return None
 

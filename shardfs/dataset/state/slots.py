@@ -147,7 +147,9 @@ class Reach:
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether a session that noted *holder*, whose lock is not seen here, is dead."""
-        if not holder.is_elsewhere or self.is_local or (holder.kernel is not None and holder.kernel == self.kernel):
+        if holder.pid is None or not holder.is_elsewhere or self.is_local:  # the first says so itself
+            return True
+        if holder.kernel is not None and holder.kernel == self.kernel:
             return True
         if holder.locks_reach is False or self.reaches is False:
             return False
