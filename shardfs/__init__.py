@@ -8,7 +8,7 @@ The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`,
 `stores`, which do not know each other. Nothing imports upward; `errors` is for all.
 """
 
-from pkgutil import resolve_name
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardfs.version import __version__
@@ -43,5 +43,6 @@ if not TYPE_CHECKING:  # a type checker is to know every name
     def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
         """Load the Python interface when it is first asked for, so that a command starts without it."""
         if name in _PLACES:
-            return resolve_name(f"shardfs.{_PLACES[name]}")
+            module, _, found = _PLACES[name].partition(":")
+            return getattr(import_module(f"shardfs.{module}"), found)
         raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

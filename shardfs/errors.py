@@ -8,7 +8,6 @@ import errno as _errno
 import re
 import time
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import ClassVar
 
 _MAX_MESSAGE = 500
@@ -64,6 +63,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
     What is behind the last dot does not count: all may end in `.zarr`.
     """
+    from difflib import get_close_matches  # imported only here, where something is wrong
+
     stems = {each.rpartition(".")[0] or each: each for each in names}
     alike = get_close_matches(name.rpartition(".")[0] or name, stems, n=1, cutoff=0.7)
     return stems[alike[0]] if alike else None

@@ -194,3 +194,22 @@ def test_what_becomes_of_a_write_buffer_is_in_one_table() -> None:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "state"
     ]
     assert setters == ["__init__", "happened"]
+
+
+HEAVY = {"trio", "numpy", "numcodecs", "asyncio", "pyfuse3", "pythonjsonlogger", "isal", "difflib", *S3_CLIENTS}
+UNUSED = {
+    "--version": HEAVY | {"shardfs.dataset", "shardfs.stores", "shardfs.bulk", "shardfs.vfs"},
+    "mounts": HEAVY - {"trio", "numpy"} | {"shardfs.dataset.state", "shardfs.vfs.session"},
+    "info": HEAVY - {"trio", "numpy", "numcodecs", "asyncio", "isal"} | {"shardfs.serve", "shardfs.vfs.session"},
+}
+"""What a command imports nothing of, though others do: to import takes most of its time."""
+
+
+@pytest.mark.parametrize(("name", "unused"), UNUSED.items(), ids=UNUSED)
+def test_a_command_imports_nothing_that_it_does_not_use(name: str, unused: set[str], tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    words = [sys.executable, "-X", "importtime", "-m", "shardfs", name, *([str(tmp_path)] if name == "info" else [])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment())
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "shardfs.cli" in modules
+    assert not {module for module in modules for heavy in unused if f"{module}.".startswith(f"{heavy}.")}

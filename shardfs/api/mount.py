@@ -12,9 +12,10 @@ from shardfs.api.opened import TreeWords
 from shardfs.errors import FuseUnavailableError, ShardfsError, StoreError, UnfinishedError
 from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.flush import flush_mount
-from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
+from shardfs.fuse.versions import check_installed
 from shardfs.stores.url import StoreOptions, resolve
 
 log = logging.getLogger(__name__)

@@ -4,16 +4,16 @@ Each family of commands is a module; `options` has what they share, and `output`
 """
 
 import os
-import platform
 import shlex
+import sys
 from importlib import import_module
 from typing import Any, Final
 
 import click
 
-from shardfs.cli.options import begin, summary
+from shardfs.cli.output import begin
 from shardfs.errors import ShardfsError, without_secrets
-from shardfs.fuse.mountpoint import fuse_versions
+from shardfs.fuse.versions import fuse_versions
 from shardfs.version import __version__
 
 _MODULES: Final = {
@@ -78,6 +78,8 @@ class _Commands(click.Group):
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list, with the whole first sentence of each."""
+        from shardfs.cli.options import summary  # imported only here, as it imports much, and --version needs nothing
+
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary(command)) for name, command in every_command().items()])
 
@@ -100,7 +102,7 @@ def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) 
         versions = fuse_versions()
     except ShardfsError as error:
         versions = str(error)
-    click.echo(f"shardfs {__version__}\n{versions}, Python {platform.python_version()}")
+    click.echo(f"shardfs {__version__}\n{versions}, Python {sys.version.split()[0]}")
     context.exit()
 
 

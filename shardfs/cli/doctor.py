@@ -22,7 +22,8 @@ from shardfs.dataset.state.holding import hold
 from shardfs.dataset.state.sessions import SessionRow, sessions_of
 from shardfs.dataset.state.slots import Slot, all_slots, slots_of
 from shardfs.errors import ShardfsError, UsageError
-from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
+from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, users_may_allow_other
+from shardfs.fuse.versions import fuse_versions
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install
 from shardfs.version import __version__

@@ -14,8 +14,9 @@ from shardfs.cli.sources import cache_options, single_writer_option, source_opti
 from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
-from shardfs.fuse.mountpoint import check_fuse, check_installed, check_mount_point, fuse_versions
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions, parse_fuse_options
+from shardfs.fuse.versions import check_installed, fuse_versions
 from shardfs.service.log import log_to
 from shardfs.stores.url import StoreOptions, resolve
 

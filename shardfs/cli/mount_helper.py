@@ -19,7 +19,8 @@ import click
 
 from shardfs.cli.mount import mount
 from shardfs.cli.mounts import umount
-from shardfs.cli.options import begin, command, mounted_argument, mountpoint_argument, source_argument
+from shardfs.cli.options import command, mounted_argument, mountpoint_argument, source_argument
+from shardfs.cli.output import begin
 from shardfs.errors import UsageError
 from shardfs.fuse.mountpoint import mounted_path, run_fusermount
 from shardfs.fuse.options import NO_REMOUNT

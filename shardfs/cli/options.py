@@ -1,8 +1,6 @@
 """What commands share: errors as one line and an exit status, help with examples, arguments and options."""
 
 import gc
-import io
-import logging
 import math
 import os
 import re
@@ -135,26 +133,6 @@ class Command(click.Command):
 def summary(command: click.Command) -> str:
     """Return the first sentence of the help of a command."""
     return command.get_short_help_str(sys.maxsize)
-
-
-class _Complaints(logging.Handler):
-    """Prints log messages in the same form as errors."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a message."""
-        complain(record.getMessage())
-
-
-def begin() -> None:
-    """Set up a process of the command line."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed before this program began, and its number would go to a file
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - for the whole process
-    # Commands report what is wrong with a source; only a mount and a server log it, as `service.log` sets up.
-    logging.getLogger("shardfs").addHandler(logging.NullHandler())
-    logging.getLogger("shardfs.bulk").addHandler(_Complaints())
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale lacks
 
 
 def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:

@@ -1,8 +1,9 @@
-"""How commands print: counts, progress, JSON for programs and text for people."""
+"""How commands print: messages, counts, progress, JSON for programs and text for people."""
 
+import io
 import json
+import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -28,6 +29,26 @@ def complain(message: str) -> None:
     """Print a line on standard error, like that of an error."""
     line = printable(f"shardfs: {message}")
     click.echo(f"{_ERASE}{line}" if sys.stderr.isatty() else line, err=True)  # in place of the progress line
+
+
+class _Complaints(logging.Handler):
+    """Prints log messages in the same form as errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        complain(record.getMessage())
+
+
+def begin() -> None:
+    """Set up a process of the command line."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before this program began, and its number would go to a file
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - for the whole process
+    # Commands report what is wrong with a source; only a mount and a server log it, as `service.log` sets up.
+    logging.getLogger("shardfs").addHandler(logging.NullHandler())
+    logging.getLogger("shardfs.bulk").addHandler(_Complaints())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale lacks
 
 
 def show(found: object, lines: Iterable[str], *, as_json: bool) -> None:
@@ -86,6 +107,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
     What is no file, such as /dev/stdout or a pipe, is written to instead.
     """
+    import secrets  # few commands write files, and all import this module
+
     target = Path(os.path.realpath(path)) if os.path.isfile(path) or not os.path.exists(path) else None
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}") if target is not None else path
     try:

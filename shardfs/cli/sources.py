@@ -9,7 +9,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import click
 
-from shardfs.bulk.cluster import connected
 from shardfs.cli.options import Integer, RemoteOption, size, source_argument
 from shardfs.errors import UsageError
 from shardfs.stores.url import StoreOptions
@@ -97,6 +96,8 @@ def executor(
         return
     if jobs is not None:
         raise UsageError("--jobs is for this machine; a Dask cluster has the processes that it was started with")
+    from shardfs.bulk.cluster import connected  # imported only here: most commands with a SOURCE have no executor
+
     with connected(dask, options, sources, destination) as found:
         yield found
 

@@ -1,15 +1,12 @@
 """Mount points: what is mounted where, and whether a place can be mounted on."""
 
-import ctypes
 import errno
 import os
 import shlex
 import shutil
 import stat
 import subprocess
-import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -17,15 +14,11 @@ from shardfs.errors import BusyError, FuseUnavailableError, MountPointError, Unf
 from shardfs.fuse import control
 from shardfs.fuse.control import list_mounts
 from shardfs.stores.local.syscalls import user_name
-from shardfs.stores.url import how_to_install
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (
     "only root can use --allow-other: /etc/fuse.conf has no user_allow_other; to let users share their mounts, as "
     "root: echo user_allow_other >> /etc/fuse.conf"
 )
-
-BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
-"""Packages of Debian and Ubuntu needed to build pyfuse3."""
 
 _ELSEWHERE: Final = "choose another place"
 _SYS_ADMIN = 1 << 21
@@ -97,31 +90,6 @@ def users_may_allow_other() -> bool:
         lines = Path("/etc/fuse.conf").read_text(errors="replace").splitlines()
         return "user_allow_other" in (line.strip() for line in lines)
     return False
-
-
-def check_installed() -> None:
-    """Raise `FuseUnavailableError`, with the way out, if shardfs was installed without what a mount takes."""
-    if find_spec("pyfuse3") is None:
-        raise FuseUnavailableError(
-            f"pyfuse3 is not installed, without which nothing can be mounted; install it with: {how_to_install('fuse')}"
-            "; every other command, and shardfs.open in Python, work without it"
-        )
-
-
-def fuse_versions() -> str:
-    """Return the versions of pyfuse3 and of its libfuse; raises `FuseUnavailableError` if it cannot be loaded."""
-    check_installed()
-    try:
-        import pyfuse3  # imported only here: other commands work without it
-
-        library = ctypes.CDLL(pyfuse3.__file__)  # where the libraries that it loads are found too
-        library.fuse_pkgversion.restype = ctypes.c_char_p
-        return f"pyfuse3 {pyfuse3.__version__}, libfuse {library.fuse_pkgversion().decode()}"
-    except (ImportError, OSError, AttributeError) as error:
-        raise FuseUnavailableError(
-            f"pyfuse3 cannot be used: {error}; build it again, on Debian and Ubuntu with: apt-get install "
-            f"{BUILD_PACKAGES} && {shlex.quote(sys.executable)} -m pip install --force-reinstall --no-cache-dir pyfuse3"
-        ) from None
 
 
 def _check_rights() -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import Final
 
-from pythonjsonlogger.json import JsonFormatter
-
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import UsageError, printable
 
@@ -116,17 +114,21 @@ def log_to(file: Path | None, level: str, form: str) -> None:
         raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
     handler.addFilter(Once())
     handler.setFormatter(
-        OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        if form == "text"
-        else JsonFormatter(
-            "%(levelname)s %(name)s %(message)s",
-            timestamp="time",
-            rename_fields={"levelname": "level", "name": "logger", "exc_info": "traceback"},
-        )
+        OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s") if form == "text" else _json_formatter()
     )
     chosen = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler])
     logging.getLogger("shardfs").setLevel(chosen)
+
+
+def _json_formatter() -> logging.Formatter:
+    from pythonjsonlogger.json import JsonFormatter  # imported only here: few logs are JSON, and all commands know how
+
+    return JsonFormatter(
+        "%(levelname)s %(name)s %(message)s",
+        timestamp="time",
+        rename_fields={"levelname": "level", "name": "logger", "exc_info": "traceback"},
+    )
 
 
 def is_on_a_terminal() -> bool:
