@@ -13,7 +13,8 @@ from typing import Final
 from shardfs.errors import BusyError, FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.control import list_mounts
-from shardfs.stores.local.syscalls import user_name
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.syscalls import WALK, user_name
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (
     "only root can use --allow-other: /etc/fuse.conf has no user_allow_other; to let users share their mounts, as "
@@ -63,6 +64,18 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
             f"own; {_ELSEWHERE}, or as root: chown {user_name(os.getuid())} {shlex.quote(path)}"
         )
     return path
+
+
+def open_mount_point(path: str) -> Descriptor:
+    """Open what `check_mount_point` returned, to be mounted on by this descriptor.
+
+    Raises `MountPointError` if whoever may rename something in *path* has put a link there since: it may lead anywhere.
+    """
+    with suppress(OSError):
+        directory = Descriptor(os.open(path, WALK))
+        if os.readlink(directory.path) == path:
+            return directory
+    raise MountPointError(f"{path} is another place by now, which was not checked; {_ELSEWHERE}")
 
 
 def check_fuse(*, allow_other: bool = False) -> None:

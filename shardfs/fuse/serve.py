@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import unsharded
 from shardfs.errors import FuseUnavailableError, ShardfsError
 from shardfs.fuse.figures import Figures
+from shardfs.fuse.mountpoint import open_mount_point
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
@@ -86,7 +88,10 @@ async def _serve(
             *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(how) or "no options"),
             extra={key: getattr(begun, key) for key in _LOGGED} | {"options": list(how)},
         )
-        _mount(operations, path, options, name)
+        directory = open_mount_point(path)
+        # Root mounts by the descriptor, since others may rename what is in the path; fusermount3 looks by itself.
+        is_direct = os.geteuid() == 0 and "auto_unmount" not in options.fuse_options
+        _mount(operations, directory.path if is_direct else path, options, name)
         clean = False
         try:
             is_committed = await _Daemon(session, figures).run(ready, notes)
