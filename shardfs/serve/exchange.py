@@ -295,15 +295,21 @@ class Exchange:
 
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body of the request; raises `ClientError` if it is too large or too slow."""
-        limit, nbytes = self.connection.limits.body_nbytes, 0
+        limits, nbytes, waited = self.connection.limits, 0, 0.0
+        limit = limits.body_nbytes
         length = self.header("content-length")
         if length is not None and (len(length) > 18 or int(length) > limit):
             raise ClientError(413, f"a body has at most {limit:,} bytes here")
+        begun = trio.current_time()
         while (piece := await self.connection.read_body()) is not None:
             nbytes += len(piece)
             if nbytes > limit:
                 raise ClientError(413, f"a body has at most {limit:,} bytes here")
+            waited += trio.current_time() - begun
+            if waited > limits.body_seconds + nbytes / limits.body_rate:
+                raise ClientError(408, f"the body comes at less than {limits.body_rate:g} bytes per second")
             yield piece
+            begun = trio.current_time()  # what was done with the piece is not the client's time
 
     async def reply(
         self,

@@ -17,8 +17,9 @@ class Limits:
     """What one client may take: seconds without progress, bytes, and how many connections all of them may have.
 
     *head_seconds* is for a whole head once it has begun, *idle_seconds* for the beginning of the next one,
-    *body_seconds* and *reply_seconds* for each piece of a body, however small. *drain_seconds* is how long requests may
-    go on when the server ends.
+    *body_seconds* and *reply_seconds* for each piece of a body, however small. Of a request's body, *body_rate* bytes
+    must have come for each second that it was waited for beyond *body_seconds*. *drain_seconds* is how long requests
+    may go on when the server ends.
     """
 
     connections: int = 1024
@@ -28,6 +29,7 @@ class Limits:
     head_seconds: float = 20.0
     idle_seconds: float = 120.0
     body_seconds: float = 30.0
+    body_rate: float = 1024.0
     reply_seconds: float = 60.0
     drain_seconds: float = 30.0
 

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from shardfs.dataset import hierarchy
+from shardfs.dataset.hierarchy import open_source as open_whole
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import CorruptionError
 from shardfs.format import precomputed
 from shardfs.format.document import parse_json
 from shardfs.format.keyed import parse_collection
 from shardfs.format.uint64_sharded import MinishardCodecs
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.paths import open_paths
+from tests.support.mounting import PATIENCE
 from tests.support.opened import in_trio, open_source
 from tests.support.precomputed import KEY, info, minishard_index, scale, sharding
 from tests.support.serving import served
@@ -79,6 +84,44 @@ async def test_a_damaged_index_is_inflated_once_per_version_and_not_by_the_loop(
     opened.clock.now += 100
     assert (await array.find((0, 0, 0, 0)))[1] is not None
     assert decoded.count == 2
+
+
+@pytest.mark.slow
+@in_trio
+async def test_sixteen_readers_of_a_heavy_index_keep_no_other_file_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is not decoded before another file was read, so whoever waited for it would wait for ever."""
+    source = write(tmp_path / "volume", bomb())
+    (source / "other").write_bytes(b"other")
+    was_read, done = threading.Event(), 0
+    decode = MinishardCodecs.decode_listed
+
+    def held(codecs: MinishardCodecs, encoded: bytes, nbytes: int) -> Any:
+        assert was_read.wait(PATIENCE)
+        return decode(codecs, encoded, nbytes)
+
+    monkeypatch.setattr(MinishardCodecs, "decode_listed", held)
+    decoded = Decoded(monkeypatch)
+    async with open_whole(str(source)) as opened, open_paths(opened, TreeOptions()) as paths:
+
+        async def read(x: int) -> None:
+            nonlocal done
+            with pytest.raises(CorruptionError):
+                await paths.read(f"{KEY}/{x}-{x + 2}_0-2_0-2", 0, 8)
+            done += 1
+
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(read, 2 * number)
+            while not decoded.count:
+                await trio.lowlevel.checkpoint()
+            for _ in range(10):
+                assert bytes(await paths.read("other", 0, 5)) == b"other"
+                assert await paths.names("")
+            assert not done
+            was_read.set()
+    assert (decoded.count, decoded.in_loop, done) == (1, 0, 16)
 
 
 @pytest.mark.slow

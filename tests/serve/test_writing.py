@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from shardfs.serve.options import Limits
 from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import document
 from tests.support.datasets import age, store
-from tests.support.mounting import PATIENCE, command, environment
+from tests.support.mounting import PATIENCE, command, environment, eventually
 from tests.support.processes import end_with_parent
 from tests.support.s3_server import Bucket
 from tests.support.serving import Client, Served, served
@@ -180,6 +181,55 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer_and_changes_nothing(s
         assert client.read().status == 408
         assert client.is_closed()
         assert site.ask("/image/c/0/0").body == before
+
+
+def test_a_body_that_comes_byte_by_byte_without_end_is_given_up_and_one_that_takes_its_time_is_not(
+    source: Path,
+) -> None:
+    """Each byte begins a time limit again, so one client could else keep a connection for centuries."""
+
+    def drip(site: Served, client: Client, data: bytes) -> None:
+        other = site.connect()
+        for number in range(len(data)):
+            client.send(data[number : number + 1])
+            assert other.ask("/-/healthy").status == 200  # so each byte comes by itself
+            if select.select([client.socket], [], [], 0)[0]:
+                return
+
+    head = "PUT {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+    with served(source, write=True, limits=replace(Limits(), body_seconds=1.0, body_rate=10.0**9)) as site:
+        client = site.connect()
+        client.send(head.format("/new.bin", 2**20))
+        drip(site, client, bytes(2**20))
+        reply = client.read()
+        assert (reply.status, b"bytes per second" in reply.body) == (408, True)
+        assert site.ask("/new.bin").status == 404
+    with served(source, write=True) as site:
+        client = site.connect()
+        client.send(head.format("/image/c/0/0", len(CHUNK)))
+        drip(site, client, CHUNK)
+        assert client.read().status == 204
+        assert site.ask("/image/c/0/0").body == CHUNK
+
+
+def test_many_slow_bodies_hold_little_memory_and_keep_nobody_from_writing(source: Path) -> None:
+    with served(source, write=True) as site:
+        slow = [site.connect() for _ in range(200)]
+        for number, client in enumerate(slow):
+            target = ("/image/c/0/0", "/notes.txt", f"/new-{number}", "/image/zarr.json")[number % 4]
+            client.send(f"PUT {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2**29}\r\n\r\nhalf")
+        before = site.ask("/notes.txt").body
+        assert site.ask("/image/c/1/1", "PUT", CHUNK).status == 204
+        assert site.ask("/other.txt", "PUT", b"other").status == 201
+        assert site.ask("/-/flush", "POST", b"").status == 204
+        assert stored(source, (1, 1)) == CHUNK
+        buffers = site.views.main.fs.writable.buffers  # type: ignore[attr-defined]
+        assert buffers._space.memory <= 2**20
+        for client in slow:
+            client.close()
+        eventually(lambda: not buffers._space.memory)
+        assert site.ask("/notes.txt").body == before
+    assert sorted(os.listdir(source)) == ["image", "notes.txt", "other.txt", "zarr.json"]
 
 
 def test_a_body_that_breaks_off_or_is_too_large_changes_nothing(source: Path) -> None:
