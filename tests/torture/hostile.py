@@ -4,6 +4,7 @@
 """
 
 import argparse
+import faulthandler
 import json
 import logging
 import math
@@ -26,6 +27,9 @@ from hypothesis import strategies as st
 
 from shardfs.dataset.hierarchy import open_source
 from shardfs.errors import ShardfsError
+from shardfs.format.codecs import COMPRESSORS, SHUFFLES, decode, encode
+from shardfs.format.document import Extension
+from shardfs.format.numcodec import BYTES_FILTERS
 from shardfs.stores.base import Kind
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
@@ -41,19 +45,23 @@ STEP_SECONDS: Final = 1.0
 """How much processor time a step of the event loop may take at most: no file here is larger than a few KiB."""
 
 _MAX_NAMES, _MAX_NODES = 20, 12
+_MAX_STREAM_NBYTES: Final = 2**20
 _VALUES: Final = (0, 1, 2, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 
 
 class Edit(NamedTuple):
-    """Bytes that are put at a place of a file, which is a fraction of its size, over as many others or between them."""
+    """Bytes that are put at a place of a file, over as many others or between them.
 
-    place: float
+    The place is a number of bytes, or a fraction of the size.
+    """
+
+    place: int | float
     data: bytes
     is_inserted: bool
 
     def apply(self, data: bytes) -> bytes:
         """Return the edited file."""
-        at = int(self.place * len(data))
+        at = min(self.place, len(data)) if isinstance(self.place, int) else int(self.place * len(data))
         return data[:at] + self.data + data[at + (0 if self.is_inserted else len(self.data)) :]
 
 
@@ -61,12 +69,30 @@ _NUMBERS = st.tuples(st.sampled_from(_VALUES), st.sampled_from((1, 2, 4, 8)), st
     lambda drawn: (drawn[0] % 2 ** (8 * drawn[1])).to_bytes(drawn[1], drawn[2])  # type: ignore[arg-type]
 )
 _TEXTS = st.sampled_from([b"1e400", b"-1", b"null", b"{}", b"[[[[", b"\xff", b'"\\ud800"', b"9" * 30, b'"x":'])
-_PLACES = st.floats(0, 1, exclude_max=True)
+_PLACES = st.floats(0, 1, exclude_max=True) | st.integers(0, 47)  # where headers of codecs are
 _EDITS = st.lists(
     st.builds(Edit, _PLACES, _NUMBERS | _TEXTS | st.binary(min_size=1, max_size=6), st.booleans()),
     min_size=1,
     max_size=3,
 )
+_ENDS = st.none() | st.floats(0, 1, exclude_max=True)
+
+
+def _damaged(data: bytes, edits: Sequence[Edit], end: float | None) -> bytes:
+    for edit in edits:
+        data = edit.apply(data)
+    return data if end is None else data[: math.ceil(end * len(data))]
+
+
+def _settings(nexamples: int, number: int | None) -> settings:
+    return settings(
+        max_examples=nexamples,
+        derandomize=number is None,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def write_zarr(path: Path) -> None:
@@ -191,6 +217,52 @@ FORMATS: Final[Mapping[str, Format]] = {
 }
 
 
+def streams() -> Mapping[str, tuple[Extension, bytes]]:
+    """Return values that each codec has encoded: two blocks that compress well, and some bytes that do not."""
+    values = np.arange(2**15, dtype="u4").tobytes() + np.random.default_rng(1).bytes(5000)
+    codecs = {
+        f"blosc {cname} {shuffle} {blocksize}": Extension(
+            "blosc", {"cname": cname, "clevel": 5, "shuffle": shuffle, "typesize": 4, "blocksize": blocksize}
+        )
+        for cname in COMPRESSORS
+        if cname != "snappy"
+        for shuffle in SHUFFLES
+        for blocksize in (0, 2**14)
+    }
+    codecs |= {name: Extension(name, {}) for name in ("gzip", "zstd", "crc32c")}
+    codecs |= {name: Extension(f"numcodecs.{name}", {}) for name in BYTES_FILTERS if name not in codecs}
+    codecs["shuffle"] = Extension("numcodecs.shuffle", {"elementsize": 4})
+    return {name: (codec, encode([codec], values)) for name, codec in codecs.items() if name != "blosc"}
+
+
+def kind_of(error: ShardfsError) -> str:
+    """Return the type of an error, and that of the exception of a library that it stands for."""
+    cause: BaseException | None = error
+    while isinstance(cause, ShardfsError):
+        cause = cause.__context__
+    return type(error).__name__ + (f" for {type(cause).__name__}" if cause is not None else "")
+
+
+def run_streams(nexamples: int, number: int | None) -> Counter[str]:
+    """Decode so many damaged streams of codecs; return how often each error came. Raises what shardfs should not."""
+    errors: Counter[str] = Counter()
+    encoded = streams()
+
+    @_settings(nexamples, number)
+    @given(st.sampled_from(sorted(encoded)), _EDITS, _ENDS)
+    def damage(name: str, edits: list[Edit], end: float | None) -> None:
+        codec, data = encoded[name]
+        try:
+            decoded = decode([codec], _damaged(data, edits, end), _MAX_STREAM_NBYTES)
+        except ShardfsError as error:
+            errors[kind_of(error)] += 1
+        else:
+            assert len(decoded) <= _MAX_STREAM_NBYTES
+
+    (damage if number is None else seed(number)(damage))()
+    return errors
+
+
 class LoopClock(trio.abc.Instrument):
     """Measures the processor time of the longest step of the event loop."""
 
@@ -215,7 +287,7 @@ async def look(source: str, *, decode: bool, errors: Counter[str]) -> None:
                 if pending:
                     pending += await look_into(paths, pending.pop(0), errors)
     except ShardfsError as error:
-        errors[type(error).__name__] += 1
+        errors[kind_of(error)] += 1
 
 
 async def look_into(paths: Paths, directory: str, errors: Counter[str]) -> list[str]:
@@ -234,11 +306,11 @@ async def look_into(paths: Paths, directory: str, errors: Counter[str]) -> list[
                     try:
                         await paths.read(path, 0, 2**20)
                     except ShardfsError as error:
-                        errors[type(error).__name__] += 1
+                        errors[kind_of(error)] += 1
                 if nnames >= _MAX_NAMES:
                     break
     except ShardfsError as error:
-        errors[type(error).__name__] += 1
+        errors[kind_of(error)] += 1
     return below
 
 
@@ -261,24 +333,14 @@ def run(nexamples: int, number: int | None, formats: Mapping[str, Format]) -> Co
             files += [(name, str(file.relative_to(whole / name))) for file in stored]
         files.sort()
 
-        @settings(
-            max_examples=nexamples,
-            derandomize=number is None,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(st.sampled_from(files), _EDITS, st.none() | st.floats(0, 1, exclude_max=True), st.booleans())
+        @_settings(nexamples, number)
+        @given(st.sampled_from(files), _EDITS, _ENDS, st.booleans())
         def damage(file: tuple[str, str], edits: list[Edit], end: float | None, decode: bool) -> None:
             name, key = file
             copy = Path(directory, "copy")
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole / name, copy)
-            data = (copy / key).read_bytes()
-            for edit in edits:
-                data = edit.apply(data)
-            (copy / key).write_bytes(data if end is None else data[: math.ceil(end * len(data))])
+            (copy / key).write_bytes(_damaged((copy / key).read_bytes(), edits, end))
             clock = LoopClock()
             looking = partial(look, str(copy / formats[name].source), decode=decode, errors=errors)
             trio.run(looking, instruments=[clock])
@@ -296,14 +358,21 @@ def limit_memory() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    faulthandler.enable()
     parser = argparse.ArgumentParser("hostile", description=__doc__)
     parser.add_argument("--examples", type=int, default=300, help="how many damaged datasets  [default: %(default)s]")
+    parser.add_argument(
+        "--streams", type=int, default=0, help="how many damaged streams of codecs, before that  [default: %(default)s]"
+    )
     parser.add_argument("--seed", type=int, help="try others than always")
     parser.add_argument("--only", action="append", choices=[*FORMATS], help="of this format, or of several")
     options = parser.parse_args(arguments)
     logging.disable()
     formats = {name: kind for name, kind in FORMATS.items() if options.only is None or name in options.only}
     limit_memory()
+    if options.streams:
+        errors = run_streams(options.streams, options.seed)
+        print(f"hostile: {options.streams} streams, {sum(errors.values())} errors:", dict(sorted(errors.items())))
     errors = run(options.examples, options.seed, formats)
     print(f"hostile: {options.examples} datasets, {sum(errors.values())} errors:", dict(sorted(errors.items())))
     return 0
