@@ -50,7 +50,7 @@ def test_a_link_in_place_of_what_was_checked_is_refused(tmp_path: Path, exchange
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
-def test_root_mounts_on_the_directory_that_was_checked_whatever_another_user_puts_in_its_place() -> None:
+def test_root_mounts_on_what_was_checked_whatever_takes_its_place() -> None:
     with shared_directory() as top:
         store(top / "source", BASE)
         (top / "elsewhere").mkdir()
