@@ -62,6 +62,8 @@ _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<QQ16s")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
+_SECONDS: Final = range(-(2**63), 2**63)
+"""The times of files."""
 _BLOCK_NBYTES: Final = 4096
 
 
@@ -106,7 +108,7 @@ class _Record:
     """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a journal."""
 
     FIELDS: ClassVar[str]
-    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, what is superseded (e)."""
+    """How each field is packed: text, bytes, an integer of 4 or 8 bytes (w, q), a time in 16 (i), axes, what is superseded (e)."""
 
     KIND: ClassVar[int]
     """Its number in files."""
@@ -289,6 +291,8 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload, version: int
             if how in _INTEGERS:
                 at += _INTEGERS[how]
                 values.append(int.from_bytes(meta[at - _INTEGERS[how] : at], "little", signed=how == "i"))
+                if how == "i" and values[-1] // 10**9 not in _SECONDS:
+                    raise CorruptionError(f"record {sequence} of the journal has a time that no file has")
                 continue
             (nbytes,) = _LENGTH.unpack_from(meta, at)
             at += _LENGTH.size + nbytes
