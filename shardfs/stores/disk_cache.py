@@ -27,7 +27,7 @@ import numpy as np
 
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.syscalls import DIRECTORY, NO_FILES, READ, SYSCALLS, Syscalls
+from shardfs.stores.local.syscalls import DIRECTORY, NO_FILES, READ, SYSCALLS, WALK, Syscalls
 from shardfs.stores.ranges import Span, Spans
 from shardfs.stores.s3.requests import Counts
 
@@ -179,7 +179,8 @@ class DiskCache:
         version = _version(name, etag)
         while (entry := self._look_up(version, offset)) is not None:
             try:
-                file = Descriptor(os.open(entry.path, READ, dir_fd=self._folder.fd))
+                drawer = self._drawer(entry)
+                file = Descriptor(os.open(entry.name, READ, dir_fd=drawer.fd))
                 data = entry.read(file.fd, Span(offset, min(offset + nbytes, entry.span.stop)))
             except FileNotFoundError:  # another process has evicted it
                 self._drop(entry)
@@ -242,15 +243,17 @@ class DiskCache:
             nbytes = os.fstat(file.fd).st_blocks * _DISK_BLOCK_NBYTES
             with suppress(FileExistsError):
                 self._disk.mkdir(entry.drawer, 0o700, self._folder.fd)
-            self._disk.rename(temporary, entry.path, self._folder.fd, self._folder.fd)
+            drawer = self._drawer(entry)
+            self._disk.rename(temporary, entry.name, self._folder.fd, drawer.fd)
         except BaseException:
-            self._unlink(temporary)
+            with suppress(OSError):
+                self._disk.unlink(temporary, self._folder.fd)
             raise
         with self._lock:
             within = self._known.setdefault(entry.drawer, {}).setdefault(entry.version, Spans()).add(entry.span)
             self._room -= nbytes
         for span in within:
-            self._unlink(entry._replace(span=span).path)
+            self._remove(entry._replace(span=span))
         if self._room < 0 and self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -293,19 +296,24 @@ class DiskCache:
 
         Shorter ones that it hid are found by listing its drawer again.
         """
-        is_removed = self._unlink(entry.path)
+        is_removed = self._remove(entry)
         with self._lock:
             if is_removed:
                 self._listed.pop(entry.drawer, None)
             return self._spans(entry).discard(entry.span)
 
-    def _unlink(self, path: str) -> bool:
-        """Remove a file; return whether it was there: another process may have been faster."""
+    def _remove(self, entry: Entry) -> bool:
+        """Remove the file of an entry; return whether it was there: another process may have been faster."""
         try:
-            self._disk.unlink(path, self._folder.fd)
+            drawer = self._drawer(entry)
+            self._disk.unlink(entry.name, drawer.fd)
         except OSError:
             return False
         return True
+
+    def _drawer(self, entry: Entry) -> Descriptor:
+        """Open the drawer of an entry, to get at what is in it; raises `OSError`, also if it is a link."""
+        return Descriptor(os.open(entry.drawer, WALK, dir_fd=self._folder.fd))
 
     def _count(self) -> None:
         """Count everything in the cache, whoever added it, and evict the least recently used entries."""
@@ -329,13 +337,14 @@ class DiskCache:
         for name in os.listdir(self._folder.fd):
             for entry in self._list(name) if _DRAWER.fullmatch(name) else ():
                 with suppress(OSError):
-                    used, nbytes = self._used(entry.path)
+                    used, nbytes = _used(entry.name, self._drawer(entry))
                     yield used, nbytes, entry
             with suppress(OSError):
-                if name.startswith(_NEW) and time.time() - self._used(name)[0] > _ABANDONED_SECONDS:
-                    self._unlink(name)
+                if name.startswith(_NEW) and time.time() - _used(name, self._folder)[0] > _ABANDONED_SECONDS:
+                    self._disk.unlink(name, self._folder.fd)
 
-    def _used(self, path: str) -> tuple[float, int]:
-        """Return when a file was last used, and its size on disk."""
-        status = os.stat(path, dir_fd=self._folder.fd, follow_symlinks=False)
-        return max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES
+
+def _used(name: str, directory: Descriptor) -> tuple[float, int]:
+    """Return when a file was last used, and its size on disk."""
+    status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+    return max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES

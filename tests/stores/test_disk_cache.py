@@ -349,6 +349,63 @@ def test_a_cache_that_others_may_write_is_refused(
         make()
 
 
+@pytest.mark.parametrize("planted", ["cache", "drawer", "tag", "drawer is a pipe", "entry is a directory"])
+def test_what_is_planted_in_a_cache_leads_nowhere_and_is_not_believed(
+    make: Make, directory: Path, tmp_path: Path, planted: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_bytes(b"kept")
+    make().add(NAME, ETAG, 0, b"x" * 100)
+    cache, entry = folder(directory), only_entry(directory)
+    match planted:
+        case "cache":
+            cache.rename(elsewhere / "cache")
+            cache.symlink_to(elsewhere / "cache")
+            with pytest.raises(UsageError):
+                make()
+            return
+        case "drawer":
+            entry.parent.rename(elsewhere / "drawer")
+            entry.parent.symlink_to(elsewhere / "drawer")
+        case "tag":
+            (cache / "CACHEDIR.TAG").unlink()
+            (cache / "CACHEDIR.TAG").symlink_to(elsewhere / "kept")
+        case "drawer is a pipe":
+            entry.unlink()
+            entry.parent.rmdir()
+            os.mkfifo(entry.parent)
+        case "entry is a directory":
+            entry.unlink()
+            entry.mkdir()
+    later = make(1000)
+    assert later.find(NAME, ETAG, 0, 100) == (b"x" * 100 if planted == "tag" else None)
+    for number in range(20):  # more than there is room for
+        later.add(NAME, f'"{number}"', 0, b"y" * 200)
+    later.add(NAME, ETAG, 0, b"z" * 100)
+    later.discard(NAME, ETAG, Span(0, 100))
+    assert (elsewhere / "kept").read_bytes() == b"kept"
+    if planted == "drawer":
+        assert (elsewhere / "drawer" / entry.name).read_bytes().startswith(b"x" * 100)
+
+
+def test_entries_of_other_versions_of_the_format_are_neither_read_nor_removed(make: Make, directory: Path) -> None:
+    make().add(NAME, ETAG, 0, b"x" * 100)
+    entry, name = only_entry(directory), folder(directory).name
+    number = int(name.rpartition("-")[2])
+    for other in (number - 1, number + 1):
+        shutil.copytree(directory / name, directory / f"shardfs-{other}")
+    entry.unlink()
+    later = make(1000)
+    assert later.find(NAME, ETAG, 0, 100) is None
+    for version in range(20):
+        later.add(NAME, f'"{version}"', 0, b"y" * 200)
+    for other in (number - 1, number + 1):
+        assert (
+            (directory / f"shardfs-{other}" / entry.relative_to(directory / name)).read_bytes().startswith(b"x" * 100)
+        )
+
+
 def test_a_directory_that_cannot_be_made_is_refused(make: Make, directory: Path) -> None:
     directory.parent.write_text("a file")
     with pytest.raises(UsageError, match="cannot be used as a directory for a cache: Not a directory"):
