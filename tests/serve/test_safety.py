@@ -102,6 +102,28 @@ def test_only_named_origins_may_write(source: Path) -> None:
         assert "PUT" not in preflight(site, "https://other.example", "PUT")["access-control-allow-methods"]
 
 
+def test_a_page_without_an_origin_is_no_page_that_was_named(source: Path) -> None:
+    """A page in a sandbox, or of a file, says `null`, which may be anybody."""
+    private = "access-control-allow-private-network"
+    for cors in (("*",), ("https://viewer.example",), ("*", "https://viewer.example")):
+        with served(source, write=True, cors=cors) as site:
+            for target, method in (("/notes.txt", "PUT"), ("/notes.txt", "DELETE"), ("/-/flush", "POST")):
+                assert site.ask(target, method, b"", Origin="null").status == 403
+            asked = preflight(site, "null", "PUT")
+            reply = site.ask("/notes.txt", Origin="null")
+            assert reply["Access-Control-Allow-Credentials"] is None
+            if "*" in cors:
+                assert (reply["Access-Control-Allow-Origin"], private in asked) == ("*", True)
+                assert "PUT" not in asked["access-control-allow-methods"]
+            else:
+                assert reply["Access-Control-Allow-Origin"] is None
+                assert not [name for name in asked if name.startswith("access-control-allow")]
+                assert private not in preflight(site, "https://other.example", "GET")
+    with pytest.raises(UsageError):
+        ServeOptions(cors=("null",))
+    assert (source / "notes.txt").read_text() == "notes"
+
+
 def test_with_a_token_nobody_else_is_told_anything(source: Path) -> None:
     with served(source, token=TOKEN) as site:
         for target in ("/notes.txt", "/nowhere", "/", "/-/nothing"):

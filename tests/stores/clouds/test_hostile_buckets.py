@@ -243,13 +243,18 @@ async def test_names_that_no_file_system_has_are_hidden_or_the_reason_why_nothin
 
 
 @in_trio
-async def test_a_redirect_to_another_host_gets_no_signature(cloud: Cloud, tmp_path: Path) -> None:
+async def test_a_redirect_to_another_host_is_followed_as_the_docs_warn_and_gets_no_signature(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     shard = "image.zarr/s/1/c/0/0"
+    async with opened(cloud) as (_, paths):
+        expected = bytes(await paths.read(CHUNK))
     (tmp_path / "other").mkdir()
     (cloud.web.root / "bucket" / shard).rename(tmp_path / "other/shard")
     with web_server(tmp_path / "other") as other:
         cloud.web.moved[f"/bucket/{shard}"] = f"{other.url.replace('127.0.0.1', 'localhost')}/shard"
         async with opened(cloud) as (_, paths):
-            with suppress(ShardfsError):
-                await paths.read(CHUNK)
+            assert bytes(await paths.read(CHUNK)) == expected
+        assert other.log
         assert not other.signed
+        assert {method for method, _, _ in other.log} <= {"GET", "HEAD"}

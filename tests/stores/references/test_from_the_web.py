@@ -40,3 +40,18 @@ async def test_references_on_a_web_server_lead_to_files_beside_them_alone(tmp_pa
                 assert isinstance(raised.value, AccessDeniedError | CorruptionError), (url, raised.value)
         assert not internal.log
         assert all(path.startswith("/set/") and ".." not in path for _, path, _ in web.log)
+
+
+@in_trio
+async def test_redirects_of_what_references_name_are_followed_as_the_docs_warn(tmp_path: Path) -> None:
+    """The rule for locations is about what a document says, not about what the server does that it names."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "internal").mkdir()
+    (tmp_path / "internal/secret").write_bytes(b"12345678")
+    (tmp_path / "files/refs.json").write_text(json.dumps({"version": 1, "refs": {"a/0": ["data", 0, 8]}}))
+    with web_server(tmp_path / "files") as web, web_server(tmp_path / "internal") as internal:
+        web.moved["/data"] = f"{internal.url}/secret"
+        async with open_store(f"{web.url}/refs.json") as store:
+            assert bytes(await (await store.open("a/0")).read(0, 8)) == b"12345678"
+        assert {method for method, _, _ in internal.log} <= {"GET", "HEAD"}
+        assert not internal.signed
