@@ -108,7 +108,7 @@ class _Record:
     """A record gets its *sequence*, its *payload*, and *nbytes*, its size in all, when it is appended to a journal."""
 
     FIELDS: ClassVar[str]
-    """How each is packed: text, bytes, numbers of 4 or 8 bytes (w, q), a time in 16 (i), axes, what is superseded (e)."""
+    """How each is packed: text, bytes, numbers of 4 or 8 bytes (w, q), times (i), axes, what is superseded (e)."""
 
     KIND: ClassVar[int]
     """Its number in files."""
