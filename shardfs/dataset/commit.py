@@ -13,12 +13,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 from weakref import WeakValueDictionary
 
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.beside import Judge, Others
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
@@ -27,7 +28,7 @@ from shardfs.dataset.journal.undo import take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
-from shardfs.dataset.schedule import BATCH, Schedule, batches
+from shardfs.dataset.schedule import BATCH, Grown, Schedule, batches
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.errors import (
     ConflictError,
@@ -57,17 +58,6 @@ _MAX_TOLD: Final = 10  # conflicts that are named
 _SYNCS_AT_ONCE: Final = 16
 
 
-Judge = Callable[[], Awaitable[bool | None]]
-"""Returns whether a change still fits what is stored; None if its very result is."""
-
-
-class _Grown(NamedTuple):
-    """The *shape* that an array had before it grew, the smallest one, and when what lies beyond was last committed."""
-
-    shape: tuple[int, ...]
-    committed_at: float = -math.inf
-
-
 @dataclass(slots=True)
 class _Commit:
     """The next version of one shard, from *records*, with new content of *nchunks* chunks."""
@@ -86,7 +76,7 @@ class GroupCommit:
     """The pending changes of a source, and the commits that bring them into shards.
 
     `run` runs in a nursery of the caller; without it, only `flush` commits. A shard is not appended to, but compacted,
-    if at least the share *auto_compact* of its bytes would be dead. *take_over* is called, without any lock, when a
+    if at least the share *auto_compact* of its bytes would be dead. What the *others* left is taken over when a
     shard is found as a process left it that was killed while it changed it.
     """
 
@@ -97,7 +87,7 @@ class GroupCommit:
         conflicts: Journal,
         *,
         auto_compact: float | None = None,
-        take_over: Callable[[], Awaitable[None]] | None = None,
+        others: Others | None = None,
     ) -> None:
         self.journal = journal
         self.conflicts = conflicts  # the conflict journal, for `shardfs recover`
@@ -118,11 +108,11 @@ class GroupCommit:
         # By the key of the shard: of a commit that is under way, or whose outcome is not known, until the next one.
         self.undos: dict[str, UndoRecord] = {}
         self._auto_compact = auto_compact
-        self._take_over = take_over
+        self._others = others
         self._interrupted: set[str] = set()  # keys of shards that were found so since the last commit of each
         self._must_take_over = False
         self._judges: dict[int, tuple[ChunkChange, Judge]] = {}  # of changes that an earlier process has published
-        self._grown: Cache[str, _Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path; read by `add`
+        self._grown: Cache[str, Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path; read by `add`
 
     @property
     def is_busy(self) -> bool:
@@ -142,10 +132,10 @@ class GroupCommit:
 
         Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
         """
-        grown = self._grown.peek(path) or _Grown(shape)
+        grown = self._grown.peek(path) or Grown(shape)
         if len(grown.shape) == len(shape):
             shape = tuple(map(min, grown.shape, shape))
-        self._grown.put(path, _Grown(shape, grown.committed_at))
+        self._grown.put(path, Grown(shape, grown.committed_at))
 
     def began(self, path: str) -> None:
         """Note that a new array is at *path*, which has not grown."""
@@ -336,9 +326,9 @@ class GroupCommit:
             finally:
                 self.progress.set()
                 self.progress = trio.Event()
-        if self._must_take_over and self._take_over is not None:
+        if self._must_take_over and self._others is not None:
             self._must_take_over = False
-            await self._take_over()
+            await self._others.take_over()
 
     async def _commit(self, queues: Sequence[ShardQueue]) -> None:
         unreachable: list[UnreachableError] = []
@@ -443,7 +433,7 @@ class GroupCommit:
 
         What dead sessions left is taken over before it is tried again.
         """
-        if self._take_over is not None and queue.key not in self._interrupted:
+        if self._others is not None and queue.key not in self._interrupted:
             self._interrupted.add(queue.key)
             self._must_take_over = True
             raise StaleError(f"{queue.key}: {why}; first, what ended sessions left is taken over")
@@ -529,6 +519,8 @@ class GroupCommit:
         Without *contents*, the shard is removed, unread.
         """
         grid, old = layout.grid, None
+        # What they published names a version of the shard, which is found again in all that is appended to it.
+        has_others = self._others is not None and self._others.have_pending()
         if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
             old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
         plan = partial(
@@ -540,9 +532,10 @@ class GroupCommit:
             drop_index=self._source.store.rewrites,
             keep_empty=not edit.can_delete,
             alignment=edit.append_alignment,
+            keep=has_others,
         )
         new = await plan(compact=compact)
-        if old is not None and self._is_wasteful(layout, queue.shard, old, new):
+        if old is not None and not has_others and self._is_wasteful(layout, queue.shard, old, new):
             with suppress(CorruptionError):  # what is damaged cannot be moved
                 new = await plan(compact=True)
         undo = await self._undo_record(queue, layout, edit, old, new)
@@ -594,6 +587,8 @@ class GroupCommit:
         with self._noting_failure(commit.queue, unreachable):
             await self._store(commit)
             await self._finish(commit.queue, commit.records)  # before others have the shard
+            if self.journal.is_shared or (self._others is not None and self._others.nlive):
+                await self.journal.sync_soon()  # else what is released might be made again, over what they store then
             await commit.edit.release()
 
     async def _store(self, commit: _Commit) -> None:
@@ -688,7 +683,7 @@ class GroupCommit:
         for queue in due:
             grown = self._grown.peek(queue.layout.path) if queue.ahead_at is not None else None
             if grown is not None:
-                self._grown.put(queue.layout.path, _Grown(grown.shape, now))
+                self._grown.put(queue.layout.path, Grown(grown.shape, now))
         if due or not self._is_urgent():
             return due
 

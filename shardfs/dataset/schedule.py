@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.layout import ShardQueue
 
@@ -17,6 +17,14 @@ _SMALL_BATCH: Final = 64
 """How many chunk files of at most so many bytes are committed together."""
 
 _SPARE: Final = 64
+
+
+class Grown(NamedTuple):
+    """The *shape* that an array had before it grew, the smallest one, and when what lies beyond was last committed."""
+
+    shape: tuple[int, ...]
+    committed_at: float = -math.inf
+
 
 _Entry = tuple[float, int, ShardQueue]
 """When a shard is looked at, a number that no other entry has, and its queue."""

@@ -340,13 +340,14 @@ async def build(
     drop_index: bool = False,
     keep_empty: bool = False,
     alignment: int = 1,
+    keep: bool = False,
 ) -> NewShard:
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
     *old* is the current version, *alignment* the multiple at which appends to it should end. *drop_index*: a replaced
     index need not stay among the payloads. *keep_empty*: a shard without chunks stays, with an empty index, if it has
-    an index. Raises `CorruptionError` if something to be copied cannot be read, and `ReadOnlyError` for a format that
-    is only read.
+    an index. *keep*: the old version stays within the new one, if it can be appended to. Raises `CorruptionError` if
+    something to be copied cannot be read, and `ReadOnlyError` for a format that is only read.
     """
     if grid.is_read_only:
         raise ReadOnlyError("shards of this format are only read")
@@ -357,7 +358,15 @@ async def build(
         if not len(located) % _BREATH:
             await trio.lowlevel.checkpoint()
     planned = await _plan(
-        grid, 0, shape, old, located, compact=compact or bool(level.after), drop_index=drop_index, alignment=alignment
+        grid,
+        0,
+        shape,
+        old,
+        located,
+        compact=compact or bool(level.after),
+        drop_index=drop_index,
+        alignment=alignment,
+        keep=keep,
     )
     plan = planned.plan
     if plan.is_empty:
@@ -382,6 +391,7 @@ async def _plan(
     compact: bool,
     drop_index: bool = False,
     alignment: int = 1,
+    keep: bool = False,
 ) -> _Planned:
     """Plan one shard of the level *depth*."""
     level = grid.levels[depth]
@@ -404,6 +414,7 @@ async def _plan(
         drop_index=drop_index,
         alignment=alignment,
         at_once=APPEND_NBYTES,
+        keep=keep,
     )
     return _Planned(plan, contents)
 

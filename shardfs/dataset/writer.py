@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -13,6 +13,7 @@ import trio
 
 from shardfs.dataset.admission import Admission
 from shardfs.dataset.array import Array
+from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import NOTHING, Journal
@@ -42,11 +43,11 @@ class ChunkWriter:
         conflicts: Journal,
         *,
         auto_compact: float | None = None,
-        take_over: Callable[[], Awaitable[None]] | None = None,
+        others: Others | None = None,
     ) -> None:
         self.source = source
         self.journal = journal
-        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact, take_over=take_over)
+        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact, others=others)
         self.admission = Admission(self.journal, self.commits)
 
     def check(self) -> None:

@@ -86,6 +86,7 @@ def plan_write(
     drop_index: bool = False,
     alignment: int = 1,
     at_once: int = 0,
+    keep: bool = False,
 ) -> WritePlan:
     """Plan a new version of a shard: *puts* gives entries their new size in bytes, *erases* empties entries.
 
@@ -93,8 +94,8 @@ def plan_write(
     it is at the start. An old index at the end stays as dead bytes, unless *drop_index* is set and it is not needed: no
     entry names bytes of it, and it is not the last to name a chunk at the beginning of the shard. Without one that
     does, nobody could tell that no other format owns these bytes. A shard that is new, completely replaced, or
-    *compact*, is laid out anew: payloads in C order, without dead bytes. Entries that share bytes continue to share
-    them.
+    *compact*, is laid out anew: payloads in C order, without dead bytes. With *keep*, one that is completely replaced
+    is appended to all the same. Entries that share bytes continue to share them.
 
     With an *alignment*, an index at the end ends at a multiple of it: padding is put before the payloads, so that the
     last one ends where the index begins. Payloads of more than *at_once* bytes are then appended in two steps: the
@@ -103,7 +104,7 @@ def plan_write(
     An append keeps damaged entries as they are. Raises `CorruptionError` if the new shard could not be right: a damaged
     entry would have to be moved, or an entry names a part of the index that is to be replaced.
     """
-    if old is None or len(puts) == layout.nentries:
+    if old is None or (len(puts) == layout.nentries and not keep):
         return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
     values = old.entries.copy()
     values[list(erases)] = _EMPTY

@@ -121,7 +121,7 @@ class WritingSession(Session):
             self.journal,
             self.conflicts,
             auto_compact=options.auto_compact,
-            take_over=self.others.take_over,
+            others=self.others,
         )
         super().__init__(
             source,

@@ -103,6 +103,10 @@ class OtherSessions:
                     nursery.start_soon(flush, slot)
         return errors
 
+    def have_pending(self) -> bool:
+        """Whether one of them may have published changes that are not committed."""
+        return any(slot.counts and slot.state.has_pending() for slot in self.slots())
+
     async def take_over(self) -> None:
         """Take over the slots of this user's dead sessions; what prevents it is logged."""
         for slot in self.slots():

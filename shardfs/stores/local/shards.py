@@ -241,11 +241,19 @@ class LocalEdit:
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         with changing(self.key):
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
-            has_names = status is not None and status.st_nlink > 1
-            if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or has_names):
+            # Hosts may still write what a process had changed that was killed: never into the version that follows.
+            is_doubtful = self.key in self.store.interrupted
+            self.store.interrupted.discard(self.key)
+            has_names = is_doubtful or (status is not None and status.st_nlink > 1)
+            if (
+                change.is_appended
+                and change.tail_nbytes
+                and (self.append_alignment == 1 or has_names)
+                and not is_doubtful
+            ):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
-            if change.is_cut or (change.is_appended and not has_names):
+            if not is_doubtful and (change.is_cut or (change.is_appended and not has_names)):
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent, self.rights)
