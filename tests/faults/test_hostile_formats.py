@@ -19,3 +19,12 @@ def test_whatever_is_damaged_is_an_error_of_shardfs_in_little_memory_and_soon(fo
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("hostile: 100 datasets")
+
+
+@pytest.mark.slow
+def test_whatever_is_damaged_of_an_encoded_chunk_is_an_error_of_shardfs_in_little_memory() -> None:
+    command = [sys.executable, "-m", "tests.torture.hostile", "--streams=3000", "--examples=1", "--only=zarr v2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("hostile: 3000 streams")
+    assert "CorruptionError for RuntimeError" in done.stdout, "decoders were reached"
