@@ -110,6 +110,15 @@ async def lock(
             raise
 
 
+def remove_left(syscalls: Syscalls, directory: Descriptor, name: str) -> bool:
+    """Remove the lock file *name* that a killed process left; returns False if somebody has the lock."""
+    left = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
+    if not ofd_lock(left.file.fd):
+        return False
+    left.release()
+    return True
+
+
 def _mode(rights: Rights, directory: Descriptor) -> int:
     """Return the mode of a lock file: whoever may write the file, or make it in *directory*, may lock it."""
     mode = rights.mode if rights.mode is not None else os.fstat(directory.fd).st_mode

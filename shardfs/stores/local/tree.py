@@ -47,7 +47,7 @@ from shardfs.stores.local.atomic_write import (
     temporary_name,
     write_and_rename,
 )
-from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, FileLock, lock
+from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, FileLock, lock, remove_left
 from shardfs.stores.local.reader import TTL, USER, LocalReader, read_range, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
@@ -253,15 +253,18 @@ class LocalStore(LocalReader):
         await self._change(key, make)
 
     async def rmdir(self, key: str) -> None:
-        """Remove an empty directory, with temporary files of killed processes."""
+        """Remove an empty directory, with temporary files and the lock of killed processes."""
 
         def remove(parent: Descriptor, name: str) -> None:
             with suppress(OSError):  # then removing the directory says why not
                 directory = Descriptor(os.open(name, DIRECTORY, dir_fd=parent.fd))
                 with os.scandir(directory.fd) as entries:
-                    names = [entry.name for entry in islice(entries, _MAX_LEFT)]
-                if all(is_temporary(left) or left == DOCUMENTS_LOCK for left in names):
-                    for left in names:
+                    names = {entry.name for entry in islice(entries, _MAX_LEFT)}
+                temporary = names - {DOCUMENTS_LOCK}
+                if all(map(is_temporary, temporary)) and (
+                    temporary == names or remove_left(self.syscalls, directory, DOCUMENTS_LOCK)
+                ):
+                    for left in temporary:
                         self.syscalls.unlink(left, directory.fd)
             self.syscalls.rmdir(name, parent.fd)
 

@@ -23,8 +23,9 @@ from shardfs.errors import (
     ShardfsError,
     UnsupportedError,
 )
-from shardfs.stores.base import ABSENT, ANY, Splice, is_reserved
-from shardfs.stores.local.atomic_write import temporary_name
+from shardfs.stores.base import ABSENT, ANY, Descriptor, Splice, is_reserved
+from shardfs.stores.local.atomic_write import Rights, temporary_name
+from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import content, content_of, files
@@ -84,21 +85,40 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
     assert content_of(root.parent / "cut" / key) == b"new"
 
 
+@pytest.mark.parametrize("nleft", [1, 2], ids=["lock", "lock and temporary file"])
 @in_trio
-async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_removed(root: Path) -> None:
+async def test_a_directory_that_has_only_what_a_killed_process_left_can_be_removed(root: Path, nleft: int) -> None:
+    before = files(root)
     with pytest.raises(Killed):
-        await LocalStore(str(root), LossyDisk(root, {2: Fault(Killed())})).replace("d/f", b"new", ANY)
+        await LocalStore(str(root), LossyDisk(root, {nleft: Fault(Killed())})).replace("d/f", b"new", ANY)
     store = LocalStore(str(root))
-    left = files(root) - {"d/f", "link", "pipe"}
-    assert len(left) == 2, "its lock, too"
+    there = files(root)
+    assert len(there - before) == nleft
+    assert "d/.shardfs-documents" in there
     with pytest.raises(NotEmptyError):
         await store.rmdir("d")
-    assert files(root) >= left
+    assert files(root) == there
     await store.unlink("d/f")
     (root / "d/.shardfs-notes").touch()
     with pytest.raises(NotEmptyError):
         await store.rmdir("d")
     await store.unlink("d/.shardfs-notes")
+    await store.rmdir("d")
+    assert not (root / "d").exists()
+
+
+@in_trio
+async def test_a_directory_in_which_another_session_makes_a_document_cannot_be_removed(root: Path) -> None:
+    store, directory = LocalStore(str(root)), Descriptor(os.open(root / "d", os.O_RDONLY))
+    await store.unlink("d/f")
+    (root / "d" / temporary_name()).touch()
+    there = files(root)
+    held = await lock(store, directory, "d/zarr.json", Rights(), name=DOCUMENTS_LOCK)
+    assert held is not None
+    with pytest.raises(NotEmptyError):
+        await store.rmdir("d")
+    assert files(root) == there | {"d/.shardfs-documents"}
+    held.release()
     await store.rmdir("d")
     assert not (root / "d").exists()
 
