@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,13 @@ from tests.support.s3_server import Bucket, S3Server, credentials, ministack, mo
 
 
 def pytest_configure() -> None:
-    """Let other users read what tests make, as nearly everywhere: some tests are about them."""
+    """Let other users read what tests make, and interrupts end what tests start: some tests are about them.
+
+    A shell ignores interrupts for what it starts in the background, and so does all that is started from there.
+    """
     os.umask(0o022)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

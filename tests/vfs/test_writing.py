@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -567,19 +568,32 @@ async def test_a_document_that_cannot_be_stored_fails_with_that_error_whatever_c
         await write(fs, directory, b"zarr.json", text.replace(b"{}", b'{"new": 1}'))
 
 
+class LateRemoval(Syscalls):
+    """A disk that removes the document of an array when a test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        if name == "zarr.json":
+            self.begun.set()
+            self.may_end.wait()
+        super().unlink(name, dir_fd)
+
+
 @in_trio
 async def test_a_document_that_is_written_anew_while_all_is_flushed_stays(root: Path) -> None:
     """The flush removes the one that was removed on the mount, as tar does first; a store may take long for that."""
-    process = await Process.start(root, Syscalls())
+    late = LateRemoval()
+    process = await Process.start(root, late)
     fs = process.fs
     await process.write("end", 0, b"data")
     directory = (await find(fs, "end")).ino
     text = await read_file(fs, (await find(fs, "end/zarr.json")).ino)
     await fs.unlink(directory, b"zarr.json")
-    fs.store.unlink = late = Late(fs.store.unlink, "end/zarr.json", answers=False)  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fs.flush_all)
-        await late.begun.wait()
+        await trio.to_thread.run_sync(late.begun.wait)
         nursery.start_soon(write, fs, directory, b"zarr.json", text)
         await trio.testing.wait_all_tasks_blocked(0.2)  # threads that sync a file take less
         late.may_end.set()
