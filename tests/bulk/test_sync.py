@@ -385,7 +385,10 @@ BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 
 
 @pytest.mark.slow
-def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(tmp_path: Path, mount: Mounter) -> None:
+@pytest.mark.parametrize("hidden", [".shardfs", ".shardfs/0"])
+def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(
+    tmp_path: Path, mount: Mounter, hidden: str
+) -> None:
     """As where another user writes through a mount, which may be that of a third one."""
     if os.geteuid() != 0:
         pytest.skip("only root can own files of others")
@@ -394,7 +397,7 @@ def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(tmp_path:
     pack(tmp_path / "plain", source, "--shards", "3")
     mounted = mount(source, write=True)
     (mounted.path / "a/c/0").write_bytes((mounted.path / "a/c/1").read_bytes())
-    for directory, _, _ in os.walk(source / ".shardfs"):
+    for directory, _, _ in os.walk(source / hidden):
         os.chmod(directory, 0o700)
         os.chown(directory, NOBODY, NOBODY)
     reason = f"a journal that cannot be read, and may have chunks that are not committed yet ({source}/.shardfs"

@@ -222,6 +222,9 @@ def rename_to_number(root: Root, directory: str, name: str) -> StateDirectory:
 def _remove_all(root: Root, directory: str) -> None:
     """Remove the directory of slots, whose lock this process has alone, if there are none; also what kills left."""
     path = os.path.join(root.at, directory)
+    for name in names_in(path):
+        with suppress(OSError):  # what was not empty stays: files of a run that was interrupted, and slots
+            os.rmdir(os.path.join(path, name))
     names = names_in(path)
     if all(name == "lock" or name.startswith((NEW, OLD)) for name in names):
         for name in names:

@@ -21,10 +21,10 @@ from enum import Enum, auto
 from pathlib import PurePath
 from typing import Final
 
-from shardfs.dataset.state.directory import NAMES, OTHERS_WRITE, StateDirectory
+from shardfs.dataset.state.directory import NAMES, OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.holder import Holder, kernel_of, read_holder
 from shardfs.dataset.state.roots import NUMBER, Root, all_roots, names_in, root_of
-from shardfs.errors import UsageError
+from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Reader
 from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, locks_reach_server, status_now
 
@@ -169,14 +169,36 @@ def slot_with_changes(store: Reader) -> Slot | None:
     """
     candidates: list[Slot] = []
     with suppress(UsageError):  # there is no home directory, and nothing in it
-        candidates += [slot for slot in slots_of(store) if slot.counts and slot.holder != Holder()]
+        candidates += [slot for slot in slots_of(store) if slot.counts]
     if store.root is None:
-        candidates = [slot for slot in candidates if slot.owner == os.geteuid()]
+        candidates = [slot for slot in candidates if slot.owner == os.geteuid() and slot.holder != Holder()]
+    else:
+        _require_found(store.root)
     for slot in candidates:
         if slot.state.has_pending() if slot.holder is not None else slot.state.has_journal():
             return slot
     above = slots_above(store.root) if store.root is not None else iter(())
     return next((slot for slot in above if slot.state.has_pending()), None)
+
+
+def _require_found(path: str) -> None:
+    """Raise `SourceError` if slots that count may be in *path*, or in a directory above it, where none can be found."""
+    for parent in map(str, (PurePath(path), *PurePath(path).parents)):
+        for name in NAMES:
+            home = os.path.join(parent, name)
+            if os.path.islink(home):  # it has no slots of ours, wherever it leads
+                continue
+            try:
+                for number in filter(NUMBER.fullmatch, os.listdir(home)):
+                    os.lstat(os.path.join(home, number))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                with suppress(OSError):
+                    trusted = {os.geteuid(), 0, os.stat(parent).st_uid, os.stat(path).st_uid}
+                    if _is_for_everybody(os.stat(parent)) and os.lstat(home).st_uid not in trusted:
+                        continue
+                raise SourceError(f"{shown(home)} cannot be read: {error.strerror}") from None
 
 
 def slots_above(path: str) -> Iterator[Slot]:
