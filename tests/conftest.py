@@ -16,13 +16,15 @@ from tests.support.s3_server import Bucket, S3Server, credentials, ministack, mo
 
 
 def pytest_configure() -> None:
-    """Let other users read what tests make, and interrupts end what tests start: some tests are about them.
+    """Let other users read what tests make, and signals end what tests start: some tests are about them.
 
-    A shell ignores interrupts for what it starts in the background, and so does all that is started from there.
+    A shell ignores interrupts, and `nohup` hangups, for what it starts in the background, and so does all that is
+    started from there.
     """
     os.umask(0o022)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -99,6 +99,7 @@ def test_only_what_is_missing_or_changed_is_done_again(places: Places, command: 
     assert summary(*command, "--sync", source.url, made.url).startswith("0 objects stored")
 
 
+@pytest.mark.slow
 def test_names_need_not_be_utf8(tmp_path: Path) -> None:
     source, made = tmp_path / os.fsdecode(b"source\xff"), tmp_path / os.fsdecode(b"made\xfe")
     write_small(tmp_path / "new")
@@ -411,6 +412,7 @@ def test_a_journal_that_cannot_be_read_may_have_chunks_that_are_missed(
     summary("pack", "--shards", "3", "--sync", source, made / "pack")
 
 
+@pytest.mark.slow
 def test_a_destination_that_is_mounted_to_write_is_refused(tmp_path: Path, mount: Mounter) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_small(source)

@@ -175,6 +175,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_no_set_of_references_is_refused_with_the_reason() -> None:
     for written, reason in REFUSED.values():
         with pytest.raises(SourceError, match=".*" + re.escape(reason)):

@@ -196,6 +196,7 @@ def test_a_record_that_decodes_to_more_than_it_may_is_refused_before_decoding(tm
     assert pyarrow.default_memory_pool().max_memory() <= max(peak, 2**22)
 
 
+@pytest.mark.slow
 def test_pages_that_claim_other_sizes_than_they_have_are_refused() -> None:
     """Each byte of the headers is changed: what is not refused is decoded to no more than the file says."""
     table = pyarrow.table({"path": ["file"] * 9 + [None], "offset": [*range(10)], "size": [5] * 10, "raw": [b"x"] * 10})
