@@ -299,6 +299,8 @@ class GroupCommit:
                 async with self._turn(), queue.lock, self._edit(queue, layout, waited) as edit:
                     if plan is None and queue.changes:
                         return  # they refer to entries that would move
+                    if edit.was_interrupted:
+                        self._note_interrupted(queue, "a process was killed while it changed it")
                     contents = {} if plan is None else await plan()
                     if edit.snapshot is not None and (contents != {} or plan is None):
                         commit = await self._plan(queue, layout, contents, (), edit, compact=plan is None)
@@ -311,10 +313,13 @@ class GroupCommit:
                 self.pending.update(queue)
                 attempts -= not isinstance(error, LockedError)
                 log.info("%s; trying again", error)
+                await self._take_over()
                 await trio.sleep_until(queue.retry_at or 0.0)
             else:
+                self._interrupted.discard(queue.key)
                 self._succeed(queue)
                 return
+        queue.got_lock()
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
     @asynccontextmanager
@@ -326,6 +331,10 @@ class GroupCommit:
             finally:
                 self.progress.set()
                 self.progress = trio.Event()
+        await self._take_over()
+
+    async def _take_over(self) -> None:
+        """Take over what dead sessions left, if a shard was found as one of them left it."""
         if self._must_take_over and self._others is not None:
             self._must_take_over = False
             await self._others.take_over()
@@ -415,11 +424,7 @@ class GroupCommit:
         return None
 
     async def _look_again(self, queue: ShardQueue, array: Array, edit: ObjectEdit) -> None:
-        """Raise `StaleError` if a shard, whose lock is held now, has to be looked at from the beginning.
-
-        Another session may have changed or removed the *array* before it gave the lock back. One that was killed has
-        left the lock, and its journal says what became of its commit.
-        """
+        """Raise `StaleError` if a shard, whose lock is held, was left by a killed session, or its *array* changed."""
         if edit.was_interrupted:
             self._note_interrupted(queue, "a process was killed while it changed it")
         if self._source.store.rewrites:

@@ -164,6 +164,7 @@ class WritingSession(Session):
         for directory, contents in ((self.state.journal, self._contents), (self.state.conflicts, self._aside)):
             for damage in contents.damage:
                 log.error("%s", describe_damage(directory, damage))
+        await self.others.undo()
         recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
             log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))

@@ -11,15 +11,16 @@ from typing import Final
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.recovery import describe_damage, opened, replay
+from shardfs.dataset.journal.recovery import describe_damage, opened, read_left, replay
+from shardfs.dataset.journal.undo import undo_commits
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.gate import refusal
 from shardfs.dataset.state.holding import TAKES_OVER, taken_over
 from shardfs.dataset.state.roots import root_of
-from shardfs.dataset.state.slots import Life, Slot, slots_in
+from shardfs.dataset.state.slots import Slot, slots_in
 from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
-from shardfs.stores.parallel import QuickLock
+from shardfs.stores.parallel import QuickLock, open_nursery
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,13 @@ async def take_over(source: Source, slot: Slot) -> None:
                 log.error("%s: %s", source.store.url, error)  # noqa: TRY400
 
 
+async def undo(source: Source, slot: Slot) -> None:
+    """Undo what a dead session of this user has torn, and leave its records: those of others are judged after that."""
+    with taken_over(slot) as state:
+        if state is not None and state.has_pending():
+            await undo_commits(Source.of(source.writable, ttl=0.0), read_left(state.journal), apply=True)
+
+
 class OtherSessions:
     """All sessions of *source* but that in the slot *own*."""
 
@@ -96,30 +104,54 @@ class OtherSessions:
             except ShardfsError as error:
                 errors.append(error)
 
-        async with trio.open_nursery() as nursery:
-            for slot in self.slots():
-                is_wanted = slot.life is Life.LIVE or slot.can_be_taken
-                if slot.counts and is_wanted and slot.state.has_pending():
-                    nursery.start_soon(flush, slot)
+        try:
+            wanted = [slot for slot in self.slots() if slot.counts and (slot.is_in_use or slot.can_be_taken)]
+        except ShardfsError as error:
+            return [error]
+        async with open_nursery() as nursery:
+            for slot in wanted:
+                nursery.start_soon(flush, slot)
         return errors
+
+    async def undo(self) -> None:
+        """Undo what dead sessions have torn, before anybody judges what others published in the same shards."""
+        try:
+            for slot in self.slots():
+                if slot.can_be_taken and slot.state.has_pending():
+                    async with self._taking:
+                        await undo(self._source, slot)
+        except ShardfsError as error:
+            self._log("", error)
 
     def have_pending(self) -> bool:
         """Whether one of them may have published changes that are not committed."""
-        return any(slot.counts and slot.state.has_pending() for slot in self.slots())
+        try:
+            return any(slot.counts and slot.state.has_pending() for slot in self.slots())
+        except ShardfsError:  # it cannot be told
+            return True
 
     async def take_over(self) -> None:
-        """Take over the slots of this user's dead sessions; what prevents it is logged."""
-        for slot in self.slots():
-            key = slot.state.key
-            if not slot.can_be_taken or not slot.state.has_pending():
-                self._logged.pop(key, None)
-                continue
+        """Take over the slots of this user's dead sessions, or wait for who does; what prevents it is logged."""
+        try:
+            slots = [slot for slot in self.slots() if slot.can_be_taken or _is_taken_over(slot)]
+        except ShardfsError as error:
+            self._log("", error)
+            return
+        if len(slots) > 1:
+            await self.undo()
+        for slot in slots:
             try:
-                await self._take_over(slot)
+                await self._flush(slot)
             except ShardfsError as error:
-                if self._logged.get(key) != str(error):
-                    log.error("what a session that ended left in %s stays there: %s", slot.state.path, error)  # noqa: TRY400
-                self._logged[key] = str(error)
+                self._log(slot.state.key, error)
+            else:
+                self._logged.pop(slot.state.key, None)
+
+    def _log(self, key: str, error: ShardfsError) -> None:
+        """Log what prevents a slot from being taken over, once."""
+        if self._logged.get(key) != str(error):
+            log.error("what a session that ended left stays in its slot, %s: %s", key or "which cannot be read", error)
+        self._logged[key] = str(error)
 
     async def watch(self, suspend: Callable[[str], None]) -> None:
         """Take over what sessions leave that die, until cancelled.
@@ -129,7 +161,10 @@ class OtherSessions:
         """
         while True:
             await trio.sleep(_AGAIN_SECONDS if self._doubtful else _WATCH_SECONDS)
-            suspend(self._reason_to_wait())
+            try:
+                suspend(self._reason_to_wait())
+            except ShardfsError as error:
+                self._log("", error)
             await self.take_over()
 
     def _reason_to_wait(self) -> str:
@@ -157,22 +192,24 @@ class OtherSessions:
 
     async def _flush(self, slot: Slot) -> None:
         """Let what is in the slot of another session be committed: by that one, by whoever takes it over, or here."""
-        now, begun = [slot], trio.current_time()
-        while now and now[0].state.has_pending():
-            slot = now[0]
-            is_asked = slot.is_in_use and slot.holder is not None and slot.holder.door != TAKES_OVER
-            if is_asked and not await self._ask(slot):
-                return
-            if slot.can_be_taken:
-                await self._take_over(slot)
-                return
-            if not is_asked:
-                if not slot.is_in_use:
+        state, begun = slot.state, trio.current_time()
+        while state.has_pending():
+            if slot.is_in_use and not _is_taken_over(slot):
+                if not await self._ask(slot):
                     return
-                if trio.current_time() - begun > _DONE_SECONDS:
-                    raise StoreError(f"{slot.state.root}/{slot.state.key} is still being taken over by {slot.holder}")
-                await trio.sleep(_LOOK_SECONDS)
-            now = [other for other in self.slots() if other.state == slot.state]
+            elif slot.can_be_taken:
+                await self._take_over(slot)
+                if not slot.can_be_taken or not state.has_pending():
+                    return
+            elif not slot.is_in_use:
+                return  # it is up to another user
+            if trio.current_time() - begun > _DONE_SECONDS:
+                raise StoreError(f"{state.root}/{state.key} still has chunks that are not committed, of {slot.holder}")
+            await trio.sleep(_LOOK_SECONDS)
+            slots = [other for other in self.slots() if other.state == state]
+            if not slots:
+                return
+            slot = slots[0]
 
     async def _ask(self, slot: Slot) -> bool:
         """Ask the session of a slot to commit; whether it turns out to be dead."""
@@ -205,6 +242,11 @@ class OtherSessions:
             if trio.current_time() - begun > (_SEEN_SECONDS if answer is Answer.NONE else _DONE_SECONDS):
                 return answer
             await trio.sleep(_LOOK_SECONDS)
+
+
+def _is_taken_over(slot: Slot) -> bool:
+    """Whether another process takes over what a dead session left."""
+    return slot.is_in_use and slot.holder is not None and slot.holder.door == TAKES_OVER
 
 
 def _is_in_doubt(slot: Slot) -> bool:

@@ -105,7 +105,7 @@ class Question:
         elif self._token in names:
             answer = Answer.NONE
         else:
-            return Answer.DONE
+            answer = Answer.DONE
         return answer if is_locked(self._state) is not False else Answer.DEAD
 
     def end(self) -> None:

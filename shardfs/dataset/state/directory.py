@@ -159,6 +159,8 @@ def make_directory(path: str, mode: int = _LISTED) -> None:
         with suppress(FileExistsError):
             os.mkdir(path, _PRIVATE)
             created = Descriptor(os.open(path, WALK))
+            with suppress(OSError):  # who shares the directory above by its group shares this one
+                os.chown(created.path, -1, os.stat(os.path.dirname(path)).st_gid)
             os.chmod(created.path, mode)
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from typing import Final
 
 from shardfs.dataset.state.directory import (
@@ -41,6 +40,7 @@ NEW, OLD = ".new-", ".old-"
 """How names of slots begin that are not complete yet, or not any more."""
 
 _FIRST_NUMBERS: Final = 64  # beyond these, numbers are random
+_MOST_NUMBERS: Final = 1000  # that are tried
 LISTED: Final = 0o755
 """The mode of a slot."""
 
@@ -205,7 +205,7 @@ def move_numbered(path: str) -> None:
 
 def rename_to_number(root: Root, directory: str, name: str) -> StateDirectory:
     """Give a new slot in *directory* the first number that is free."""
-    for number in count():
+    for number in range(_MOST_NUMBERS):
         if number >= _FIRST_NUMBERS:
             number = secrets.randbelow(10**9)
         state = StateDirectory(root.path, f"{directory}/{number}", root.opened)
@@ -216,7 +216,7 @@ def rename_to_number(root: Root, directory: str, name: str) -> StateDirectory:
                 raise
         else:
             return state
-    raise AssertionError  # there are numbers enough
+    raise SourceError(f"{shown(os.path.join(root.at, directory))} takes no more slots; move it away")
 
 
 def _remove_all(root: Root, directory: str) -> None:
@@ -253,6 +253,8 @@ def open_lock(path: str, mode: int) -> Descriptor:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         file = Descriptor(os.open(path, flags, mode))
         os.fchmod(file.fd, mode)  # whatever the umask
+        with suppress(OSError):  # who shares the directory by its group shares the file
+            os.fchown(file.fd, -1, os.stat(os.path.dirname(path)).st_gid)
         return file
     try:
         return Descriptor(os.open(path, WRITE))

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import NO_SPACE, READ, locks_reach_server, user_name
 
 _NOTE_NBYTES: Final = 4096
@@ -87,8 +88,8 @@ def read_holder(path: str) -> Holder:
     It is without a host if nobody did. Names are of bounded length, but may have any characters.
     """
     try:
-        with open(os.open(path, READ), "rb") as file:
-            note = json.loads(file.read(_NOTE_NBYTES))
+        file = Descriptor(os.open(path, READ))
+        note = json.loads(os.read(file.fd, _NOTE_NBYTES))
         pid, since = note["pid"], note.get("since")
         texts = (None if note.get(name) is None else str(note[name]) for name in ("host", "user", "door"))
         host, user, door = (None if text is None else text[:_MAX_TEXT] for text in texts)

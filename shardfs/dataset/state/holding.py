@@ -45,17 +45,17 @@ def hold(store: Reader, *, door: str | None = None, mountpoint: str | None = Non
     root = made_root(store)
     if store.root is None:
         move_numbered(root.path)
-    with overlapping_first(store, root), entered(root) as directory:
-        state, file = _own_slot(root, directory, door, mountpoint)
-        try:
+    with ExitStack() as held:
+        with overlapping_first(store, root):
+            directory = held.enter_context(entered(root))
+            state, file = _own_slot(root, directory, door, mountpoint)
+            held.callback(_release, state, file)
+            prepare(state)
             if store.root is not None:
                 require_in_place(root)
                 require_no_overlap(root.path)
                 _require_known(root, state)
-            prepare(state)
-            yield state
-        finally:
-            _release(state, file)
+        yield state
 
 
 @contextmanager
@@ -63,14 +63,15 @@ def hold_alone(store: Reader) -> Iterator[None]:
     """Write to the local directory of *store* while nobody else does; raises the errors of `hold`."""
     require_linux(store.url)
     root = root_of(store)
-    with overlapping_first(store, root), entered(root, alone=True) as directory:
-        if directory != DIRECTORY:  # where files are that are not complete
-            raise SourceError(f"{root.path}/{DIRECTORY} belongs to another user; move it away")
-        require_in_place(root)
-        require_no_overlap(root.path)
-        for slot in slots_in(root):
-            if slot.counts and slot.holder is not None:
-                raise SourceError(refusal(f"{root.path} is", slot.state, slot.holder))
+    with ExitStack() as held:
+        with overlapping_first(store, root):
+            if held.enter_context(entered(root, alone=True)) != DIRECTORY:  # where files are that are not complete
+                raise SourceError(f"{root.path}/{DIRECTORY} belongs to another user; move it away")
+            require_in_place(root)
+            require_no_overlap(root.path)
+            for slot in slots_in(root):
+                if slot.counts and slot.holder is not None:
+                    raise SourceError(refusal(f"{root.path} is", slot.state, slot.holder))
         yield
 
 
@@ -177,7 +178,8 @@ def _release(state: StateDirectory, file: Descriptor) -> None:
 def _tidy(state: StateDirectory, file: Descriptor) -> None:
     """Remove requests, and the empty directories of a slot locked by *file*, unless the next session needs them."""
     if is_current(state, file):
-        for name in names_in(state.asked):
+        # Who asks, and finds its request gone, takes that for an answer: so it stays while anything is pending.
+        for name in names_in(state.asked) if not state.has_pending() else ():
             with suppress(OSError):
                 os.unlink(os.path.join(state.asked, name))
         if not state.has_journal():

@@ -108,7 +108,10 @@ def slots_in(root: Root) -> Sequence[Slot]:
                     looks.append((state, status, is_locked(state), read_holder(state.lock)))
     if not looks:
         return []
-    me, around = os.geteuid(), os.stat(root.at)
+    try:
+        me, around = os.geteuid(), os.stat(root.at)
+    except OSError as error:
+        raise SourceError(f"{root.path} cannot be read: {error.strerror}") from None
     trusted = {me, 0, around.st_uid}
     proofs = [_proves(holder, status.st_uid) for _, status, is_held, holder in looks if is_held]
     reach = Reach.of(root, proven=any(proofs))
@@ -239,14 +242,17 @@ def is_locked(state: StateDirectory) -> bool | None:
 def is_private(state: StateDirectory) -> bool:
     """Whether all that is read of a slot belongs to this user, is what it should be, and others cannot write there."""
     me = os.geteuid()
-    for path in (state.path, *(os.path.join(state.path, name) for name in FORMER)):
+    try:
+        for path in (state.path, *(os.path.join(state.path, name) for name in FORMER)):
+            with suppress(FileNotFoundError):
+                status = os.lstat(path)
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != me or status.st_mode & OTHERS_WRITE:
+                    return False
         with suppress(FileNotFoundError):
-            status = os.lstat(path)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != me or status.st_mode & OTHERS_WRITE:
-                return False
-    with suppress(FileNotFoundError):
-        status = os.lstat(state.lock)
-        return stat.S_ISREG(status.st_mode) and status.st_uid == me
+            status = os.lstat(state.lock)
+            return stat.S_ISREG(status.st_mode) and status.st_uid == me
+    except OSError:
+        return False
     return True
 
 

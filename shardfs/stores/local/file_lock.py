@@ -38,7 +38,7 @@ LOCK_SUFFIX: Final = ".__lock"
 DOCUMENTS_LOCK: Final = ".shardfs-documents"
 """The lock file of the documents of a node, in its directory: tensorstore's would be in its way on a mount."""
 
-_PATIENCE: Final = 30.0
+PATIENCE: Final = 30.0
 _LIFE: Final = 60.0
 """Seconds to wait for a lock, and the age at which an unlocked file is no lock of the mode `lockfile` any more."""
 
@@ -137,7 +137,7 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights
             lock = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     try:
         if lock is None or not ofd_lock(lock.file.fd):
-            if waited >= _PATIENCE:
+            if waited >= PATIENCE:
                 raise StoreError(f"{key} is kept locked by another program, with {name}")
         elif lock.stands():
             status = os.fstat(lock.file.fd)

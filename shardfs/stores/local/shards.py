@@ -18,7 +18,7 @@ import trio
 from shardfs.errors import ConflictError, LockedError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
-from shardfs.stores.local.file_lock import FileLock, lock
+from shardfs.stores.local.file_lock import PATIENCE, FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import (
     BLOCK,
@@ -217,13 +217,15 @@ class LocalEdit:
         """Whether a process that changed the file was killed meanwhile."""
         return self.lock is not None and self.lock.was_left
 
-    def found(self, file: Descriptor, snapshot: LocalSnapshot) -> None:
+    def found(self, file: Descriptor, snapshot: LocalSnapshot, waited: float) -> None:
         """Set the file that the key stands for, open as *file*.
 
         Who cannot make a lock file beside it, as another user, is kept away by a lock of the file itself. Raises
-        `LockedError` if another process has that.
+        `LockedError` if another process has that, and `StoreError` if it still has it after so long a wait.
         """
         if not begin_change(file.fd):
+            if waited >= PATIENCE:
+                raise StoreError(f"{self.key} is kept open by another session, which writes it")
             raise LockedError(f"{self.key} is being changed by another process")
         close_in_children(file)
         self.file = self._found = file
@@ -243,7 +245,6 @@ class LocalEdit:
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
             # Hosts may still write what a process had changed that was killed: never into the version that follows.
             is_doubtful = self.key in self.store.interrupted
-            self.store.interrupted.discard(self.key)
             has_names = is_doubtful or (status is not None and status.st_nlink > 1)
             if (
                 change.is_appended
@@ -260,7 +261,9 @@ class LocalEdit:
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
                 self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
-            return await self.store.threads.on_content(self._write_new, change, None)
+            stat = await self.store.threads.on_content(self._write_new, change, None)
+            self.store.interrupted.discard(self.key)
+            return stat
 
     async def delete(self) -> None:
         """Remove the file durably."""

@@ -121,7 +121,8 @@ class LocalStore(LocalReader):
         try:
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)
-                edit.found(file, self.snapshot(key, file, status))
+                with changing(key):
+                    edit.found(file, self.snapshot(key, file, status), waited)
                 if edit.was_interrupted:  # what was not made durable must not be built on
                     await self.threads.on_content(self.syscalls.sync, file.fd)
                     await self.sync_directory(key.rpartition("/")[0])
@@ -223,7 +224,8 @@ class LocalStore(LocalReader):
             directory = await self._change(key, lambda parent, _: parent)
             try:
                 waited = trio.current_time() - begun
-                held = await lock(self, directory, key, Rights(), waited, DOCUMENTS_LOCK)
+                group = Rights(gid=os.fstat(directory.fd).st_gid)
+                held = await lock(self, directory, key, group, waited, DOCUMENTS_LOCK)
                 break
             except LockedError:
                 await trio.sleep(_LOCKED_PAUSE)
