@@ -222,7 +222,9 @@ class LossyDisk(Syscalls):
     def truncate(self, fd: int, nbytes: int) -> None:
         with self._call("truncate", offset=nbytes):
             super().truncate(fd, nbytes)
-            self._changed(_Truncated(self._file(fd), nbytes), fd)
+            status = os.fstat(fd)
+            if status.st_nlink or (status.st_dev, status.st_ino) in self._nodes:  # else it never had a name
+                self._changed(_Truncated(self._file(fd), nbytes), fd)
 
     def utime(self, target: Any, times: tuple[int, int] | None = None) -> None:
         with self._call("utime"):

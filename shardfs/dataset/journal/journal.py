@@ -354,7 +354,11 @@ class Journal:
         if self._reserve is None:
             return False
         nbytes = os.fstat(self._reserve.fd).st_size - _STEP_NBYTES
-        self._disk.truncate(self._reserve.fd, nbytes)
+        try:
+            self._disk.truncate(self._reserve.fd, nbytes)
+        except OSError:  # then there is none to be had
+            self._reserve = None
+            return False
         if not nbytes:
             self._reserve = None
         return True
