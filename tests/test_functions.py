@@ -124,8 +124,7 @@ def test_what_cannot_be_is_refused_by_name(source: Path, caplog: pytest.LogCaptu
         shardfs.verify(source / "nowhere")
     with shardfs.open(source, write=True) as dataset:
         dataset["image"].write_chunk((0, 0), b"new")
-        with pytest.raises(errors.SourceError):
-            shardfs.compact(source)
+        shardfs.compact(source)  # beside a session, which commits first
     store(source / "turned", document() | {"data_type": "uint16"})
     stored = json.loads((source / "turned/zarr.json").read_text()) | {"data_type": "bfloat16"}
     (source / "turned/zarr.json").write_text(json.dumps(stored))

@@ -10,7 +10,6 @@ single slot, `.shardfs` itself.
 
 import errno
 import os
-import pwd
 import secrets
 import shlex
 import stat
@@ -34,7 +33,16 @@ from shardfs.dataset.state.roots import NUMBER, SOURCE, Root, names_in
 from shardfs.dataset.state.slots import FORMER, Reach, has_former, slots_in
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import READ, WALK, WRITE, close_in_children, is_ofd_locked, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import (
+    READ,
+    WALK,
+    WRITE,
+    close_in_children,
+    groups_of,
+    is_ofd_locked,
+    ofd_lock,
+    ofd_unlock,
+)
 
 NEW, OLD = ".new-", ".old-"
 """How names of slots begin that are not complete yet, or not any more."""
@@ -126,10 +134,7 @@ def _may_write(status: os.stat_result, uid: int) -> bool:
         return True
     if status.st_mode & stat.S_IWOTH:
         return True
-    with suppress(KeyError):
-        user = pwd.getpwuid(uid)
-        return bool(status.st_mode & stat.S_IWGRP) and status.st_gid in os.getgrouplist(user.pw_name, user.pw_gid)
-    return False
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid in groups_of(uid)
 
 
 def _lock_gate(root: Root, directory: str, file: Descriptor, *, alone: bool) -> None:

@@ -209,6 +209,15 @@ def user_name(uid: int) -> str:
     return f"user {uid}"
 
 
+def groups_of(uid: int) -> Sequence[int]:
+    """Return the groups of a user, as far as this machine knows that one."""
+    with suppress(KeyError):
+        if _HAS_USERS:
+            user = pwd.getpwuid(uid)
+            return os.getgrouplist(user.pw_name, user.pw_gid)
+    return ()
+
+
 def is_local(fd: int) -> bool:
     """Whether a file is on a file system of a single host; others may be slow, and shared by several hosts."""
     return _file_system_of(fd) in _LOCAL
