@@ -26,6 +26,7 @@ NAMES = {
 """What a listing with one of these faults has beside what is there."""
 
 MOST_NBYTES = 2**28
+PIECE_NBYTES = 2**16
 """When a body that never ends does end, if somebody reads it."""
 
 
@@ -45,7 +46,7 @@ class Web:
     not there; *moved* are paths that lead to others; the next *failures* replies have the status *failing*. Without
     *etags*, a version is known by `Last-Modified`; without *conditions*, nobody heeds what a request expects.
 
-    *endless* has a body for GET that never ends, by status, and *nsent* is how much of such bodies was sent. If it
+    *endless* has a body for GET that never ends, by status, and *nsent* is how much of such bodies was offered. If it
     *hangs_up*, it closes each connection after a reply, without saying so before. *nconnections* and *proxy_words*
     count connections, and collect what names and passwords were sent to it as a proxy. *signed* counts requests that
     had a signature or a password for this server. A listing has pages of *page* names.
@@ -204,12 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
         is_endless = status in self.web.endless and self.command == "GET"
         is_huge = "breaks off" in self.web.faults and self.command == "GET"
         self.send_header("Content-Length", str(2**40 if is_endless or is_huge else len(body)))
+        # Counted before it is sent: a client that hangs up at the headers finds the count of what it was offered.
+        self.web.nsent += PIECE_NBYTES if is_endless else 0
         self.end_headers()
         self.close_connection = self.web.hangs_up or is_huge or self.close_connection
         with suppress(ConnectionError):
             while is_endless and self.web.nsent < MOST_NBYTES:
-                self.wfile.write(bytes(2**16))
-                self.web.nsent += 2**16
+                self.wfile.write(bytes(PIECE_NBYTES))
+                self.web.nsent += PIECE_NBYTES
         if self.command != "HEAD":
             self.wfile.write(body)
 
