@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from shardfs.api.dataset import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
     from shardfs.api.functions import compact, info, pack, refs, unpack, verify
     from shardfs.api.mount import Mount as mount  # noqa: N813
-    from shardfs.bulk.run import Report
+    from shardfs.bulk.run import RunReport
     from shardfs.stores.url import StoreOptions
 
 __all__ = [
-    "Report", "StoreOptions", "__version__",
+    "RunReport", "StoreOptions", "__version__",
     "compact", "info", "mount", "open", "pack", "refs", "unpack", "verify",
 ]  # fmt: skip
 _PLACES = {
-    "Report": "bulk.run:Report",
+    "RunReport": "bulk.run:RunReport",
     "StoreOptions": "stores.url:StoreOptions",
     "mount": "api.mount:Mount",
     "open": "api.dataset:Dataset",

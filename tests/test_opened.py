@@ -16,7 +16,7 @@ import shardfs
 from shardfs import errors
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard_cache import ShardCache
-from shardfs.format.sharding import Place
+from shardfs.format.sharding import ChunkLocation
 from shardfs.stores.base import Kind
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.paths import Paths
@@ -205,7 +205,7 @@ def test_a_chunk_is_read_by_one_look_at_its_shard_in_a_directory_that_was_found_
         looked_up.append(name)
         return await lookup(fs, parent, name)
 
-    async def open_one(cache: ShardCache, layout: ArrayLayout, place: Place, *, fresh: bool = False) -> Any:
+    async def open_one(cache: ShardCache, layout: ArrayLayout, place: ChunkLocation, *, fresh: bool = False) -> Any:
         shards.append(layout.shard_key(place.shard))
         return await open_shard(cache, layout, place, fresh=fresh)
 

@@ -18,7 +18,7 @@ from shardfs.bulk.info import describe_source
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.parquet import parquet_references
 from shardfs.bulk.refs import JsonReferences, References, write_references
-from shardfs.bulk.run import Report, RunOptions, fill
+from shardfs.bulk.run import RunOptions, RunReport, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.bulk.verify import verify_source
 from shardfs.dataset.maintenance.walk import Progress, no_progress
@@ -41,9 +41,9 @@ def pack(
     checksum: bool = False,
     executor: Executor | None = None,
     jobs: int | None = None,
-    progress: Callable[[Report], None] = lambda report: None,
+    progress: Callable[[RunReport], None] = lambda report: None,
     store_options: StoreOptions | None = None,
-) -> Report:
+) -> RunReport:
     """Pack the chunks of *source* into shards of a Zarr v3 dataset at *destination*, as `shardfs pack` does.
 
     *shards* is the number of chunks per shard along each axis, for arrays with that many axes; for others *shard_size*
@@ -74,9 +74,9 @@ def unpack(
     checksum: bool = False,
     executor: Executor | None = None,
     jobs: int | None = None,
-    progress: Callable[[Report], None] = lambda report: None,
+    progress: Callable[[RunReport], None] = lambda report: None,
     store_options: StoreOptions | None = None,
-) -> Report:
+) -> RunReport:
     """Write the files that a mount of *source* would show to *destination*, as `shardfs unpack` does.
 
     Other arguments and the result are those of `pack`; *draft* is that of `info`.

@@ -25,7 +25,7 @@ THRESHOLD: Final = 0.5
 
 
 @dataclass
-class Report:
+class CompactReport:
     """What was compacted, and what was *left* as it is, with the reason."""
 
     compacted: int = 0
@@ -47,7 +47,7 @@ class Report:
         return lines
 
 
-async def _writable(source: Source, report: Report) -> AsyncIterator[Node]:
+async def _writable(source: Source, report: CompactReport) -> AsyncIterator[Node]:
     """Yield the arrays of *source*, but those in formats that are only read."""
     async for node in some_arrays(source):
         if node.is_read_only:
@@ -66,7 +66,7 @@ async def compact_source(
     executor: Executor | None = None,
     jobs: int | None = None,
     progress: Progress = no_progress,
-) -> Report:
+) -> CompactReport:
     """Rewrite the shards of *source*, opened with *options*, of which at least the share *threshold* is dead bytes.
 
     With *force* also those that begin with bytes of another format. *executor* and *jobs* are those of `run_tasks`:
@@ -74,7 +74,7 @@ async def compact_source(
     says that nobody else writes to the source meanwhile. Raises `SourceError` if the source has no arrays, is being
     written, or has a journal.
     """
-    store, report = source.writable, Report()
+    store, report = source.writable, CompactReport()
     with hold(store, door="compact") as state:
         if any(slot.state.has_pending() for slot in slots_of(store) if slot.holder is None or slot.state == state):
             raise SourceError(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
-from shardfs.bulk.engine import Context, Task, batched, in_batches, open_context, run_tasks
+from shardfs.bulk.engine import Task, WorkerContext, batched, in_batches, open_context, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
 from shardfs.bulk.shown import ShownFiles
 from shardfs.bulk.unpack import Unpacking
@@ -71,7 +71,7 @@ class CompareChunks(Task[Coords, Sequence[str]]):
     job: Job
     path: str
 
-    async def begin(self, context: Context) -> Callable[[Coords], Awaitable[Sequence[str]]]:
+    async def begin(self, context: WorkerContext) -> Callable[[Coords], Awaitable[Sequence[str]]]:
         """Return a function that compares one of the shards."""
 
         async def find() -> _Pair | None:
@@ -94,7 +94,7 @@ class CompareFiles(Task[str, Sequence[str]]):
 
     job: Job
 
-    async def begin(self, context: Context) -> Callable[[str], Awaitable[Sequence[str] | None]]:
+    async def begin(self, context: WorkerContext) -> Callable[[str], Awaitable[Sequence[str] | None]]:
         """Return a function that compares one of them."""
         stores = [source.store for source in self.job.both(context)]
 
@@ -118,7 +118,7 @@ class CompareFiles(Task[str, Sequence[str]]):
 _Mounts = tuple[ShownFiles, ShownFiles]
 
 
-async def _mounts(job: Job, context: Context, view: str) -> _Mounts:
+async def _mounts(job: Job, context: WorkerContext, view: str) -> _Mounts:
     """Return what mounts show: of the source in this *view*, of the destination in the usual one."""
 
     async def make() -> _Mounts:
@@ -143,7 +143,7 @@ class CompareShown(Task[str, Sequence[str]]):
     are_of_destination: bool
     view: str = _USUAL_VIEW
 
-    async def begin(self, context: Context) -> Callable[[str], Awaitable[Sequence[str] | None]]:
+    async def begin(self, context: WorkerContext) -> Callable[[str], Awaitable[Sequence[str] | None]]:
         """Return a function that compares one of them."""
         one, other = await _mounts(self.job, context, self.view)
 
@@ -393,7 +393,7 @@ async def compare(
 
 
 async def _compare(
-    job: Job, context: Context, executor: Executor | None, jobs: int | None, progress: Callable[[int], None]
+    job: Job, context: WorkerContext, executor: Executor | None, jobs: int | None, progress: Callable[[int], None]
 ) -> list[str]:
     problems: list[str] = []
     old, new = job.both(context)
@@ -484,7 +484,7 @@ async def _is_of_files(source: Source, destination: Source) -> bool:
 
 
 async def _shown(
-    job: Job, context: Context, path: str, problems: list[str], view: str = _USUAL_VIEW
+    job: Job, context: WorkerContext, path: str, problems: list[str], view: str = _USUAL_VIEW
 ) -> AsyncIterator[CompareShown]:
     """Yield the tasks that compare what mounts show from *path* on; add what cannot be listed to *problems*."""
     one, other = await _mounts(job, context, view)

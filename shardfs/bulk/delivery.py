@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from shardfs.bulk.engine import Context, Task
+from shardfs.bulk.engine import Task, WorkerContext
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -34,15 +34,15 @@ class Job:
     options: StoreOptions = field(default_factory=StoreOptions)
     compares: bool = False
 
-    def reading(self, context: Context) -> Source:
+    def reading(self, context: WorkerContext) -> Source:
         """Return the source."""
         return context.source(self.source, self.options)
 
-    def made(self, context: Context) -> Source:
+    def made(self, context: WorkerContext) -> Source:
         """Return the destination."""
         return context.source(self.destination, self.options)
 
-    def both(self, context: Context) -> tuple[Source, Source]:
+    def both(self, context: WorkerContext) -> tuple[Source, Source]:
         """Return source and destination."""
         return self.reading(context), self.made(context)
 
@@ -85,7 +85,7 @@ class StoreTask(Task[Item, Delivered]):
 
     job: Job
 
-    def at_once(self, context: Context) -> int:
+    def at_once(self, context: WorkerContext) -> int:
         """Return how many items to store at a time."""
         return _OBJECTS_AT_ONCE if any(source.store.rewrites for source in self.job.both(context)) else 1
 

@@ -48,7 +48,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Context:
+class WorkerContext:
     """What the tasks of a run share in one process: open sources, and what was found.
 
     Sources are opened in *session*, with *outlines* for those that list nothing; *known* are those that are open
@@ -81,10 +81,10 @@ class Context:
 
 
 @asynccontextmanager
-async def open_context(known: Mapping[str, Source] | None = None) -> AsyncIterator[Context]:
+async def open_context(known: Mapping[str, Source] | None = None) -> AsyncIterator[WorkerContext]:
     """Yield a context in a session of its own; *known* are sources that are open already, by URL."""
     async with open_outlines() as outlines, open_session() as session:
-        yield Context(session, outlines, known)
+        yield WorkerContext(session, outlines, known)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Task(ABC, Generic[T, R]):
     nbytes: int
 
     @abstractmethod
-    async def begin(self, context: Context) -> Callable[[T], Awaitable[R | None]]:
+    async def begin(self, context: WorkerContext) -> Callable[[T], Awaitable[R | None]]:
         """Return a function that works on an item; its result is small, and None if there is nothing to report.
 
         A failure of one item stops no other.
@@ -109,11 +109,11 @@ class Task(ABC, Generic[T, R]):
     def failed(self, item: T, error: ShardfsError) -> R:
         """Return what takes the place of the result for an *item* if *error* prevents it."""
 
-    def at_once(self, context: Context) -> int:
+    def at_once(self, context: WorkerContext) -> int:
         """Return how many items to work on at a time."""
         return 1
 
-    async def run(self, context: Context) -> list[R]:
+    async def run(self, context: WorkerContext) -> list[R]:
         """Return the results, in any order."""
         results: list[R] = []
         try:
@@ -170,7 +170,7 @@ async def run_tasks(
     tasks: AsyncIterable[Task[T, R]],
     done: Callable[[Sequence[R]], None],
     *,
-    context: Context | None = None,
+    context: WorkerContext | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
 ) -> None:
@@ -194,7 +194,7 @@ async def run_tasks(
 async def _run_tasks(
     tasks: AsyncIterable[Task[T, R]],
     done: Callable[[Sequence[R]], None],
-    context: Context,
+    context: WorkerContext,
     executor: Executor | None,
     jobs: int,
 ) -> None:
@@ -380,7 +380,7 @@ def _execute(run: str, task: Task[T, R]) -> list[R]:
     return results
 
 
-async def _run(context: Context, task: Task[T, R]) -> list[R]:
+async def _run(context: WorkerContext, task: Task[T, R]) -> list[R]:
     return await task.run(context)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from shardfs.bulk.delivery import Job, MadeOf, state_of
-from shardfs.bulk.engine import Context
+from shardfs.bulk.engine import WorkerContext
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
@@ -208,7 +208,7 @@ class Transfer:
 
     @classmethod
     async def find(
-        cls, context: Context, job: Job, path: str, packing: Packing, version: tuple[bytes, tuple[int, ...]]
+        cls, context: WorkerContext, job: Job, path: str, packing: Packing, version: tuple[bytes, tuple[int, ...]]
     ) -> "Transfer":
         """Return the transfer of the array at *path*; raises `StaleError` if it has another *version* now."""
 

@@ -26,7 +26,7 @@ from shardfs.bulk.delivery import (
     named,
     state_in,
 )
-from shardfs.bulk.engine import Context, batched, each
+from shardfs.bulk.engine import WorkerContext, batched, each
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
@@ -75,7 +75,7 @@ class PackShards(StoreTask):
     version: tuple[bytes, tuple[int, ...]]
     shards: tuple[Coords, ...]
 
-    async def begin(self, context: Context) -> Storer:
+    async def begin(self, context: WorkerContext) -> Storer:
         """Return a function that writes one of them."""
         at_once = _CHUNKS_AT_ONCE if self.job.reading(context).store.rewrites else 1
         transfer = await Transfer.find(context, self.job, self.path, self.packing, self.version)
@@ -91,7 +91,7 @@ class PackShards(StoreTask):
 class CopyFiles(StoreTask):
     """Copies some files as they are."""
 
-    async def begin(self, context: Context) -> Storer:
+    async def begin(self, context: WorkerContext) -> Storer:
         """Return a function that copies one of them."""
         return partial(copy_file, self.job, self.job.reading(context).store, self.job.made(context).writable)
 
@@ -102,7 +102,7 @@ class StoreTexts(StoreTask):
 
     texts: tuple[tuple[bytes, bytes | None], ...]
 
-    async def begin(self, context: Context) -> Storer:
+    async def begin(self, context: WorkerContext) -> Storer:
         """Return a function that stores one of them."""
         texts = dict(zip(self.items, self.texts, strict=True))
 
@@ -133,7 +133,7 @@ class _Shard:
     at_once: int
     problems: dict[str, None] = field(default_factory=dict)
 
-    async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
+    async def deliver(self, job: Job, context: WorkerContext, item: Item) -> Delivered:
         """Store the shard, without chunks that cannot be read, which are reported.
 
         If an earlier run stored all of it, with the same codecs, that version is kept instead.
@@ -304,7 +304,7 @@ class PackPlan(Plan):
     def __str__(self) -> str:
         return f"pack {self.packing}"
 
-    async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+    async def look(self, job: Job, context: WorkerContext) -> AsyncIterator[str]:
         """Look at all nodes of the source, and yield what becomes of its arrays."""
         superseded: list[str] = []
         async for path, entries, node in walk(job.reading(context)):
@@ -343,7 +343,7 @@ class PackPlan(Plan):
         if superseded:  # else v2 readers would take shards for chunks
             yield f"{first_of(superseded, 2)}: left out, of Zarr v2 beside zarr.json"
 
-    async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
+    async def tasks(self, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks; keys are first recorded in *manifest*."""
         for path in self.arrays:
             try:
@@ -360,7 +360,7 @@ class PackPlan(Plan):
         fingerprints = {join_key(path, DOCUMENT): fingerprint for path, (fingerprint, _) in self.arrays.items()}
         return StoreTexts(items, 0, job, tuple((self._texts[item.key], fingerprints.get(item.key)) for item in items))
 
-    async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
+    async def _pack(self, path: str, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
         version = self.arrays[path]
         transfer = await Transfer.find(context, job, path, self.packing, version)

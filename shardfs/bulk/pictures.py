@@ -18,7 +18,7 @@ from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A part of a line: *text* in a *style*; a browser shows *title* when the pointer is over it."""
 
     text: str
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     title: str = ""
 
 
-Line = Sequence[Part]
+Line = Sequence[TextPart]
 
 _CSS: Final = {
     "name": "font-weight: bold",
@@ -186,52 +186,56 @@ def _summary(found: ArrayMap) -> str:
 def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, width: int) -> Iterator[Line]:
     """Yield the lines of all pictures, *width* characters wide; *reasons* say, by path, why arrays have none."""
     for found in maps:
-        yield [Part(found.path, "name"), Part(f"  {_summary(found)}")]
+        yield [TextPart(found.path, "name"), TextPart(f"  {_summary(found)}")]
         if found.error is not None:
-            yield [Part(f"  damaged: {found.error}", "error")]
+            yield [TextPart(f"  damaged: {found.error}", "error")]
         if not found.uses:
             continue
         grid = Grid.of(found, max_rows, width)
         names = () if found.array.grid.is_scattered else found.array.document.get("dimension_names") or ()
-        yield [Part(f"  {grid.caption(names)}")]
+        yield [TextPart(f"  {grid.caption(names)}")]
         for row, cells in enumerate(grid.cells):
             wide = 2 if 2 * len(cells) <= width else 1
-            yield [Part("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]
+            yield [TextPart("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]
         damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DAMAGED) if use.error is not None]
         for use, layout in found.layouts or damaged:
-            yield [Part(f"  {_describe(use, _noun(found))}")]
+            yield [TextPart(f"  {_describe(use, _noun(found))}")]
             if layout is not None:
-                yield [Part("    "), *_bar(layout, width)]
+                yield [TextPart("    "), *_bar(layout, width)]
         if 0 < len(found.layouts) < len(found.uses):
-            yield [Part(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")]
+            yield [
+                TextPart(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")
+            ]
     for path, reason in reasons.items():
-        yield [Part(f"no map: {path or '(root)'}: {reason}")]
+        yield [TextPart(f"no map: {path or '(root)'}: {reason}")]
     if any(found.uses for found in maps):
         full = "full" + (", or not known how full" if any(found.array.grid.is_scattered for found in maps) else "")
-        yield [Part(f"Shards: · missing  ░▒▓ partly  █ {full}  1…9 tenths of dead bytes  ! damaged")]
-        legend = ((Part(f"  {sign}", use.name.lower()), Part(f" {word}")) for use, (sign, word) in _LAYOUT.items())
-        yield [Part("In a shard:"), *(part for pair in legend for part in pair)]
+        yield [TextPart(f"Shards: · missing  ░▒▓ partly  █ {full}  1…9 tenths of dead bytes  ! damaged")]
+        legend = (
+            (TextPart(f"  {sign}", use.name.lower()), TextPart(f" {word}")) for use, (sign, word) in _LAYOUT.items()
+        )
+        yield [TextPart("In a shard:"), *(part for pair in legend for part in pair)]
 
 
-def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> Part:
+def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> TextPart:
     coords = ", ".join(map(str, grid.first(row, column))) or "the only one"
     title = f"{counted(cell.shards, 'shard')} from {coords} on: {len(cell.uses):,} stored"
     if not cell.uses:
-        return Part("·" * wide, "missing", title)
+        return TextPart("·" * wide, "missing", title)
     fullness, dead = cell.fullness, cell.dead / (cell.nbytes or 1)
     title += f", {100 * fullness:.0f} % full" if all(use.capacity for use in cell.uses) else ""
     title += f", {size(cell.nbytes)}, {_share(cell.dead, cell.nbytes)} dead"
     if cell.damaged:
-        return Part("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
+        return TextPart("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
     if dead >= _MIN_DEAD:
-        return Part(str(min(int(10 * dead), 9)) * wide, "dead" if dead >= 0.5 else "wasteful", title)
-    return Part(("█" if fullness >= 1 else "░▒▓"[min(int(3 * fullness), 2)]) * wide, "live", title)
+        return TextPart(str(min(int(10 * dead), 9)) * wide, "dead" if dead >= 0.5 else "wasteful", title)
+    return TextPart(("█" if fullness >= 1 else "░▒▓"[min(int(3 * fullness), 2)]) * wide, "live", title)
 
 
-def _bar(layout: Layout, width: int) -> Iterator[Part]:
+def _bar(layout: Layout, width: int) -> Iterator[TextPart]:
     for use, run in groupby(layout.cells(width)):
         character, word = _LAYOUT[use]
-        yield Part(character * len(list(run)), use.name.lower(), word)
+        yield TextPart(character * len(list(run)), use.name.lower(), word)
 
 
 def styles() -> str:

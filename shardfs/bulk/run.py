@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, left_out, state_of
-from shardfs.bulk.engine import Context, in_batches, open_context, run_tasks
+from shardfs.bulk.engine import WorkerContext, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, what_else
@@ -39,7 +39,7 @@ _LOOKS_AT_ONCE: Final = 64  # requests for documents of SOURCE
 
 
 @dataclass
-class Report:
+class RunReport:
     """The result of a run, and its progress while it lasts.
 
     *done* of about *total* objects are finished. *problems* list everything that is missing from the destination, or
@@ -72,7 +72,7 @@ class RunOptions:
     compares: bool = False
     executor: Executor | None = None
     jobs: int | None = None
-    progress: Callable[[Report], None] = lambda report: None
+    progress: Callable[[RunReport], None] = lambda report: None
 
 
 @dataclass
@@ -85,19 +85,19 @@ class Plan(ABC):
     another plan must have the same text.
     """
 
-    report: Report = field(init=False, default_factory=Report)
+    report: RunReport = field(init=False, default_factory=RunReport)
     sources: dict[str, str] = field(init=False, default_factory=dict)
     documents: list[str] = field(init=False, default_factory=list)
 
     @abstractmethod
-    def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+    def look(self, job: Job, context: WorkerContext) -> AsyncIterator[str]:
         """Look at all nodes before anything is written; yields lines about them.
 
         Raises the error that prevents reading the source, and `UsageError` for whatever prevents the whole run.
         """
 
     @abstractmethod
-    def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
+    def tasks(self, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks that store everything but documents; the keys are first recorded in *manifest*."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ async def fill(
     announce: Callable[[str], None] = lambda line: None,
     *,
     is_dry: bool = False,
-) -> Report:
+) -> RunReport:
     """Fill *destination* with what *plan* makes of *source*; nothing is written if it *is_dry*.
 
     *announce* is called, line by line, with what to know before anything is written. Raises `SourceError` and
@@ -144,7 +144,7 @@ async def fill(
         return plan.report
 
 
-async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> None:
+async def _fill(job: Job, context: WorkerContext, plan: Plan, how: RunOptions) -> None:
     """Fill the destination of *job*.
 
     Documents come last, and those of the root at the very end, so that nobody takes the destination for complete
@@ -229,7 +229,7 @@ def _bottom_up(documents: Sequence[str]) -> Iterator[Sequence[str]]:
     yield [key for key in documents if "/" not in key]
 
 
-async def _remove_left(store: Store, manifest: Manifest, report: Report, *, is_known: bool) -> None:
+async def _remove_left(store: Store, manifest: Manifest, report: RunReport, *, is_known: bool) -> None:
     """Remove what earlier runs stored and this one did not, if there was no problem.
 
     Unless it *is_known* all that the source has, that may only not be named any more, and stays.

@@ -9,7 +9,7 @@ from math import prod
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
-from shardfs.bulk.engine import Context, Task, batched, open_context, run_tasks
+from shardfs.bulk.engine import Task, WorkerContext, batched, open_context, run_tasks
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
@@ -30,7 +30,7 @@ Look = Callable[[Array, Coords], Awaitable[R | None]]
 
 
 @dataclass(frozen=True)
-class Found(Generic[R]):
+class ShardResult(Generic[R]):
     """What was found in the shard at *coords* of the array at *path*, the one with this *number* of all of the source.
 
     It is stored under *key*. *error* says why it could not be examined.
@@ -45,7 +45,7 @@ class Found(Generic[R]):
 
 
 @dataclass(frozen=True)
-class LookAtShards(Task[Found[R], Found[R]]):
+class LookAtShards(Task[ShardResult[R], ShardResult[R]]):
     """Examines some shards of the source at *url*; only those in which something is found have a result.
 
     Arrays may be those that only *drafts* allow.
@@ -56,16 +56,16 @@ class LookAtShards(Task[Found[R], Found[R]]):
     drafts: tuple[str, ...]
     look: Look[R]
 
-    def at_once(self, context: Context) -> int:
+    def at_once(self, context: WorkerContext) -> int:
         """Return how many shards to examine at a time."""
         return _REQUESTS if context.source(self.url, self.options).store.root is None else 1
 
-    async def begin(self, context: Context) -> Callable[[Found[R]], Awaitable[Found[R] | None]]:
+    async def begin(self, context: WorkerContext) -> Callable[[ShardResult[R]], Awaitable[ShardResult[R] | None]]:
         """Return a function that examines one of them."""
         source = context.source(self.url, self.options)
         source.hierarchy.read_drafts(self.drafts)
 
-        async def examine(shard: Found[R]) -> Found[R] | None:
+        async def examine(shard: ShardResult[R]) -> ShardResult[R] | None:
             node = await source.hierarchy.node(shard.path)
             array = node.shards or node.any_array
             if array is None:
@@ -75,7 +75,7 @@ class LookAtShards(Task[Found[R], Found[R]]):
 
         return examine
 
-    def failed(self, item: Found[R], error: ShardfsError) -> Found[R]:
+    def failed(self, item: ShardResult[R], error: ShardfsError) -> ShardResult[R]:
         """Return a shard with the error."""
         return replace(item, error=error)
 
@@ -89,21 +89,21 @@ async def look_at_shards(
     reads_chunks: bool,
     executor: Executor | None,
     jobs: int | None,
-) -> list[Found[R]]:
+) -> list[ShardResult[R]]:
     """Examine all *shards* with *look*; returns what it finds, in their order.
 
     *source* was opened with *options*, as other processes open it. *reads_chunks*: chunks are read, not only indexes.
     *executor* and *jobs* are those of `run_tasks`.
     """
     url = source.store.url
-    found: list[Found[R]] = []
+    found: list[ShardResult[R]] = []
     cost = partial(_nbytes, reads_chunks=reads_chunks)
 
     async def batches() -> AsyncIterator[LookAtShards[R]]:
         numbers = count()
         async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
             to_look_at = [
-                Found[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
+                ShardResult[R](next(numbers), array.layout.path, coords, array.layout.shard_key(coords))
                 for array, coords in batch
             ]
             yield LookAtShards(tuple(to_look_at), nbytes, url, options, source.hierarchy.drafts, look)

@@ -19,7 +19,7 @@ from shardfs.bulk.delivery import (
     left_out,
     state_of,
 )
-from shardfs.bulk.engine import Context, batched
+from shardfs.bulk.engine import WorkerContext, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.run import Plan
 from shardfs.bulk.shown import ShownFiles
@@ -55,7 +55,7 @@ class Unpacking:
         draft = f" --draft {self.draft}" if self.draft is not None else ""
         return f"--view {self.view}{' --decode' if self.decode else ''}{draft}"
 
-    async def tree(self, context: Context, job: Job) -> Filesystem:
+    async def tree(self, context: WorkerContext, job: Job) -> Filesystem:
         """Return the files that a mount of the source shows."""
         return await context.last((job, self), partial(self.show, job.reading(context)))
 
@@ -75,7 +75,7 @@ class WriteFiles(StoreTask):
     unpacking: Unpacking
     nodes: frozenset[str] | None = None
 
-    async def begin(self, context: Context) -> Storer:
+    async def begin(self, context: WorkerContext) -> Storer:
         """Return a function that writes one of them."""
         source, store = self.job.reading(context), self.job.made(context).writable
         tree = await self.unpacking.tree(context, self.job)
@@ -94,7 +94,7 @@ class WriteFiles(StoreTask):
 
         return write
 
-    async def _write(self, item: Item, entry: Entry, handle: FileHandle, context: Context) -> Delivered:
+    async def _write(self, item: Item, entry: Entry, handle: FileHandle, context: WorkerContext) -> Delivered:
         size, made_of = handle.attributes.size, MadeOf(state_of(handle.attributes.status))
         if self.unpacking.decode and isinstance(entry, Chunk):
             made_of.add(entry.chunks.array.fingerprint)
@@ -117,7 +117,7 @@ class UnpackPlan(Plan):
     def __str__(self) -> str:
         return f"unpack {self.unpacking}"
 
-    async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+    async def look(self, job: Job, context: WorkerContext) -> AsyncIterator[str]:
         """Look at all nodes, and yield lines about them: which are left out, and which stay as they are."""
         view = (await self.unpacking.tree(context, job)).view
         job.reading(context).hierarchy.look_above()
@@ -148,7 +148,7 @@ class UnpackPlan(Plan):
                 async for key in nodes_among_shards(node.any_array):
                     self.report.problems.append(left_out(key, among_shards(node.path)))
 
-    async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
+    async def tasks(self, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks that write all files but documents."""
         tree = await self.unpacking.tree(context, job)
         async for batch, nbytes in batched(self._files(tree), itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):

@@ -42,7 +42,7 @@ _REFERENCES_AT_ONCE: Final = 64
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What `verify` found; *unchecked* are arrays that were not examined, with the reason.
 
     The chunks of *chunk_files* arrays, which are stored unsharded, were decoded. Those of arrays *without_checksum* may
@@ -106,13 +106,13 @@ async def verify_source(
     executor: Executor | None = None,
     jobs: int | None = None,
     progress: Progress = no_progress,
-) -> Report:
+) -> VerifyReport:
     """Check every shard of *source*, which was opened with *options*; with *data*, decode all chunks too.
 
     Of references, each is checked: whether its file is there, and has the range; with *data*, whether it can be read.
     *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
     """
-    report = Report()
+    report = VerifyReport()
     has_references = isinstance(source.store, ReferenceStore)
     if isinstance(source.store, ReferenceStore):
         await _check_references(source.store, report, progress, data=data)
@@ -180,7 +180,7 @@ def _why_not_checked(array: ArrayMetadata, *, data: bool) -> str:
     return "its chunks are not those of an array of Zarr"
 
 
-async def _check_references(store: ReferenceStore, report: Report, progress: Progress, *, data: bool) -> None:
+async def _check_references(store: ReferenceStore, report: VerifyReport, progress: Progress, *, data: bool) -> None:
     """Open the file of each reference, and with *data* read it."""
     report.references = 0
 
@@ -209,7 +209,7 @@ def _unknown_codecs(array: Array) -> str:
     return f"its chunks have unknown codecs; {what}"
 
 
-def _note_unchecked(array: Array, report: Report) -> None:
+def _note_unchecked(array: Array, report: VerifyReport) -> None:
     """Record what is unknown about an array whose chunks are decoded."""
     decoder = ChunkDecoder.of(array)
     reason = None if decoder is not None else _unknown_codecs(array)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import click
 import trio
 
-from shardfs.cli.findings import Finding, failure
+from shardfs.cli.findings import DoctorFinding, failure
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import complain, show
@@ -68,24 +68,24 @@ def doctor(source: str | None, store_options: StoreOptions, write: bool, shared:
         sys.exit(1)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[DoctorFinding]:
     python = f"Python {platform.python_version()}"
-    yield Finding("ok", f"shardfs {__version__}, {python}, {platform.system()} {platform.release()}")
+    yield DoctorFinding("ok", f"shardfs {__version__}, {python}, {platform.system()} {platform.release()}")
     try:
         check_fuse()
     except ShardfsError as error:
         yield failure(error)
     else:
-        yield Finding("ok", "/dev/fuse can be opened, and mounting is allowed")
+        yield DoctorFinding("ok", "/dev/fuse can be opened, and mounting is allowed")
     yield _allow_other()
     try:
-        yield Finding("ok", fuse_versions())
+        yield DoctorFinding("ok", fuse_versions())
     except ShardfsError as error:
         yield failure(error)
     yield from map(_library, S3_LIBRARIES)
     for row in find_rows():
         if row.state in ("dead", "silent"):
-            yield Finding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
+            yield DoctorFinding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
     try:
         for slot in all_slots():
             yield from _left(slot)
@@ -93,31 +93,31 @@ def _machine() -> Iterator[Finding]:
         yield failure(error)
 
 
-def _allow_other() -> Finding:
+def _allow_other() -> DoctorFinding:
     if users_may_allow_other():
-        return Finding("ok", "users can use --allow-other: user_allow_other is in /etc/fuse.conf")
+        return DoctorFinding("ok", "users can use --allow-other: user_allow_other is in /etc/fuse.conf")
     what, _, way_out = ONLY_ROOT_ALLOWS_OTHER.partition("; ")
-    return Finding("note", what, way_out)
+    return DoctorFinding("note", what, way_out)
 
 
-def _library(name: str) -> Finding:
+def _library(name: str) -> DoctorFinding:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        return Finding("note", f"{name} cannot be used: {error}", f"for s3:// sources: {how_to_install('s3')}")
-    return Finding("ok", f"{name} {version(name)}")
+        return DoctorFinding("note", f"{name} cannot be used: {error}", f"for s3:// sources: {how_to_install('s3')}")
+    return DoctorFinding("ok", f"{name} {version(name)}")
 
 
-def _left(slot: Slot) -> Iterator[Finding]:
+def _left(slot: Slot) -> Iterator[DoctorFinding]:
     """Say what an ended process has left in a slot."""
     found = slot.state.left() if slot.holder is None else []
     if found:
         what = f"{slot.state.root}, of {slot.address or 'an unknown source'}, has {' and '.join(found)}"
         command = f"`{recover_command(slot.address)}`" if slot.address is not None else "`shardfs recover`"
-        yield Finding("problem", what, f"{command} shows it; the next mount with --write takes it over")
+        yield DoctorFinding("problem", what, f"{command} shows it; the next mount with --write takes it over")
 
 
-async def _source(source: str, options: StoreOptions, write: bool) -> list[Finding]:
+async def _source(source: str, options: StoreOptions, write: bool) -> list[DoctorFinding]:
     try:
         async with open_source(source, options) as opened:
             return await _look_at(opened, write)
@@ -125,14 +125,14 @@ async def _source(source: str, options: StoreOptions, write: bool) -> list[Findi
         return [failure(error)]
 
 
-async def _look_at(source: Source, write: bool) -> list[Finding]:
+async def _look_at(source: Source, write: bool) -> list[DoctorFinding]:
     store = source.store
-    findings = [Finding("ok", f"{store.url} can be read")]
+    findings = [DoctorFinding("ok", f"{store.url} can be read")]
     for row in sessions_of(store):
         if row.state == "writing":
-            findings.append(Finding("note", f"{store.url} is being written by {row}"))
+            findings.append(DoctorFinding("note", f"{store.url} is being written by {row}"))
         elif row.state == "unknown":
-            findings.append(Finding("problem", *_doubt(row, store.url)))
+            findings.append(DoctorFinding("problem", *_doubt(row, store.url)))
     if store.root is not None:  # else they were found with those of all remote sources
         for slot in slots_of(store):
             findings += _left(slot)
@@ -147,13 +147,17 @@ def _doubt(row: SessionRow, url: str) -> tuple[str, str]:
     return what, f"end it there; if that host or process is gone for good, remove {row.slot}/lock"
 
 
-async def _writing(store: Store) -> Finding:
+async def _writing(store: Store) -> DoctorFinding:
     """Do what a mount does before it begins to write, unless there is something to recover first."""
     if any(slot.state.has_journal() for slot in slots_of(store)):
-        return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
+        return DoctorFinding(
+            "note", f"it was not tested whether {store.url} can be written, because there is a journal"
+        )
     try:
         with hold(store) as state:
             await store.start_writing(state.root, state.key, single_writer=False)
     except ShardfsError as error:
         return failure(error)
-    return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))
+    return DoctorFinding(
+        "ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else "")
+    )

@@ -7,7 +7,7 @@ from shardfs.errors import ShardfsError
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """A finding: a *problem* must be solved, and *way_out* says how; a *note* matters to some users only."""
 
     kind: Literal["ok", "note", "problem"]
@@ -15,7 +15,7 @@ class Finding:
     way_out: str = ""
 
 
-def failure(error: ShardfsError) -> Finding:
+def failure(error: ShardfsError) -> DoctorFinding:
     """Return the problem that an error is."""
     what, _, way_out = str(error).partition("; ")
-    return Finding("problem", what, way_out or "check how SOURCE is written, and who may read it")
+    return DoctorFinding("problem", what, way_out or "check how SOURCE is written, and who may read it")

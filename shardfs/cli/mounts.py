@@ -23,10 +23,10 @@ from shardfs.cli.options import (
 )
 from shardfs.cli.output import complain, show, waiting
 from shardfs.cli.sources import store_options
-from shardfs.dataset.statistics import Figure, Snapshot
+from shardfs.dataset.statistics import Figure, StatisticsSnapshot
 from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, shown_time, size
 from shardfs.fuse import control
-from shardfs.fuse.control import Daemon, Mount, find_daemon, list_daemons, list_mounts
+from shardfs.fuse.control import Daemon, ListedMount, find_daemon, list_daemons, list_mounts
 from shardfs.fuse.flush import flush_mount
 from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, pending
@@ -109,7 +109,7 @@ def find_rows() -> list[Row]:
     return rows
 
 
-def _row(mount: Mount) -> Row:
+def _row(mount: ListedMount) -> Row:
     access = "read-write" if mount.is_writable else "read-only"
     row = Row(mount.path, "serving", mount.owner, access=access, source=mount.source)
     try:
@@ -122,7 +122,7 @@ def _row(mount: Mount) -> Row:
     return _told(row, figures, find_daemon(mount.path, figures))
 
 
-def _told(row: Row, figures: Snapshot, daemon: Daemon | None) -> Row:
+def _told(row: Row, figures: StatisticsSnapshot, daemon: Daemon | None) -> Row:
     """Return a row with what a daemon tells of itself."""
     return replace(
         row,
@@ -279,10 +279,10 @@ def metrics(mountpoint: str | None, listen: str | None) -> None:
     signal.sigwait(ends)
 
 
-def _latest(mounted: Sequence[Mount]) -> dict[str, Snapshot | None]:
+def _latest(mounted: Sequence[ListedMount]) -> dict[str, StatisticsSnapshot | None]:
     """Return the figures of mounts, asked at the same time; None for one that does not answer."""
 
-    def ask(mount: Mount) -> Snapshot | None:
+    def ask(mount: ListedMount) -> StatisticsSnapshot | None:
         with suppress(OSError, UnfinishedError):
             return control.ask(mount.path, _PATIENCE)
         return None
@@ -300,7 +300,7 @@ def _show(lines: list[str], watch: bool) -> None:
         click.echo("\n".join([*lines, ""] if watch else lines))
 
 
-def render(snapshot: Snapshot, before: Snapshot | None = None) -> list[str]:
+def render(snapshot: StatisticsSnapshot, before: StatisticsSnapshot | None = None) -> list[str]:
     """Return the figures as text lines, without counters that are 0.
 
     Rates are relative to the snapshot *before*.

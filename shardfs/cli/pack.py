@@ -11,7 +11,7 @@ import click
 import trio
 
 from shardfs.bulk.pack import PackPlan
-from shardfs.bulk.run import Plan, Report, RunOptions, fill
+from shardfs.bulk.run import Plan, RunOptions, RunReport, fill
 from shardfs.cli.options import command, draft_option, json_option, size, view_options
 from shardfs.cli.output import complain, progress, show
 from shardfs.cli.sources import executor, store_options, workers_options
@@ -147,7 +147,7 @@ def _run(
         if not (as_json and is_dry):
             click.echo(printable(line), err=not is_dry)
 
-    def tell(report: Report) -> None:
+    def tell(report: RunReport) -> None:
         nonlocal advance, ndone, ncomplained
         if advance is None:  # now the total is known
             advance = stack.enter_context(progress("stored", report.total, "object"))

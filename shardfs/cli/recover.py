@@ -17,7 +17,7 @@ from shardfs.cli.output import progress, show
 from shardfs.cli.sources import single_writer_option, store_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.recover import (
-    Finding,
+    Leftover,
     list_slots,
     owners_of_leftovers,
     recover_source,
@@ -57,7 +57,7 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     discard a file, remove it first. Without SOURCE, the command lists what is left on this machine, each with the
     command that recovers it. What a running mount uses has to wait until you unmount it.
     """
-    found: list[Finding] = []
+    found: list[Leftover] = []
     sessions: Sequence[SessionRow] = ()
     if source is not None:
         work: Callable[..., Awaitable[None]] = partial(show_source, progress=progress)
@@ -89,13 +89,13 @@ async def _sessions(source: Source) -> Sequence[SessionRow]:
     return sessions_of(source.store)
 
 
-def _found(source: str, options: StoreOptions, work: Callable[..., Awaitable[None]]) -> list[Finding]:
-    found: list[Finding] = []
+def _found(source: str, options: StoreOptions, work: Callable[..., Awaitable[None]]) -> list[Leftover]:
+    found: list[Leftover] = []
     in_session(source, options, partial(work, findings=found))
     return found
 
 
-def _as_user(uid: int, work: Callable[[], list[Finding]]) -> list[Finding]:
+def _as_user(uid: int, work: Callable[[], list[Leftover]]) -> list[Leftover]:
     """Return what *work* finds in a process that has become another user: it changes what that one may change."""
     who = errors.SourceError(f"what user {uid} left could not be recovered as that user")
     reading, writing = os.pipe()
@@ -107,7 +107,7 @@ def _as_user(uid: int, work: Callable[[], list[Finding]]) -> list[Finding]:
             try:
                 found = work()
             except errors.ShardfsError as error:
-                found = [Finding("slot", f"as user {uid}: {error}", left=True)]
+                found = [Leftover("slot", f"as user {uid}: {error}", left=True)]
             with os.fdopen(writing, "w") as file:
                 json.dump([asdict(finding) for finding in found], file)
             os._exit(0)
@@ -118,7 +118,7 @@ def _as_user(uid: int, work: Callable[[], list[Finding]]) -> list[Finding]:
         said = file.read()
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         raise who
-    return [Finding(**finding) for finding in json.loads(said)]
+    return [Leftover(**finding) for finding in json.loads(said)]
 
 
 def _become(uid: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardfs.cli.findings import Finding
+from shardfs.cli.findings import DoctorFinding
 from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import is_local, ofd_lock, ofd_unlock, require_linux
@@ -66,7 +66,7 @@ class _Meeting:
         return self.hear(step)
 
 
-def try_sharing(directory: str, waiting: Callable[[str], None]) -> Sequence[Finding]:
+def try_sharing(directory: str, waiting: Callable[[str], None]) -> Sequence[DoctorFinding]:
     """Try a directory together with the other host; *waiting* gets a line if that is not there yet.
 
     Raises `SourceError` if the directory cannot be written, and if nobody comes.
@@ -77,21 +77,21 @@ def try_sharing(directory: str, waiting: Callable[[str], None]) -> Sequence[Find
         with _met(path, waiting) as meeting:
             return list(_findings(path, meeting))
     except _SilentError as error:
-        return [Finding("problem", str(error), "see what it prints, and whether both have the same directory")]
+        return [DoctorFinding("problem", str(error), "see what it prints, and whether both have the same directory")]
     except OSError as error:
         raise SourceError(f"{path} cannot be tried: {error.strerror}") from None
 
 
-def _findings(path: str, meeting: _Meeting) -> Iterator[Finding]:
+def _findings(path: str, meeting: _Meeting) -> Iterator[DoctorFinding]:
     if meeting.host == meeting.other:
         what = f"both of these ran on {meeting.host}, which says nothing about other hosts"
-        yield Finding("note", what, "run it on two hosts at the same time")
+        yield DoctorFinding("note", what, "run it on two hosts at the same time")
     else:
-        yield Finding("ok", f"{meeting.host} and {meeting.other} both have {path}")
+        yield DoctorFinding("ok", f"{meeting.host} and {meeting.other} both have {path}")
     directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     if is_local(directory.fd) and meeting.host != meeting.other:
         what = f"{path} is on a file system of one host, so how do two hosts have it?"
-        yield Finding("problem", what, "shardfs relies on it that such a file system is not shared")
+        yield DoctorFinding("problem", what, "shardfs relies on it that such a file system is not shared")
     locks = _try_locks(meeting)
     yield locks
     if locks.kind == "ok":
@@ -103,7 +103,7 @@ def _findings(path: str, meeting: _Meeting) -> Iterator[Finding]:
     yield _try_clocks(meeting)
 
 
-def _try_locks(meeting: _Meeting) -> Finding:
+def _try_locks(meeting: _Meeting) -> DoctorFinding:
     own = _opened(meeting.file(f"own-lock-{meeting.number}"), os.O_CREAT)
     try:
         ofd_lock(own.fd)
@@ -112,14 +112,14 @@ def _try_locks(meeting: _Meeting) -> Finding:
         failed = error.strerror
     failed = meeting.both("locks-begin", failed) or failed
     if failed is not None:
-        return Finding(
+        return DoctorFinding(
             "problem", f"files cannot be locked: {failed}", "mount it with locks; without, nothing is written"
         )
     seen = [_try_lock(meeting, holder) for holder in range(2)]
     if all(seen):
-        return Finding("ok", "a lock of one host keeps the other away, until it is released")
+        return DoctorFinding("ok", "a lock of one host keeps the other away, until it is released")
     what = "a lock of one host does not keep the other away"
-    return Finding("problem", what, f"mount it so that locks reach the server, or {_ONE_HOST}")
+    return DoctorFinding("problem", what, f"mount it so that locks reach the server, or {_ONE_HOST}")
 
 
 def _try_lock(meeting: _Meeting, holder: int) -> bool:
@@ -142,7 +142,7 @@ def _try_lock(meeting: _Meeting, holder: int) -> bool:
     return is_right
 
 
-def _try_appends(meeting: _Meeting) -> Finding:
+def _try_appends(meeting: _Meeting) -> DoctorFinding:
     """Append lines at the same time, as commits append to a shard: lock, open, read, write, sync, unlock."""
     data, lock = meeting.file("data"), _opened(meeting.file("data.lock"), os.O_CREAT)
     _opened(data, os.O_CREAT)
@@ -167,13 +167,13 @@ def _try_appends(meeting: _Meeting) -> Finding:
     found = _read(data)
     expected = b"".join(b"%d\n" % number for number in range(2 * _NLINES))
     if found == expected and not wrong:
-        return Finding("ok", f"{2 * _NLINES} lines that both appended under the lock are all there")
+        return DoctorFinding("ok", f"{2 * _NLINES} lines that both appended under the lock are all there")
     nlost = len({*expected.split()} - {*found.split()})
     what = f"of {2 * _NLINES} lines that both appended under the lock, {nlost} are lost"
-    return Finding("problem", what, f"what one host syncs must be seen under the lock of the other; {_ONE_HOST}")
+    return DoctorFinding("problem", what, f"what one host syncs must be seen under the lock of the other; {_ONE_HOST}")
 
 
-def _try_exclusive(meeting: _Meeting) -> Finding:
+def _try_exclusive(meeting: _Meeting) -> DoctorFinding:
     meeting.both("exclusive-begin")
     won, names = [], [f"name-{number}" for number in range(_NNAMES)]
     for name in names:
@@ -184,11 +184,11 @@ def _try_exclusive(meeting: _Meeting) -> Finding:
     twice = {*won} & {*others}
     if twice or {*won} | {*others} != {*names}:
         what = f"of {_NNAMES} files, each created exclusively by both hosts, {len(twice)} were created twice"
-        return Finding("problem", what, _ONE_HOST)
-    return Finding("ok", f"each of {_NNAMES} files was created exclusively by one of the hosts")
+        return DoctorFinding("problem", what, _ONE_HOST)
+    return DoctorFinding("ok", f"each of {_NNAMES} files was created exclusively by one of the hosts")
 
 
-def _try_renames(meeting: _Meeting, writer: int) -> Finding:
+def _try_renames(meeting: _Meeting, writer: int) -> DoctorFinding:
     """Let one host replace a file that the other reads."""
     name = meeting.file(f"replaced-{writer}")
     names = [meeting.host, meeting.other]
@@ -218,14 +218,14 @@ def _try_renames(meeting: _Meeting, writer: int) -> Finding:
         meeting.both(f"{step}-done", [missing, torn])
     if torn:
         what = f"{reader} read a mixture of two versions of a file that {who} replaced, {torn} times"
-        return Finding("problem", what, "programs that read here may read what nobody wrote")
+        return DoctorFinding("problem", what, "programs that read here may read what nobody wrote")
     if missing:
         what = f"{reader} found no file {missing} times, while {who} replaced it {_NRENAMES} times"
-        return Finding("problem", what, "programs that read while others write may find no shard for a moment")
-    return Finding("ok", f"a file that {who} replaced {_NRENAMES} times was always whole for {reader}")
+        return DoctorFinding("problem", what, "programs that read while others write may find no shard for a moment")
+    return DoctorFinding("ok", f"a file that {who} replaced {_NRENAMES} times was always whole for {reader}")
 
 
-def _try_new_name(meeting: _Meeting) -> Finding:
+def _try_new_name(meeting: _Meeting) -> DoctorFinding:
     """Look how long a host does not see a file of the other, if it has looked for it before."""
     names = [meeting.file(f"new-{number}") for number in range(2)]
     os.path.exists(names[1 - meeting.number])
@@ -240,13 +240,15 @@ def _try_new_name(meeting: _Meeting) -> Finding:
     seconds = max(time.monotonic() - begun, meeting.both("new-done", time.monotonic() - begun))
     what = f"a new file of the other host was seen after {seconds:.1f} s"
     if seconds > _PATIENCE:
-        return Finding("problem", f"a new file of the other host was not seen for {_PATIENCE:.0f} s", _ONE_HOST)
+        return DoctorFinding("problem", f"a new file of the other host was not seen for {_PATIENCE:.0f} s", _ONE_HOST)
     if seconds > _SOON:
-        return Finding("note", what, "so long it may take, beside --metadata-ttl, to see what another host created")
-    return Finding("ok", what)
+        return DoctorFinding(
+            "note", what, "so long it may take, beside --metadata-ttl, to see what another host created"
+        )
+    return DoctorFinding("ok", what)
 
 
-def _try_clocks(meeting: _Meeting) -> Finding:
+def _try_clocks(meeting: _Meeting) -> DoctorFinding:
     file = _opened(meeting.file(f"clock-{meeting.number}"), os.O_CREAT)
     before = time.time()
     os.pwrite(file.fd, b"now", 0)
@@ -255,8 +257,8 @@ def _try_clocks(meeting: _Meeting) -> Finding:
     seconds = max(abs(here), abs(meeting.both("clocks", here)))
     if seconds > _CLOCKS:
         what = f"the clocks of the hosts and of the file server differ by {seconds:.0f} s"
-        return Finding("problem", what, "set them by NTP: the age of a lock file says whether somebody uses it")
-    return Finding("ok", f"the clocks differ by less than {_CLOCKS:.0f} s")
+        return DoctorFinding("problem", what, "set them by NTP: the age of a lock file says whether somebody uses it")
+    return DoctorFinding("ok", f"the clocks differ by less than {_CLOCKS:.0f} s")
 
 
 @contextmanager

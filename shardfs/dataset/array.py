@@ -33,7 +33,7 @@ from shardfs.errors import (
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
 from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
-from shardfs.format.sharding import Coordinates, Coords, Place, Segment, ShardGrid
+from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
 from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Stat, in_pieces, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -63,7 +63,7 @@ class _Listed(NamedTuple):
 
 
 def _in_order(
-    grid: ShardGrid, index: ShardIndex, place: Place
+    grid: ShardGrid, index: ShardIndex, place: ChunkLocation
 ) -> tuple[npt.NDArray[np.intp], Coordinates, npt.NDArray[np.intp]]:
     """Return which chunks that the index of a minishard lists belong there, where they are, and their order."""
     known = np.flatnonzero(grid.belonging(index, place))
@@ -275,7 +275,7 @@ class Array:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
         return self._change(coords, self.layout.locate(coords)) if self.layout.pending else None
 
-    def _change(self, coords: Coords, place: Place) -> ChunkChange | None:
+    def _change(self, coords: Coords, place: ChunkLocation) -> ChunkChange | None:
         if not self.layout.pending:
             return None
         change = self.layout.pending.changes(place.shard).get(coords)
@@ -313,7 +313,9 @@ class Array:
         version = state.snapshot.stat.version if state.snapshot is not None else None
         nbytes = await self._nbytes_before.get((coords, version), load)
         depth = self.grid.nindexes
-        _, shard = await self._shards.open(self.layout, Place(place.shard, place.entries[:depth], place.shapes[:depth]))
+        _, shard = await self._shards.open(
+            self.layout, ChunkLocation(place.shard, place.entries[:depth], place.shapes[:depth])
+        )
         if shard is None or isinstance(chunk.source, Put) or shard.snapshot is not chunk.source.snapshot:
             raise StaleError(f"{self.layout.shard_key(place.shard)} was replaced")
         extent_range = shard.index.range(place.entries[depth - 1])
@@ -393,7 +395,7 @@ class Array:
         assert in_index is not None
         return in_index
 
-    async def _is_as_marked(self, place: Place, state: ShardState, new: OpenShard, mark: ShardMark) -> bool:
+    async def _is_as_marked(self, place: ChunkLocation, state: ShardState, new: OpenShard, mark: ShardMark) -> bool:
         """Whether a chunk, in the innermost shard *new*, is what it was in the version *mark* of its shard.
 
         It is if that is the present version, or if only appends followed: then the chunk of that version is compared,
@@ -432,7 +434,7 @@ class Array:
         """Return what is remembered of the shard that has the chunk at *coords*."""
         return self._version(self.layout.locate(coords))
 
-    def _version(self, place: Place) -> ShardVersion:
+    def _version(self, place: ChunkLocation) -> ShardVersion:
         return self._shards.generations.known(self.layout, place.shard)
 
     def own(self, coords: Coords) -> OwnVersion | None:
@@ -538,7 +540,7 @@ class Array:
                 if run.numbers:
                     yield run
 
-    async def _run(self, prefix: Coords, segment: Segment) -> ListedRun:
+    async def _run(self, prefix: Coords, segment: ChunkRun) -> ListedRun:
         """Return the chunks of *segment*, a part of the row *prefix*."""
         first, length, stride, place = segment
         changes = self._pending(prefix, range(first, first + length), place.shard)
@@ -600,7 +602,7 @@ class Array:
             return
         failed: ShardfsError | None = None
         for minishard in np.flatnonzero(~are_empty(state.shard.index.entries)).tolist():
-            place = Place((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
+            place = ChunkLocation((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
             try:
                 state, opened = await self._shards.open(self.layout, place)
             except ShardfsError as error:

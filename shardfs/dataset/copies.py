@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, Broken, Group, Node, RemovedArray, StoredArray, groups_above
+from shardfs.dataset.node import DOCUMENT, BrokenNode, Group, Node, RemovedArray, StoredArray, groups_above
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
@@ -228,7 +228,7 @@ class ConsolidatedCopies:
             with suppress(NotFoundError, NotADirectoryHereError):
                 node = await self._hierarchy.node(directory)
                 if is_direct and name == DOCUMENT:
-                    if isinstance(node.kind, Broken) and node.kind.has_unknown_copies:
+                    if isinstance(node.kind, BrokenNode) and node.kind.has_unknown_copies:
                         return f"it may have copies of other documents, which cannot be read: {node.reason}"
                     return None
                 if node.sharded_copy is not None:

@@ -20,7 +20,7 @@ from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
 from shardfs.dataset.foreign import find_array
 from shardfs.dataset.node import (
     DOCUMENT,
-    Broken,
+    BrokenNode,
     ForeignNode,
     Group,
     Node,
@@ -49,7 +49,7 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, parse_json
 from shardfs.format.keyed import Collection, ShardedValues, parse_collection
-from shardfs.format.lens import ArrayAbove, Context, Lens, Shown
+from shardfs.format.lens import ArrayAbove, Lens, NodeContext, Shown
 from shardfs.format.lens.show import (
     Contents,
     Rest,
@@ -350,7 +350,7 @@ class Hierarchy:
         if known is None or known.reason != reason:
             log.warning("%s cannot be read: %s", path or "the source", reason)
         rest = await self._read_broken(node.document, reason)
-        broken = Broken(
+        broken = BrokenNode(
             reason, node.document, node.document_stat, rest.copies, rest.has_unknown_copies, sharded_copy=copy
         )
         return replace(node, kind=broken, shown=rest.shown)
@@ -400,7 +400,7 @@ class Hierarchy:
             rest = await self._read_broken(stored[0], reason)
             is_too_large = stored[0] is None and isinstance(error, MetadataError)
             is_unknown = rest.has_unknown_copies or is_too_large
-            broken = replace(Broken(reason, *stored), copies=rest.copies, has_unknown_copies=is_unknown)
+            broken = replace(BrokenNode(reason, *stored), copies=rest.copies, has_unknown_copies=is_unknown)
             node = replace(node, kind=broken, in_image=in_image, shown=rest.shown)
         else:
             self.copies.created(path)
@@ -530,9 +530,9 @@ class Hierarchy:
             what = "cannot be shown in" if node.metadata is None else what
             log.warning("%s %s the %s view: %s", path, what, self._lens.name, problem)
 
-    async def _context(self, path: str, known: Node | None) -> Context:
+    async def _context(self, path: str, known: Node | None) -> NodeContext:
         """Return what must be known to show the node at *path*; below a broken group, what was known before."""
-        context = Context(as_stored=self.as_stored(path), drafts=self.drafts, path=path)
+        context = NodeContext(as_stored=self.as_stored(path), drafts=self.drafts, path=path)
         if self.looks_above and path:
             with suppress(NotFoundError, NotADirectoryHereError):
                 node = await self.node(path.rpartition("/")[0])
@@ -554,7 +554,7 @@ class Hierarchy:
             raise MetadataError(f"the document has {snapshot.size} bytes, more than {most}")
         return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
 
-    async def _parse(self, document: bytes, context: Context) -> Contents:
+    async def _parse(self, document: bytes, context: NodeContext) -> Contents:
         if self._worker is not None and len(document) > LARGE_NBYTES:
             return await self._worker.call(read_large_document, document, self._lens, context)
         return read_document(document, self._lens, context)

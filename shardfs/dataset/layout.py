@@ -21,7 +21,7 @@ from shardfs.dataset.path_table import is_below
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
+from shardfs.format.sharding import ChunkLocation, ChunkRun, Coords, ShardGrid
 from shardfs.stores.base import Stat, join_key
 from shardfs.stores.parallel import QuickLock
 
@@ -30,7 +30,7 @@ _TRIES: Final = 16  # shards that may be forgotten when one more is remembered
 _MAX_RETIRED: Final = 32  # layouts whose shards are forgotten together, because that takes a look at all
 
 
-_RUNS: Final[dict[tuple[int, Coords, int], Segment]] = {}
+_RUNS: Final[dict[tuple[int, Coords, int], ChunkRun]] = {}
 """The runs that were located last, of all layouts together: by serial number, row, and number within the row."""
 _REMEMBERING: Final = Lock()  # threads of one process may each have a source open
 
@@ -131,7 +131,7 @@ class ArrayLayout:
     def __post_init__(self) -> None:
         self.pending.layouts.add(self)
 
-    def locate(self, coords: Coords) -> Place:
+    def locate(self, coords: Coords) -> ChunkLocation:
         """Return the place of the inner chunk at *coords*, which are within the grid; remembers the run of its row."""
         if not coords:
             return self.grid.locate(coords)
@@ -150,7 +150,7 @@ class ArrayLayout:
                 if len(_RUNS) > _MAX_RUNS:
                     del _RUNS[next(iter(_RUNS))]
         first, _, stride, (shard, entries, shapes) = run
-        return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
+        return ChunkLocation(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key of the shard at *coords*."""

@@ -14,7 +14,7 @@ from shardfs.errors import ConflictError, LockedError, NotADirectoryHereError, N
 from shardfs.format.codecs import checksum_in
 from shardfs.format.foreign import ForeignArray
 from shardfs.format.keyed import Collection, ShardedValues
-from shardfs.format.lens import NO_CONTEXT, Context, Shown
+from shardfs.format.lens import NO_CONTEXT, NodeContext, Shown
 from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
@@ -36,7 +36,7 @@ class Plain:
 
 
 @dataclass(frozen=True, eq=False)
-class Broken:
+class BrokenNode:
     """A node whose document says nothing that can be used, for the *reason*.
 
     *document* is None if not even its bytes could be read, or there is none. *copies* are those of `Group`.
@@ -244,7 +244,7 @@ class Node:
     stat: Stat
     kind: (
         Plain
-        | Broken
+        | BrokenNode
         | Group
         | StoredArray
         | StoredVolume
@@ -254,20 +254,20 @@ class Node:
         | RemovedArray
     ) = PLAIN
     in_image: bool = False
-    context: Context = NO_CONTEXT
+    context: NodeContext = NO_CONTEXT
     shown: Shown | None = None
 
     @property
     def document(self) -> bytes | None:
         """The stored `zarr.json`; None if there is none, or it cannot be read, or it was removed through the mount."""
         kind = self.kind
-        return kind.document if isinstance(kind, Broken | Group | StoredArray) else None
+        return kind.document if isinstance(kind, BrokenNode | Group | StoredArray) else None
 
     @property
     def document_stat(self) -> Stat | None:
         """The status of `document`."""
         kind = self.kind
-        return kind.document_stat if isinstance(kind, Broken | Group | StoredArray) else None
+        return kind.document_stat if isinstance(kind, BrokenNode | Group | StoredArray) else None
 
     @property
     def origin(self) -> Stat | None:
@@ -347,7 +347,7 @@ class Node:
             return kind.described.reason
         if isinstance(kind, StoredValues):
             return kind.values.reason
-        return kind.reason if isinstance(kind, Broken | StoredArray) else None
+        return kind.reason if isinstance(kind, BrokenNode | StoredArray) else None
 
     @property
     def is_read_only(self) -> bool:
@@ -375,22 +375,22 @@ class Node:
     @property
     def copies(self) -> Copies:
         """The nodes that the document has copies of, and how these describe them."""
-        return self.kind.copies if isinstance(self.kind, Group | Broken) else NO_COPIES
+        return self.kind.copies if isinstance(self.kind, Group | BrokenNode) else NO_COPIES
 
     @property
     def sharded_copy(self) -> ShardedCopy | None:
-        """How a group above describes the array that is stored here, if no document here does: see `Broken`."""
-        return self.kind.sharded_copy if isinstance(self.kind, Broken) else None
+        """How a group above describes the array that is stored here, if no document here does: see `BrokenNode`."""
+        return self.kind.sharded_copy if isinstance(self.kind, BrokenNode) else None
 
     @property
     def is_only_described(self) -> bool:
         """Whether programs show a node here by consolidated metadata, and no command reads it."""
-        return isinstance(self.kind, Broken) and (self.kind.is_only_described or self.sharded_copy is not None)
+        return isinstance(self.kind, BrokenNode) and (self.kind.is_only_described or self.sharded_copy is not None)
 
     @property
     def is_link(self) -> bool:
         """Whether it is a symbolic link to a node."""
-        return isinstance(self.kind, Broken) and self.kind.is_link
+        return isinstance(self.kind, BrokenNode) and self.kind.is_link
 
     @property
     def memory(self) -> int:

@@ -21,8 +21,8 @@ from shardfs.format.codecs import encode
 from shardfs.format.index import ENTRY_NBYTES, IndexLayout, ShardIndex
 from shardfs.format.sharding import (
     MAX_INDEX_NBYTES,
+    ChunkLocation,
     Coords,
-    Place,
     ShardGrid,
     ShardingLevel,
 )
@@ -303,7 +303,7 @@ class NewShard:
     is_append: bool = False
 
 
-_Change = tuple[Place, Content | None]
+_Change = tuple[ChunkLocation, Content | None]
 _Pieces = Sequence[Kept | Content]
 
 

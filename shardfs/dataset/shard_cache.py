@@ -23,7 +23,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.sharding import Coords, Place
+from shardfs.format.sharding import ChunkLocation, Coords
 from shardfs.stores.base import Reader, Snapshot, Stat, Store
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -115,7 +115,7 @@ class ShardCache:
         return await self._states.get(key, partial(self._load, key), partial(self._confirm, fresh=fresh))
 
     async def open(
-        self, layout: ArrayLayout, place: Place, *, fresh: bool = False
+        self, layout: ArrayLayout, place: ChunkLocation, *, fresh: bool = False
     ) -> tuple[ShardState, OpenShard | None]:
         """Return the state of the outermost shard at *place*, and the innermost shard.
 
@@ -128,7 +128,9 @@ class ShardCache:
             self.forget(layout, place.shard)
             return await self._open(layout, place, fresh=fresh)
 
-    async def _open(self, layout: ArrayLayout, place: Place, *, fresh: bool) -> tuple[ShardState, OpenShard | None]:
+    async def _open(
+        self, layout: ArrayLayout, place: ChunkLocation, *, fresh: bool
+    ) -> tuple[ShardState, OpenShard | None]:
         state = await self.state(layout, place.shard, fresh=fresh)
         state.check()
         shard = state.shard
@@ -140,7 +142,7 @@ class ShardCache:
         return state, shard
 
     async def _inner(
-        self, layout: ArrayLayout, state: ShardState, place: Place, depth: int, outer: OpenShard
+        self, layout: ArrayLayout, state: ShardState, place: ChunkLocation, depth: int, outer: OpenShard
     ) -> ShardState:
         key: _Key = (layout, place.shard, place.entries[:depth])
 

@@ -1,7 +1,7 @@
 """The figures of a mount: one table, with name, unit and meaning of item.
 
-`Statistics` holds the running counts, `Snapshot` all figures at one moment: `shardfs stats`, Prometheus, and commands
-that wait for a daemon all show a snapshot.
+`Statistics` holds the running counts, `StatisticsSnapshot` all figures at one moment: `shardfs stats`, Prometheus, and
+commands that wait for a daemon all show a snapshot.
 """
 
 import json
@@ -74,7 +74,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StatisticsSnapshot:
     """All figures of a mount at one moment; *counts* are those of `Statistics`, *store* those of the store.
 
     A figure is None if it has no value, or is unknown to the version of shardfs that the daemon runs.
@@ -107,7 +107,7 @@ class Snapshot:
         return json.dumps(own | dict(self.counts) | {"store": dict(self.store)}).encode()
 
     @classmethod
-    def parse(cls, text: bytes) -> "Snapshot":
+    def parse(cls, text: bytes) -> "StatisticsSnapshot":
         """Return a snapshot encoded by any version of shardfs; raises `ValueError`."""
         try:
             members = json.loads(text)
@@ -142,7 +142,7 @@ def _is_of(value: object, kinds: Any) -> bool:  # noqa: ANN401 - the type of a f
 _STORE: Final = "store_"
 
 FIGURES: Final = (
-    *(Figure(item.name, **item.metadata) for item in fields(Snapshot) if item.metadata),
+    *(Figure(item.name, **item.metadata) for item in fields(StatisticsSnapshot) if item.metadata),
     *(Figure(item.name, **item.metadata) for item in fields(Statistics)),
     Figure("store_requests", "counter", "Requests to the store, each attempt.", label="operation"),
     Figure("store_bytes_received", "counter", "Bytes of objects received.", "bytes"),

@@ -38,8 +38,8 @@ from shardfs.format.sharding import (
     MAX_DECODED_NBYTES,
     MAX_INDEX_NBYTES,
     POSITION_BITS,
+    ChunkLocation,
     Coords,
-    Place,
     ShardGrid,
     ShardingLevel,
     count_positions,
@@ -518,7 +518,7 @@ class B2ndGrid(ShardGrid):
         """True."""
         return True
 
-    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which parts of a chunk are within the array: those behind its edge are stored, too."""
         shape = place.shapes[-1]
         first = self.coords(place)

@@ -36,7 +36,7 @@ _PLACE_NBYTES: Final = 12  # of a fragment: its position
 _SIZE_NBYTES: Final = 4
 
 
-class Part(Enum):
+class ValuePart(Enum):
     """What a file shows of a value: its bytes, or the data before it."""
 
     VALUE = "value"
@@ -47,7 +47,7 @@ class Part(Enum):
 class ValueNames:
     """The names of files: an id, or the cell of a grid of *cells* of which that is the code, and a suffix."""
 
-    suffixes: tuple[tuple[str, Part], ...]
+    suffixes: tuple[tuple[str, ValuePart], ...]
     cells: Coords = ()
 
     def stems(self, ids: npt.NDArray[np.integer[Any]]) -> list[str]:
@@ -56,7 +56,7 @@ class ValueNames:
             return [str(value_id) for value_id in ids.tolist()]
         return ["_".join(map(str, cell)) for cell in positions_of(ids.astype(np.uint64), self.cells).tolist()]
 
-    def decode(self, name: str) -> tuple[int, Part] | None:
+    def decode(self, name: str) -> tuple[int, ValuePart] | None:
         """Return the id and the part that the file *name* shows; None if no file can have the name."""
         for suffix, part in self.suffixes:
             if name.endswith(suffix) and (value_id := self._id_of(name.removesuffix(suffix))) is not None:
@@ -89,7 +89,7 @@ class ValueGrid(IdGrid):
     @property
     def has_data_before(self) -> bool:
         """Whether data lie directly before each value, and belong to it."""
-        return any(part is Part.BEFORE for _, part in self.names.suffixes)
+        return any(part is ValuePart.BEFORE for _, part in self.names.suffixes)
 
     def nbytes_before(self, value: Buffer) -> int:
         """Return how many bytes before *value* belong to it; raises `CorruptionError` if it does not say so."""
@@ -144,9 +144,9 @@ class Collection:
     shown: bytes
 
 
-_SUFFIXES: Final[dict[str, tuple[tuple[str, Part], ...]]] = {
-    "neuroglancer_multilod_draco": ((".index", Part.VALUE), ("", Part.BEFORE)),
-    "neuroglancer_skeletons": (("", Part.VALUE),),
+_SUFFIXES: Final[dict[str, tuple[tuple[str, ValuePart], ...]]] = {
+    "neuroglancer_multilod_draco": ((".index", ValuePart.VALUE), ("", ValuePart.BEFORE)),
+    "neuroglancer_skeletons": (("", ValuePart.VALUE),),
 }
 _KINDS: Final = {
     "neuroglancer_multilod_draco": "multi-resolution meshes",
@@ -154,7 +154,7 @@ _KINDS: Final = {
 }
 _ANNOTATIONS: Final = "neuroglancer_annotations_v1"
 _MAX_INDEXES: Final = 1000  # an `info` with more is that of no annotations
-_PLAIN: Final = (("", Part.VALUE),)
+_PLAIN: Final = (("", ValuePart.VALUE),)
 
 
 def parse_collection(document: Json) -> Collection | None:
@@ -229,7 +229,7 @@ def _without_sharding(document: Document) -> Document:
 
 
 def _parse_values(
-    kind: str, specification: Json, suffixes: tuple[tuple[str, Part], ...], grid_shape: Json = None
+    kind: str, specification: Json, suffixes: tuple[tuple[str, ValuePart], ...], grid_shape: Json = None
 ) -> ShardedValues:
     try:
         sharding = Uint64Sharding.parse(specification)

@@ -84,7 +84,7 @@ class ShardingLevel:
         return decode(self.after, encoded, self.max_nbytes)
 
 
-class Place(NamedTuple):
+class ChunkLocation(NamedTuple):
     """The place of an inner chunk: the coordinates of its shard, and an index entry for each level, outermost first.
 
     *shapes* are the chunks per shard at each level.
@@ -95,7 +95,7 @@ class Place(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
-class Segment(NamedTuple):
+class ChunkRun(NamedTuple):
     """Inner chunks along the last axis that are in one innermost shard.
 
     For i < *length*, chunk *first* + i has the entry `place.entries[-1]` + i × *stride*.
@@ -104,7 +104,7 @@ class Segment(NamedTuple):
     first: int
     length: int
     stride: int
-    place: Place
+    place: ChunkLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,11 @@ class ShardGrid:
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
 
-    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which rows of *index*, the innermost one at *place*, are of chunks that belong there: here, all."""
         return np.ones(index.nentries, np.bool_)
 
-    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
+    def positions(self, index: ShardIndex, place: ChunkLocation) -> Coordinates:
         """Return the coordinates of the chunks whose rows are in *index*, the innermost one at *place*."""
         within = len(place.shapes) - 1
         outer = place.entries[:within]
@@ -205,7 +205,7 @@ class ShardGrid:
         """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         return None
 
-    def nelements_at(self, place: Place) -> int:
+    def nelements_at(self, place: ChunkLocation) -> int:
         """Return how many elements the chunk at *place* has."""
         return math.prod(self.chunk_shape)
 
@@ -213,7 +213,7 @@ class ShardGrid:
         """Return the name of the chunk at *coords* for messages; *keys* are those of shards."""
         return keys.encode(coords)
 
-    def stride(self, place: Place) -> int:
+    def stride(self, place: ChunkLocation) -> int:
         """Return the distance between the entries of neighbouring chunks of a row in the innermost shard of *place*."""
         return math.prod(place.shapes[-1][self.row_axis + 1 :])
 
@@ -223,7 +223,7 @@ class ShardGrid:
             0 <= i < n for i, n in zip(coords, self.grid_shape, strict=True)
         )
 
-    def locate(self, coords: Coords) -> Place:
+    def locate(self, coords: Coords) -> ChunkLocation:
         """Return the place of the inner chunk at *coords*, which are within the grid."""
         shard, offset, extent = self._shard_around(coords)
         entries, shapes = [], []
@@ -238,7 +238,7 @@ class ShardGrid:
             entries.append(entry)
             shapes.append(shape)
             offset, extent = tuple(inner), level.span
-        return Place(shard, tuple(entries), tuple(shapes))
+        return ChunkLocation(shard, tuple(entries), tuple(shapes))
 
     def _shard_around(self, coords: Coords) -> tuple[Coords, Coords, Coords]:
         """Return the shard of the inner chunk at *coords*, the place of the chunk within it, and the shard's length.
@@ -258,7 +258,7 @@ class ShardGrid:
         """Return the coordinate along *axis* of the shards that have the inner chunks with coordinate *chunk*."""
         return self.shards.dimensions[axis].chunk_at(chunk * self.chunk_shape[axis])
 
-    def coords(self, place: Place) -> Coords:
+    def coords(self, place: ChunkLocation) -> Coords:
         """Return the coordinates of the inner chunk at *place*, or of the first chunk in it, if it is a shard.
 
         This is the inverse of `locate`. The chunk may be outside the array: shards at its edge have entries for such
@@ -316,7 +316,7 @@ class ShardGrid:
         """Return the size of the index of the outermost shard at *shard*."""
         return self.levels[0].index_codecs.nbytes(math.prod(self.index_shape(shard)))
 
-    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
+    def row(self, prefix: Coords, chunks: range) -> Iterator[ChunkRun]:
         """Yield the segments of *chunks* in the row *prefix*, which is all coordinates but the last."""
         axis = self.row_axis
         start = chunks.start
@@ -328,7 +328,7 @@ class ShardGrid:
                 n = place.shapes[-1][axis]
                 stop = start - start % n + n
             stop = min(stop, chunks.stop)
-            yield Segment(start, stop - start, self.stride(place), place)
+            yield ChunkRun(start, stop - start, self.stride(place), place)
             start = stop
 
     def covered(self, axis: int, index: int) -> range:
@@ -362,7 +362,7 @@ class CutOffGrid(ShardGrid):
         )
         return shard, offset, self._span(shard)
 
-    def nelements_at(self, place: Place) -> int:
+    def nelements_at(self, place: ChunkLocation) -> int:
         """Return how many elements the chunk at *place* has."""
         lengths = []
         for axis, (index, chunk) in enumerate(zip(place.shard, self.coords(place), strict=True)):

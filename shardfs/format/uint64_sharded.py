@@ -19,7 +19,15 @@ from shardfs.format.codecs import decode
 from shardfs.format.document import Extension, Json, brief
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import EMPTY, ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, ShardIndex
-from shardfs.format.sharding import MAX_INDEX_NBYTES, Coordinates, Coords, Place, Segment, ShardGrid, ShardingLevel
+from shardfs.format.sharding import (
+    MAX_INDEX_NBYTES,
+    ChunkLocation,
+    ChunkRun,
+    Coordinates,
+    Coords,
+    ShardGrid,
+    ShardingLevel,
+)
 
 UINT64_SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 MAX_SHARD_BITS: Final = 60  # so that numbers of shards are lengths of an axis
@@ -155,16 +163,16 @@ class IdGrid(ShardGrid):
         """Two: that of a shard, and that of a minishard."""
         return 2
 
-    def locate(self, coords: Coords) -> Place:
+    def locate(self, coords: Coords) -> ChunkLocation:
         """Return the place of the chunk at *coords*, which are within the grid."""
         chunk_id = self.id_of(coords)
         shard, minishard = self.sharding.place(chunk_id)
         entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
         if len(self.levels) > self.nindexes:
-            return Place((shard,), (*entries, 0), (*shapes, ()))
-        return Place((shard,), entries, shapes)
+            return ChunkLocation((shard,), (*entries, 0), (*shapes, ()))
+        return ChunkLocation((shard,), entries, shapes)
 
-    def coords(self, place: Place) -> Coords:
+    def coords(self, place: ChunkLocation) -> Coords:
         """Return the coordinates of the chunk at *place*; of a minishard, those of the chunk with id 0."""
         chunk_id = place.entries[1] if len(place.entries) > 1 else 0
         found = self.coordinates_of(np.array([chunk_id], np.uint64))[0].tolist()
@@ -186,17 +194,17 @@ class IdGrid(ShardGrid):
         """Return all chunks along *axis*: any shard may have some of them."""
         return range(self.grid_shape[axis])
 
-    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
+    def row(self, prefix: Coords, chunks: range) -> Iterator[ChunkRun]:
         """Yield each chunk of a row by itself."""
         for number in chunks:
-            yield Segment(number, 1, 1, self.locate((*prefix, number)))
+            yield ChunkRun(number, 1, 1, self.locate((*prefix, number)))
 
-    def belonging(self, index: ShardIndex, place: Place) -> npt.NDArray[np.bool_]:
+    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which ids that the index of a minishard lists are those of chunks that belong there."""
         belong = self.sharding.belong(index.keys, place.shard[0], place.entries[0])
         return np.asarray(belong & self.have_chunks(index.keys))
 
-    def positions(self, index: ShardIndex, place: Place) -> Coordinates:
+    def positions(self, index: ShardIndex, place: ChunkLocation) -> Coordinates:
         """Return the coordinates of the chunks that the index of a minishard lists; they may be outside the grid."""
         return self.coordinates_of(index.keys)
 

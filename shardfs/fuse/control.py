@@ -22,14 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import UnfinishedError
-from shardfs.fuse.progress import Progress
+from shardfs.fuse.progress import CommitProgress
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import user_name
 
 FIGURES: Final = "user.shardfs.stats"
-"""The figures of the mount, as JSON: a `Snapshot`."""
+"""The figures of the mount, as JSON: a `StatisticsSnapshot`."""
 
 PID: Final = "user.shardfs.pid"
 """Process id of the daemon, for scripts that send it a signal."""
@@ -66,7 +66,7 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class ListedMount:
     """A mount of *source* at *path*, dead or alive; unless it is *shared*, only the user *uid* may use it."""
 
     path: str
@@ -89,7 +89,7 @@ class Mount:
         )
 
 
-def list_mounts() -> list[Mount]:
+def list_mounts() -> list[ListedMount]:
     """Return the mounts that this process sees, those below others first."""
     daemons = []
     with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
@@ -99,7 +99,7 @@ def list_mounts() -> list[Mount]:
             if kind == _FILESYSTEM:
                 named = dict(option.partition("=")[::2] for option in options.split(","))
                 daemons.append(
-                    Mount(
+                    ListedMount(
                         _unescaped(place.split(" ")[4]),
                         _unescaped(source),
                         int(named.get("user_id", 0)),
@@ -115,7 +115,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def find_mount(path: str) -> Mount | None:
+def find_mount(path: str) -> ListedMount | None:
     """Return the mount at *path*, the topmost if there are several."""
     return next((mount for mount in reversed(list_mounts()) if mount.path == path), None)
 
@@ -132,10 +132,10 @@ class Daemon:
         """The number of its file, which no other daemon has."""
         return os.fstat(self.file.fd).st_ino
 
-    def latest(self) -> Snapshot | None:
+    def latest(self) -> StatisticsSnapshot | None:
         """Return its latest figures, also after its end; None while they are being written, or if they are none."""
         with suppress(OSError, ValueError):
-            return Snapshot.parse(os.pread(self.file.fd, FIGURES_NBYTES, 0))
+            return StatisticsSnapshot.parse(os.pread(self.file.fd, FIGURES_NBYTES, 0))
         return None
 
     def is_near(self) -> bool:
@@ -158,7 +158,7 @@ def list_daemons() -> Iterator[Daemon]:
                         yield Daemon(int(pid), Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
 
 
-def find_daemon(path: str, figures: Snapshot | None) -> Daemon | None:
+def find_daemon(path: str, figures: StatisticsSnapshot | None) -> Daemon | None:
     """Return the daemon that answered with these figures, or, if there is no answer, that of a mount at *path*.
 
     None if this process may not look at it.
@@ -174,7 +174,7 @@ def find_daemon(path: str, figures: Snapshot | None) -> Daemon | None:
     return None
 
 
-def ask(mountpoint: str, timeout: float) -> Snapshot:
+def ask(mountpoint: str, timeout: float) -> StatisticsSnapshot:
     """Return the figures of the mount at a path.
 
     Raises `OSError`, and `UnfinishedError` if the daemon does not answer for *timeout* seconds.
@@ -187,7 +187,7 @@ def ask(mountpoint: str, timeout: float) -> Snapshot:
         raise UnfinishedError(_silence(mountpoint, timeout)) from None
     _check(process)
     try:
-        return Snapshot.parse(answer)
+        return StatisticsSnapshot.parse(answer)
     except ValueError:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None  # any user can mount something under our name
 
@@ -198,7 +198,7 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
     Raises `OSError`, and `UnfinishedError` if the daemon does not answer for *timeout* seconds.
     """
     process = _start(_SET, mountpoint, FLUSH)
-    progress = Progress()
+    progress = CommitProgress()
     try:
         while True:
             try:

@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES
 from shardfs.fuse.options import MountOptions
-from shardfs.fuse.progress import Progress
+from shardfs.fuse.progress import CommitProgress
 from shardfs.service.figures import ProcessFigures
 from shardfs.service.log import LastError
 from shardfs.service.process import Systemd, more_time
@@ -28,7 +28,7 @@ _LINE_SECONDS: Final = 10.0
 _MORE_TIME: Final = more_time(3 * _IDLE_SECONDS)
 
 
-class Figures:
+class MountMetrics:
     """The figures of one mount; other threads, and `control.Daemon`, may read the latest snapshot at any time.
 
     *ending* is set by `end`.
@@ -48,7 +48,7 @@ class Figures:
         self.latest = self._take()
         logging.getLogger("shardfs").addHandler(LastError(session.source.statistics))
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> StatisticsSnapshot:
         return replace(
             self._process.snapshot(self._session.pending(), len(self._session.fs.open_files), self._session.nothers),
             file=os.fstat(self._file).st_ino,
@@ -93,7 +93,7 @@ class Figures:
 
         Once the mount is ending, log every ten seconds what is pending.
         """
-        progress = Progress()
+        progress = CommitProgress()
         next_line = math.inf
         while True:
             self.publish()
@@ -115,7 +115,7 @@ class Figures:
                 with trio.move_on_after(seconds):
                     await self.ending.wait()
 
-    def publish(self) -> Snapshot:
+    def publish(self) -> StatisticsSnapshot:
         """Take a snapshot now, and let others see it."""
         self.latest = self._take()
         with suppress(OSError):

@@ -22,7 +22,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from shardfs.dataset.statistics import Snapshot, Statistics
+from shardfs.dataset.statistics import Statistics, StatisticsSnapshot
 from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
@@ -108,7 +108,7 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], Snapshot], options: MountOptions
+        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], StatisticsSnapshot], options: MountOptions
     ) -> None:
         super().__init__()
         self.statistics = statistics
@@ -260,7 +260,7 @@ class WritingOperations(Operations):
         self,
         fs: WritableFilesystem,
         statistics: Statistics,
-        figures: Callable[[], Snapshot],
+        figures: Callable[[], StatisticsSnapshot],
         options: MountOptions,
     ) -> None:
         super().__init__(fs, statistics, figures, options)

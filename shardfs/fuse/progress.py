@@ -3,24 +3,24 @@
 from collections import deque
 from typing import Final
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import size
 
 _NSNAPSHOTS: Final = 16  # for the rate: those of the last fifteen seconds, if there is one each second
 
 
-class Progress:
+class CommitProgress:
     """What is pending, how fast it is committed, and why it waits, from the latest snapshots."""
 
     def __init__(self) -> None:
-        self._seen: deque[Snapshot] = deque(maxlen=_NSNAPSHOTS)
+        self._seen: deque[StatisticsSnapshot] = deque(maxlen=_NSNAPSHOTS)
 
-    def tell(self, snapshot: Snapshot) -> str:
+    def tell(self, snapshot: StatisticsSnapshot) -> str:
         """Add a snapshot, and return the progress in words."""
         self._seen.append(snapshot)
         return "; ".join(part for part in (pending(snapshot), self._rate(snapshot), snapshot.pending_reason) if part)
 
-    def _rate(self, last: Snapshot) -> str:
+    def _rate(self, last: StatisticsSnapshot) -> str:
         first = self._seen[0]
         seconds = last.uptime_seconds - first.uptime_seconds
         if seconds <= 0 or not last.pending_chunks:
@@ -31,12 +31,12 @@ class Progress:
         return f"{nchunks:,.0f} chunks and {size(nbytes)} per second{left}"
 
 
-def stored_nbytes(snapshot: Snapshot) -> float:
+def stored_nbytes(snapshot: StatisticsSnapshot) -> float:
     """Return the bytes written to shards, or sent, including those of unfinished objects."""
     return float(snapshot.store.get("bytes_sent", snapshot.counts.get("committed_bytes", 0)))
 
 
-def pending(snapshot: Snapshot) -> str:
+def pending(snapshot: StatisticsSnapshot) -> str:
     """Return what is pending, in words."""
     if not snapshot.pending_chunks:
         return "nothing is pending"

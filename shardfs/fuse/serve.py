@@ -13,7 +13,7 @@ import trio
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import unsharded
 from shardfs.errors import FuseUnavailableError, ShardfsError
-from shardfs.fuse.figures import Figures
+from shardfs.fuse.figures import MountMetrics
 from shardfs.fuse.mountpoint import open_mount_point
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
@@ -78,7 +78,7 @@ async def _serve(
 ) -> bool:
     url, notes = source.store.url, await notes_on(source, options)
     async with open_tree(source, options, door="mount", mountpoint=path) as session:
-        figures = Figures(session, path, options)
+        figures = MountMetrics(session, path, options)
         operations = Operations(session.fs, source.statistics, figures.publish, options)
         if session.writing is not None:
             operations = WritingOperations(session.writing.fs, source.statistics, figures.publish, options)
@@ -145,7 +145,7 @@ async def answer_requests() -> None:
 class _Daemon:
     """A mount from its first request to its end."""
 
-    def __init__(self, session: Session, figures: Figures) -> None:
+    def __init__(self, session: Session, figures: MountMetrics) -> None:
         self._session = session
         self._figures = figures
         self._url = session.source.store.url

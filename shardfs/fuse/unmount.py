@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import BusyError, MountPointError, StoreError, UnfinishedError, counted
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, find_daemon, find_mount
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
-from shardfs.fuse.progress import Progress, pending, stored_nbytes
+from shardfs.fuse.progress import CommitProgress, pending, stored_nbytes
 from shardfs.stores.base import Descriptor
 
 _REST: Final = "stays in the journal, for the next mount with --write or `shardfs recover`"
@@ -81,7 +81,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
 def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None]) -> str | None:
     """Return when a daemon has ended, and everything that was written is stored: what to know of that."""
     who = f"its daemon, process {daemon.pid},"
-    progress, poll = Progress(), select.poll()
+    progress, poll = CommitProgress(), select.poll()
     latest, seen, moved = daemon.latest(), None, time.monotonic()
     with suppress(ProcessLookupError):
         process = Descriptor(os.pidfd_open(daemon.pid))
@@ -117,5 +117,5 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
     )
 
 
-def _log(figures: Snapshot | None) -> str:
+def _log(figures: StatisticsSnapshot | None) -> str:
     return "its log" if figures is None or figures.log is None else figures.log

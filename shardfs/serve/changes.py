@@ -4,7 +4,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from shardfs.errors import ExistsError, IsADirectoryHereError, MetadataError, RefusedError, ShardfsError
-from shardfs.serve.conditions import Conditions, PreconditionFailedError
+from shardfs.serve.conditions import PreconditionFailedError, RequestConditions
 from shardfs.serve.exchange import ClientError, Exchange
 from shardfs.vfs.all_views import Check, Views
 from shardfs.vfs.versions import text_of_sum
@@ -23,7 +23,7 @@ async def put(exchange: Exchange, views: Views, path: str) -> None:
     if exchange.header("content-length") is None and exchange.header("transfer-encoding") is None:
         raise ClientError(411, "a body needs Content-Length or the transfer coding chunked: else nobody knows its end")
     content, text = await _receive(exchange, views)
-    conditions = Conditions.of(exchange)
+    conditions = RequestConditions.of(exchange)
     try:
         is_new = await views.publish(path, content, _check_of(conditions), exclusive=conditions.is_for_a_new_file)
     except ExistsError:
@@ -51,11 +51,11 @@ async def delete(exchange: Exchange, views: Views, path: str) -> None:
     """Remove a file."""
     if not path:
         raise IsADirectoryHereError("the source is a directory")
-    await views.remove(path, _check_of(Conditions.of(exchange)))
+    await views.remove(path, _check_of(RequestConditions.of(exchange)))
     await exchange.reply(204)
 
 
-def _check_of(conditions: Conditions) -> Check | None:
+def _check_of(conditions: RequestConditions) -> Check | None:
     """Return what decides whether a file may be changed; None spares looking at its version."""
     return conditions.is_known if conditions.name_versions else None
 

@@ -1,6 +1,6 @@
 """Conditions and ranges of requests (RFC 9110, sections 13 and 14): what they ask for, without I/O.
 
-`Conditions.is_known` is the one place that evaluates conditions, in the order of section 13.2.2.
+`RequestConditions.is_known` is the one place that evaluates conditions, in the order of section 13.2.2.
 """
 
 import re
@@ -19,7 +19,7 @@ class PreconditionFailedError(ShardfsError):
     """A request was made for another version than the one that is there; nothing was done."""
 
 
-class Conditions(NamedTuple):
+class RequestConditions(NamedTuple):
     """The conditions of a request as its head spells them; None are not given.
 
     Conditions that name a time hold for no change, because several versions of a chunk may have been written within one
@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
     range: str | None = None
 
     @classmethod
-    def of(cls, exchange: Exchange) -> "Conditions":
+    def of(cls, exchange: Exchange) -> "RequestConditions":
         """Return the conditions of a request."""
         names = ("If-Match", "If-None-Match", "If-Unmodified-Since", "If-Range", "Range")
         return cls(exchange.method, *map(exchange.header, names))

@@ -1,7 +1,7 @@
 """One request and its reply on a connection: all that is known of h11 and of sockets.
 
-A client may take its time, but not more than `Limits` say without any progress. A reply that cannot be completed breaks
-the connection, so that nobody takes a part for the whole.
+A client may take its time, but not more than `ClientLimits` say without any progress. A reply that cannot be completed
+breaks the connection, so that nobody takes a part for the whole.
 """
 
 import http
@@ -20,7 +20,7 @@ import h11
 import trio
 
 from shardfs.errors import ShardfsError
-from shardfs.serve.options import Limits
+from shardfs.serve.options import ClientLimits
 from shardfs.stores.base import Buffer
 from shardfs.stores.parallel import open_nursery
 
@@ -55,7 +55,7 @@ class ClientError(ShardfsError):
 class Connection:
     """A client that is connected; *is_ending* lets it have the reply to its present request, and no other."""
 
-    def __init__(self, stream: trio.SocketStream, limits: Limits) -> None:
+    def __init__(self, stream: trio.SocketStream, limits: ClientLimits) -> None:
         self.limits = limits
         self.is_ending = False
         self._stream = stream

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import counted
 from shardfs.serve.options import ServeOptions
 from shardfs.service.figures import ProcessFigures
@@ -57,7 +57,7 @@ class Traffic:
         yield GaugeMetricFamily("shardfs_http_connections", "Clients that are connected.", self.nconnections)
 
 
-class Figures:
+class ServerMetrics:
     """The figures of a server at *url*: its *traffic*, and those of the source that *views* shows."""
 
     def __init__(self, views: Views, options: ServeOptions, url: str) -> None:
@@ -77,7 +77,7 @@ class Figures:
         chunks = f", {counted(pending.nchunks, 'chunk')} pending" if pending.nchunks else ""
         return f"{clients}{chunks}{f': {pending.reason}' if pending.reason else ''}"
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> StatisticsSnapshot:
         nopen_files = sum(len(paths.fs.open_files) for paths in self._views.all)
         snapshot = self._process.snapshot(self._views.main.pending(), nopen_files, self._views.main.nothers)
         counts = {name: value for name, value in snapshot.counts.items() if name not in _OF_A_MOUNT}

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote
 
 from shardfs.errors import IsADirectoryHereError
-from shardfs.serve.conditions import Conditions
+from shardfs.serve.conditions import RequestConditions
 from shardfs.serve.exchange import Exchange, Header, http_date, only
 from shardfs.stores.base import Buffer, Kind
 from shardfs.vfs.handles import Attributes
@@ -37,7 +37,7 @@ async def is_answered(exchange: Exchange, version: str | None, head: Sequence[He
 
     Raises `PreconditionFailedError` for who wants another version or none.
     """
-    if not Conditions.of(exchange).is_known(version):
+    if not RequestConditions.of(exchange).is_known(version):
         return False
     await exchange.reply(304, head)
     return True
@@ -101,7 +101,7 @@ async def _send(exchange: Exchange, paths: Paths, path: str, *, may_be_cached: b
             ("Content-Type", _TYPES.get(path.rpartition("/")[2].rpartition(".")[2], "application/octet-stream")),
             ("X-Content-Type-Options", "nosniff"),
         ]
-        start, stop, is_part = Conditions.of(exchange).selected(version, attributes.size)
+        start, stop, is_part = RequestConditions.of(exchange).selected(version, attributes.size)
         if is_part and start == stop:
             await exchange.say(416, f"the file has {attributes.size} bytes", [
                 ("Content-Range", f"bytes */{attributes.size}"), *headers_of(attributes, version)[:1],

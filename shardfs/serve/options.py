@@ -13,7 +13,7 @@ _MAX_TOKEN_NBYTES = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """What one client may take: seconds without progress, bytes, and how many connections all of them may have.
 
     *head_seconds* is for a whole head once it has begun, *idle_seconds* for the beginning of the next one,
@@ -49,7 +49,7 @@ class ServeOptions(TreeOptions):
     listen: str = "127.0.0.1:8000"
     cors: tuple[str, ...] = ("*",)
     token: str | None = field(default=None, repr=False)
-    limits: Limits = Limits()
+    limits: ClientLimits = ClientLimits()
 
     def __post_init__(self) -> None:
         super().__post_init__()

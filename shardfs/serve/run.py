@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.serve.figures import Figures
+from shardfs.serve.figures import ServerMetrics
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
@@ -53,7 +53,7 @@ async def _serve(
             notes = await notes_on(source, options)
             views = await stack.enter_async_context(open_views(source, options))
             logging.getLogger("shardfs").addHandler(LastError(source.statistics))
-            figures = Figures(views, options, address)
+            figures = ServerMetrics(views, options, address)
             server = Server(Site(views, options, figures).answer, options.limits, figures.traffic)
             await nursery.start(_end_on_signal, server, report)
             ready(address, "; ".join(part for part in (views.main.problems, *notes) if part) or None)
@@ -68,10 +68,10 @@ class _Report:
 
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
-        self._figures: Figures | None = None
+        self._figures: ServerMetrics | None = None
         self._is_ready = False
 
-    def is_ready(self, figures: Figures) -> None:
+    def is_ready(self, figures: ServerMetrics) -> None:
         """Report that the server answers."""
         self._figures, self._is_ready = figures, True
         self._systemd.say("READY=1", f"STATUS={figures.status}")

@@ -12,7 +12,7 @@ import trio
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.serve.exchange import ClientError, ClientGoneError, Connection, Exchange
 from shardfs.serve.figures import Traffic
-from shardfs.serve.options import Limits
+from shardfs.serve.options import ClientLimits
 from shardfs.stores.parallel import open_nursery
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Server:
     What comes and goes is counted in *traffic*.
     """
 
-    def __init__(self, answer: Callable[[Exchange], Awaitable[None]], limits: Limits, traffic: Traffic) -> None:
+    def __init__(self, answer: Callable[[Exchange], Awaitable[None]], limits: ClientLimits, traffic: Traffic) -> None:
         self._answer = answer
         self._traffic = traffic
         self._limits = limits

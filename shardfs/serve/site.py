@@ -39,10 +39,10 @@ from shardfs.errors import (
 from shardfs.serve import changes, files
 from shardfs.serve.conditions import PreconditionFailedError
 from shardfs.serve.exchange import READING, ClientError, Exchange, only
-from shardfs.serve.figures import Figures
+from shardfs.serve.figures import ServerMetrics
 from shardfs.serve.guard import CHALLENGES, Guard
 from shardfs.serve.options import ServeOptions
-from shardfs.serve.pages.page import Address, Pages, asset
+from shardfs.serve.pages.page import PageAddress, PageBuilder, asset
 from shardfs.serve.pages.planes import Planes, Query
 from shardfs.vfs.all_views import Views
 from shardfs.vfs.paths import Paths
@@ -75,7 +75,7 @@ _STATUS: Final[Mapping[type[ShardfsError], int]] = {
 """The status of each error, the first class that it is counts; all others are 500, and never 404."""
 
 
-class Place(NamedTuple):
+class SiteLocation(NamedTuple):
     """A file or a directory: its *path* in the view *paths*, whose targets begin with *prefix*.
 
     *is_directory*: the target ends with a slash, so it can be nothing else.
@@ -90,12 +90,12 @@ class Place(NamedTuple):
 class Site:
     """Answers the requests for one source, which *views* shows; *figures* are those of the server."""
 
-    def __init__(self, views: Views, options: ServeOptions, figures: Figures) -> None:
+    def __init__(self, views: Views, options: ServeOptions, figures: ServerMetrics) -> None:
         self.views = views
         self.figures = figures
         self.options = options
         self.decoded = views.others["decoded/v3"]
-        self.pages = Pages(views)
+        self.pages = PageBuilder(views)
         self.planes = Planes()
         self._guard = Guard(options)
 
@@ -138,7 +138,7 @@ class Site:
         else:
             await self._change(exchange, self.place(names))
 
-    async def _change(self, exchange: Exchange, place: Place) -> None:
+    async def _change(self, exchange: Exchange, place: SiteLocation) -> None:
         """Write or remove a file."""
         if place.paths is not self.views.main:
             own = next((f"/-/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
@@ -149,7 +149,7 @@ class Site:
             change = changes.put if exchange.method == "PUT" else changes.delete
             await change(exchange, self.views, place.path)
 
-    async def _show(self, exchange: Exchange, place: Place) -> None:
+    async def _show(self, exchange: Exchange, place: SiteLocation) -> None:
         """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
         for attempt in range(_ATTEMPTS):
             try:
@@ -167,7 +167,7 @@ class Site:
             else:
                 return
 
-    async def _page(self, exchange: Exchange, place: Place) -> None:
+    async def _page(self, exchange: Exchange, place: SiteLocation) -> None:
         """Send the page of a directory; its links need a target that ends with a slash."""
         names, query = names_in(exchange.target), query_of(exchange.target)
         if names[-1] != "":
@@ -178,13 +178,13 @@ class Site:
             return
         up = "../" * (len(names) - 1) or "./"
         origin = self._guard.origin(exchange)
-        await self.pages.show(exchange, Address(place.paths, place.path, place.prefix, up, origin, query))
+        await self.pages.show(exchange, PageAddress(place.paths, place.path, place.prefix, up, origin, query))
 
     @property
     def _methods(self) -> tuple[str, ...]:
         return (*READING, "PUT", "DELETE") if self.options.write else READING
 
-    def place(self, names: list[str]) -> Place:
+    def place(self, names: list[str]) -> SiteLocation:
         """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
         paths: Paths | SourceError = self.views.main
         prefix = ""
@@ -196,7 +196,7 @@ class Site:
         is_directory = names[-1] == ""
         if is_directory:
             names = names[:-1]
-        return Place(paths, path_of(names), prefix, is_directory)
+        return SiteLocation(paths, path_of(names), prefix, is_directory)
 
     def _view_in(self, names: list[str]) -> str | None:
         """Return the view that the *names* in a target begin with; they have `-` before it, as no dataset has."""

@@ -5,7 +5,7 @@ import time
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import Pending
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.service.log import path as log_path
 from shardfs.service.process import resident_nbytes
 from shardfs.version import __version__
@@ -21,9 +21,9 @@ class ProcessFigures:
         self._access = access
         self._begun = time.monotonic()
 
-    def snapshot(self, pending: Pending, nopen_files: int, nothers: int | None) -> Snapshot:
+    def snapshot(self, pending: Pending, nopen_files: int, nothers: int | None) -> StatisticsSnapshot:
         """Return the figures now; *pending* is what is not committed, *nothers* how many other sessions write."""
-        return Snapshot(
+        return StatisticsSnapshot(
             version=__version__,
             source=self._source.store.url,
             mountpoint=self._place,

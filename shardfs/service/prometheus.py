@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shardfs.dataset.statistics import Snapshot
+from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import printable
 
 
@@ -25,7 +25,7 @@ SERVER: Final = About("shardfs_server", "What is served where.", "url")
 _LABELS: Final = ("version", "source", "view", "access")
 """Texts that do not change: labels of the first metric."""
 
-Latest = Mapping[str, Snapshot | None]
+Latest = Mapping[str, StatisticsSnapshot | None]
 """The latest snapshot of each mount or server by its place; None for one that does not answer."""
 
 _USUAL: Final = {

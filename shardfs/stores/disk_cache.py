@@ -54,14 +54,14 @@ _TAG_CONTENT: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Everythin
 log = logging.getLogger(__name__)
 
 
-class Entry(NamedTuple):
+class CachedRange(NamedTuple):
     """The bytes of *span* of a version."""
 
     version: str
     span: Span
 
     @classmethod
-    def parse(cls, name: str) -> "Entry | None":
+    def parse(cls, name: str) -> "CachedRange | None":
         """Return the entry in the file *name*; None if that is no name of an entry."""
         parts = _ENTRY.fullmatch(name)
         if parts is None or int(parts[2]) >= int(parts[3]):
@@ -206,7 +206,7 @@ class DiskCache:
         another thread counts and evicts, which may take long, nothing is added.
         """
         view, now = memoryview(data).cast("B"), self._clock()
-        entry = Entry(_version(name, etag), Span(offset, offset + view.nbytes))
+        entry = CachedRange(_version(name, etag), Span(offset, offset + view.nbytes))
         if not 0 < view.nbytes <= min(self._max_nbytes // 4, _MAX_ENTRY_NBYTES) or self._counting.locked():
             return
         with self._lock:
@@ -228,14 +228,14 @@ class DiskCache:
     def discard(self, name: str, etag: str, wanted: Span) -> None:
         """Remove all bytes of *wanted* of the version *etag* of an object, whoever added them."""
         version = _version(name, etag)
-        entries: list[Entry] = []
+        entries: list[CachedRange] = []
         with suppress(OSError):
             entries = self._list(version[:_DRAWER_NDIGITS])
         for entry in entries:
             if entry.version == version and entry.span.overlaps(wanted):
                 self._drop(entry)
 
-    def _add(self, entry: Entry, data: memoryview) -> None:
+    def _add(self, entry: CachedRange, data: memoryview) -> None:
         temporary = _NEW + secrets.token_hex(8)
         file = Descriptor(self._disk.create(temporary, os.O_RDWR | os.O_EXCL, 0o600, self._folder.fd))
         try:
@@ -260,9 +260,9 @@ class DiskCache:
             finally:
                 self._counting.release()
 
-    def _look_up(self, version: str, offset: int) -> Entry | None:
+    def _look_up(self, version: str, offset: int) -> CachedRange | None:
         """Return the entry that extends furthest from *offset*, including those of other processes."""
-        entry, now = Entry(version, Span(offset, offset)), self._clock()
+        entry, now = CachedRange(version, Span(offset, offset)), self._clock()
         with self._lock:
             span = self._spans(entry).at(offset)
             if span is None and abs(now - self._listed.get(entry.drawer, _NEVER)) >= _LISTING_SECONDS:
@@ -277,21 +277,21 @@ class DiskCache:
                 span = self._spans(entry).at(offset)
         return None if span is None else entry._replace(span=span)
 
-    def _spans(self, entry: Entry) -> Spans:
+    def _spans(self, entry: CachedRange) -> Spans:
         """Return what is known of the version of *entry*; the caller holds the lock."""
         return self._known.get(entry.drawer, {}).get(entry.version) or Spans()
 
-    def _list(self, drawer: str) -> list[Entry]:
+    def _list(self, drawer: str) -> list[CachedRange]:
         """Return the entries in a drawer; raises `OSError` if no descriptor is free to list it."""
         try:
             directory = Descriptor(os.open(drawer, DIRECTORY, dir_fd=self._folder.fd))
-            return [entry for entry in map(Entry.parse, os.listdir(directory.fd)) if entry is not None]
+            return [entry for entry in map(CachedRange.parse, os.listdir(directory.fd)) if entry is not None]
         except OSError as error:
             if error.errno in NO_FILES:
                 raise
             return []
 
-    def _drop(self, entry: Entry) -> bool:
+    def _drop(self, entry: CachedRange) -> bool:
         """Forget an entry and remove it; return whether it was known.
 
         Shorter ones that it hid are found by listing its drawer again.
@@ -302,7 +302,7 @@ class DiskCache:
                 self._listed.pop(entry.drawer, None)
             return self._spans(entry).discard(entry.span)
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: CachedRange) -> bool:
         """Remove the file of an entry; return whether it was there: another process may have been faster."""
         try:
             drawer = self._drawer(entry)
@@ -311,7 +311,7 @@ class DiskCache:
             return False
         return True
 
-    def _drawer(self, entry: Entry) -> Descriptor:
+    def _drawer(self, entry: CachedRange) -> Descriptor:
         """Open the drawer of an entry, to get at what is in it; raises `OSError`, also if it is a link."""
         return Descriptor(os.open(entry.drawer, WALK, dir_fd=self._folder.fd))
 
@@ -332,7 +332,7 @@ class DiskCache:
             # What others add is unknown until the next count, so count before all the room is used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)
 
-    def _entries(self) -> Iterator[tuple[float, int, Entry]]:
+    def _entries(self) -> Iterator[tuple[float, int, CachedRange]]:
         """Yield when each entry was last used, and its size on disk. Remove what was never completed."""
         for name in os.listdir(self._folder.fd):
             for entry in self._list(name) if _DRAWER.fullmatch(name) else ():

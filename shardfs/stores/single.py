@@ -12,13 +12,13 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Address, Kind, ListedName, Snapshot, Stat
 from shardfs.stores.objects import ObjectReader, object_stat
-from shardfs.stores.references.targets import Files
+from shardfs.stores.references.targets import TargetFiles
 
 
 class SingleFile(ObjectReader):
     """The file *name* of the reader *home*, as the only one in a directory, where it has the name *shown*."""
 
-    def __init__(self, url: str, home: Files, name: str, shown: str, *, ttl: float) -> None:
+    def __init__(self, url: str, home: TargetFiles, name: str, shown: str, *, ttl: float) -> None:
         self.url = url
         self.address: Address = home.address._replace(url=url)
         self.ttl = ttl

@@ -22,7 +22,7 @@ from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.references.store import ReferenceStore
-from shardfs.stores.references.targets import OPTION, Files, Place, Root, Targets, name_of
+from shardfs.stores.references.targets import OPTION, Place, TargetFiles, TargetRoot, Targets, name_of
 from shardfs.stores.s3.requests import Location, S3Options
 from shardfs.stores.single import SingleFile
 
@@ -304,7 +304,7 @@ def _open_references(
     if references.in_records and find_spec("pyarrow") is None:
         raise SourceError(f"{references.url} needs pyarrow; install it with: {how_to_install('parquet')}")
     home = _open_files(session, references.within, options, ttl)
-    roots = [Root((name_of(references.within),), home)]
+    roots = [TargetRoot((name_of(references.within),), home)]
     if options.allow_target:
         roots = [_open_root(session, root, options, ttl) for root in options.allow_target]
     return ReferenceStore(
@@ -318,16 +318,16 @@ def _open_references(
     )
 
 
-def _open_root(session: trio.Nursery, root: str, options: StoreOptions, ttl: float | None) -> Root:
+def _open_root(session: trio.Nursery, root: str, options: StoreOptions, ttl: float | None) -> TargetRoot:
     try:
         place = _parse_place(root)
         names = {name_of(place): None} | ({realpath(place): None} if isinstance(place, str) else {})
-        return Root(tuple(names), _open_files(session, place, options, ttl))
+        return TargetRoot(tuple(names), _open_files(session, place, options, ttl))
     except SourceError as error:
         raise SourceError(f"{OPTION}: {error}") from None
 
 
-def _open_files(session: trio.Nursery, place: Place, options: StoreOptions, ttl: float | None) -> Files:
+def _open_files(session: trio.Nursery, place: Place, options: StoreOptions, ttl: float | None) -> TargetFiles:
     """Open a place of which only files are read whose names are known."""
     if isinstance(place, str):
         return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
@@ -376,7 +376,7 @@ def _open_cloud(
 
 def _open_cloud_files(
     session: trio.Nursery, location: CloudLocation, options: StoreOptions, ttl: float | None
-) -> Files:
+) -> TargetFiles:
     client, cache = _cloud(location, options)
     from shardfs.stores.clouds.store import TTL, BucketStore, WebFiles
 

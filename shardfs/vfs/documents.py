@@ -12,7 +12,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.copies import is_in_any
 from shardfs.dataset.maintenance.others import OtherSessions
-from shardfs.dataset.node import DOCUMENT, Broken, Node, Plain, RemovedArray, groups_above
+from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import ChunkWriter, empty_outside
 from shardfs.errors import (
@@ -500,7 +500,7 @@ class Documents:
                 below = nodes.get(relative)
                 if below is None or isinstance(below.kind, Plain | RemovedArray):
                     del texts[relative]
-                elif not isinstance(below.kind, Broken):  # of which the copy may be the only description
+                elif not isinstance(below.kind, BrokenNode):  # of which the copy may be the only description
                     texts[relative] = below.document
             gone = node.copies.keys() - texts.keys()
             texts = {relative: text for relative, text in texts.items() if not is_in_any(relative, gone)}

@@ -8,7 +8,7 @@ from shardfs.vfs.handles import FileHandle
 _MAX_AWAITED: Final = 4096
 
 
-class Pages:
+class CachedPages:
     """The inode numbers of chunks that programs have open to read, with pages in the kernel's cache.
 
     For all who have a number open, the kernel has one size and one set of pages: if one of them truncates the file or

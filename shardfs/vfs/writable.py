@@ -42,7 +42,7 @@ from shardfs.vfs.handles import (
 )
 from shardfs.vfs.locks import Locks, Nodes
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.pages import Pages
+from shardfs.vfs.pages import CachedPages
 from shardfs.vfs.views import View
 from shardfs.vfs.write_buffer import BufferSpace, WriteBuffer, WriteBuffers
 
@@ -96,7 +96,7 @@ class WritableFilesystem(Filesystem):
         self.writer = writer
         self._others = others
         self.drafts = drafts
-        self.pages = Pages()
+        self.pages = CachedPages()
         self._locks = Locks()
         self.buffers = WriteBuffers(
             BufferSpace(buffers),

@@ -31,7 +31,7 @@ class Task(engine.Task[str, Result]):
 
     nbytes: int = LARGE
 
-    async def begin(self, context: engine.Context) -> Callable[[str], Awaitable[Result]]:
+    async def begin(self, context: engine.WorkerContext) -> Callable[[str], Awaitable[Result]]:
         return self.work
 
     async def work(self, item: str) -> Result:

@@ -19,9 +19,9 @@ import trio
 import zarr
 
 from shardfs.bulk.delivery import Job
-from shardfs.bulk.engine import Context
+from shardfs.bulk.engine import WorkerContext
 from shardfs.bulk.pack import PackPlan
-from shardfs.bulk.run import Plan, Report, RunOptions
+from shardfs.bulk.run import Plan, RunOptions, RunReport
 from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.errors import ShardfsError, UsageError
@@ -181,7 +181,7 @@ def test_after_an_interruption_no_old_document_describes_new_shards(places: Plac
         create(compressors=None)[...] = 1
     summary("pack", "--shards", "8", source.url, made.url)
 
-    def interrupt(report: Report) -> None:
+    def interrupt(report: RunReport) -> None:
         if report.stored:
             raise KeyboardInterrupt
 
@@ -229,7 +229,7 @@ def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(places: Places)
         write_small(path)
 
     class Overtaken(PackPlan):
-        async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+        async def look(self, job: Job, context: WorkerContext) -> AsyncIterator[str]:
             async for line in super().look(job, context):
                 yield line
             await trio.to_thread.run_sync(summary, "pack", "--shards", "4", source.url, made.url)
@@ -450,7 +450,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
     def open_on_disk(session: trio.Nursery, url: str, options: StoreOptions, ttl: float, **_: object) -> LocalStore:
         return LocalStore(url, disks.get(url, QUICK), ttl=ttl)
 
-    def fill(made: Path, syncs: bool = True) -> Report:
+    def fill(made: Path, syncs: bool = True) -> RunReport:
         plan: Plan = UnpackPlan(Unpacking()) if what == "unpack" else PackPlan(Packing(chunks_per_shard=(4,)))
         return trio.run(fill_with, str(source), str(made), plan, RunOptions(syncs, jobs=1), StoreOptions())
 
@@ -515,11 +515,11 @@ def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path
 
 def fill_while(
     change: Callable[[], object], source: Place, made: Place, *, syncs: bool = False, plan: Plan | None = None
-) -> Report:
+) -> RunReport:
     """Pack; the source is changed when all was looked at, and nothing is stored yet."""
     changes = iter([change])
 
-    def progress(_: Report) -> None:
+    def progress(_: RunReport) -> None:
         for each in changes:
             each()
 

@@ -23,7 +23,7 @@ from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import Payload, Put, UndoRecord
 from shardfs.dataset.journal.recovery import opened, read_left, replay
 from shardfs.dataset.layout import ShardQueue
-from shardfs.dataset.maintenance.recover import Finding, find_torn, recover_source, repair, show_source
+from shardfs.dataset.maintenance.recover import Leftover, find_torn, recover_source, repair, show_source
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.errors import (
     ConflictError,
@@ -397,7 +397,7 @@ async def test_a_conflict_is_kept_whatever_is_published_in_another_array_of_its_
     assert kept == [payload_of("unchecked", number) for number in range(1, 3)]
     for _ in range(2):
         document.write_text(former)
-        found: list[Finding] = []
+        found: list[Leftover] = []
         await recover_source(Source.of(LocalStore(str(arrays))), found, single_writer=False)
     assert await stored(arrays, "unchecked", range(1)) == kept[:1]
 
@@ -814,7 +814,7 @@ async def test_where_the_latest_version_of_a_chunk_is_damaged_the_one_before_is_
     for number, data in ((0, b"first"), (1, b"other"), (0, b"second")):
         await process.write("end", number, data)
     damage_in_journal(arrays, b"second")
-    findings: list[Finding] = []
+    findings: list[Leftover] = []
     await show_source(Source.of(LocalStore(str(arrays))), findings)
     later = "a later version of the chunk is in a damaged part of the journal"
     assert f"journal: the new bytes of chunk 0 of end; {later}" in [finding.message for finding in findings]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardfs.format.document import parse_json
 from shardfs.format.precomputed import ChunkNames, VolumeGrid, morton_code, parse_volume, positions_of
-from shardfs.format.sharding import Place
+from shardfs.format.sharding import ChunkLocation
 from shardfs.format.uint64_sharded import ListedIndex, Uint64Sharding
 from tests.support.precomputed import KEY, chunks_in, info, opened, scale, scale_in, sharding, stored_files
 
@@ -93,7 +93,14 @@ def test_ids_outside_the_grid_are_not_within_it() -> None:
     )
     ids = np.array([0, 4, 5, 7, 8, 2**63], np.uint64)
     index = ListedIndex(memoryview(bytes(16 * len(ids))).cast("Q"), b"", 0, ids)
-    assert grid.belonging(index, Place((0,), (0,), ((1,), ()))).tolist() == [True, True, False, False, False, False]
+    assert grid.belonging(index, ChunkLocation((0,), (0,), ((1,), ()))).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardfs.serve.conditions import Conditions, PreconditionFailedError
+from shardfs.serve.conditions import PreconditionFailedError, RequestConditions
 
 TAG = "version"
 LISTS = {
@@ -18,7 +18,7 @@ LISTS = {
 def holds(method: str, version: str | None = TAG, *, exists: bool = True, **fields: str) -> bool | None:
     """Whether a request is carried out; None if its reader has the version already."""
     try:
-        return None if Conditions(method, **fields).is_known(version, exists) else True
+        return None if RequestConditions(method, **fields).is_known(version, exists) else True
     except PreconditionFailedError:
         return False
 
@@ -66,7 +66,7 @@ def test_conditions_are_evaluated_in_their_order() -> None:
 
 def test_the_version_is_looked_at_only_for_conditions_that_name_one() -> None:
     date = "Sat, 01 Jan 2022 00:00:00 GMT"
-    assert not Conditions("PUT", range="bytes=0-1", if_range='"a"').name_versions
-    assert not Conditions("GET", if_unmodified_since=date).name_versions
-    assert Conditions("PUT", if_unmodified_since=date).name_versions
-    assert Conditions("GET", if_match="*").name_versions
+    assert not RequestConditions("PUT", range="bytes=0-1", if_range='"a"').name_versions
+    assert not RequestConditions("GET", if_unmodified_since=date).name_versions
+    assert RequestConditions("PUT", if_unmodified_since=date).name_versions
+    assert RequestConditions("GET", if_match="*").name_versions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.serve.options import Limits
+from shardfs.serve.options import ClientLimits
 from tests.support.datasets import age
 from tests.support.mounting import PATIENCE
 from tests.support.serving import Client, Served, served
@@ -16,7 +16,7 @@ from tests.support.serving import Client, Served, served
 pytestmark = pytest.mark.slow
 
 NOTES = b"0123456789" * 10
-LIMITS = Limits()
+LIMITS = ClientLimits()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import shardfs
-from shardfs.serve.options import Limits
+from shardfs.serve.options import ClientLimits
 from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import document
 from tests.support.datasets import age, store
@@ -174,7 +174,7 @@ def test_of_many_writers_who_saw_the_same_version_or_nothing_one_wins(site: Serv
 
 
 def test_a_body_that_does_not_come_is_waited_for_no_longer_and_changes_nothing(source: Path) -> None:
-    with served(source, write=True, limits=replace(Limits(), body_seconds=0.2)) as site:
+    with served(source, write=True, limits=replace(ClientLimits(), body_seconds=0.2)) as site:
         before = site.ask("/image/c/0/0").body
         client = site.connect()
         client.send("PUT /image/c/0/0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 48\r\n\r\nhalf")
@@ -197,7 +197,7 @@ def test_a_body_that_comes_byte_by_byte_without_end_is_given_up_and_one_that_tak
                 return
 
     head = "PUT {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
-    with served(source, write=True, limits=replace(Limits(), body_seconds=1.0, body_rate=10.0**9)) as site:
+    with served(source, write=True, limits=replace(ClientLimits(), body_seconds=1.0, body_rate=10.0**9)) as site:
         client = site.connect()
         client.send(head.format("/new.bin", 2**20))
         drip(site, client, bytes(2**20))
@@ -233,7 +233,7 @@ def test_many_slow_bodies_hold_little_memory_and_keep_nobody_from_writing(source
 
 
 def test_a_body_that_breaks_off_or_is_too_large_changes_nothing(source: Path) -> None:
-    with served(source, write=True, limits=replace(Limits(), body_nbytes=2**20)) as site:
+    with served(source, write=True, limits=replace(ClientLimits(), body_nbytes=2**20)) as site:
         for target in ("/image/c/0/0", "/notes.txt", "/image/zarr.json", "/new.bin"):
             before = site.ask(target)
             client = site.connect()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shardfs.errors import UsageError
-from shardfs.stores.disk_cache import BLOCK_NBYTES, DiskCache, Entry
+from shardfs.stores.disk_cache import BLOCK_NBYTES, CachedRange, DiskCache
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.ranges import Span
 from shardfs.stores.s3.requests import Counts
@@ -82,7 +82,7 @@ def some_bytes(nbytes: int, seed: int = 0) -> bytes:
 
 
 def entries(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.glob("*/*/*") if Entry.parse(path.name))
+    return sorted(path for path in directory.glob("*/*/*") if CachedRange.parse(path.name))
 
 
 def folder(directory: Path) -> Path:
@@ -181,16 +181,16 @@ def test_a_name_that_is_not_that_of_its_bytes_hides_nothing(
 def test_damage_that_two_readers_find_at_the_same_time_is_counted_once(
     make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, meeting, read = Counts(), Barrier(2), Entry.read
+    counts, meeting, read = Counts(), Barrier(2), CachedRange.read
     make().add(NAME, ETAG, 0, bytes(MIB))
     (path,) = directory.rglob("*-0-*")
     path.write_bytes(b"x" * path.stat().st_size)
 
-    def read_together(entry: Entry, fd: int, span: Span) -> memoryview:
+    def read_together(entry: CachedRange, fd: int, span: Span) -> memoryview:
         meeting.wait(10)
         return read(entry, fd, span)
 
-    monkeypatch.setattr(Entry, "read", read_together)
+    monkeypatch.setattr(CachedRange, "read", read_together)
     cache = make(counts=counts)
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda offset: cache.find(NAME, ETAG, offset, 100), (0, BLOCK_NBYTES)))
@@ -299,7 +299,7 @@ def test_however_many_entries_there_are_no_memory_is_taken_before_they_are_wante
     for i in range(4000):
         version = f"{i:064x}"[::-1]
         (folder(directory) / version[:3]).mkdir(exist_ok=True)
-        (folder(directory) / Entry(version, Span(0, 4096)).path).touch()
+        (folder(directory) / CachedRange(version, Span(0, 4096)).path).touch()
     tracemalloc.start()
     kept = make()
     kept.add("other", ETAG, 0, b"data")

@@ -67,7 +67,7 @@ class TornShard:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Leftover:
     """Something that was left behind.
 
     *left*: it still needs attention. *key* is that of the shard or file, *path* its place on this machine, *command*
@@ -82,7 +82,7 @@ class Finding:
     command: str | None = None
 
 
-Findings = list[Finding]
+Findings = list[Leftover]
 
 
 async def find_torn(source: Source, findings: Findings, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
@@ -90,7 +90,7 @@ async def find_torn(source: Source, findings: Findings, progress: Progress = no_
 
     def others(path: str, strays: Strays) -> None:
         for key in strays.nodes:
-            findings.append(Finding("unread", f"not looked at: {key}: {among_shards(path)}", left=True, key=key))
+            findings.append(Leftover("unread", f"not looked at: {key}: {among_shards(path)}", left=True, key=key))
 
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress, others=others):
         if array.grid.is_read_only:  # nobody appends to it
@@ -209,7 +209,7 @@ async def _show_slot(source: Source, slot: Slot, findings: Findings) -> None:
     state, holder, before = slot.state, slot.holder, len(findings)
     if holder is None and slot.address is None:
         line = f"{state.root} does not name {source.store.address} as its source; move it away"
-        findings.append(Finding("slot", line, left=True, path=state.root))
+        findings.append(Leftover("slot", line, left=True, path=state.root))
         return
     for file in state.kept_files():
         findings.append(_not_stored(file))
@@ -225,7 +225,7 @@ async def _show_slot(source: Source, slot: Slot, findings: Findings) -> None:
         if source.store.root is not None and holder.host is None and not is_left:
             return  # where locks cannot be asked for, nobody is known to have it
         what = f"slot {slot.name} of {source.store.url}"
-        findings.append(Finding("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
+        findings.append(Leftover("slot", f"{what} is {_whose(slot, is_left)}", is_left, path=state.root))
 
 
 def owners_of_leftovers(store: Reader) -> Sequence[int]:
@@ -235,19 +235,19 @@ def owners_of_leftovers(store: Reader) -> Sequence[int]:
     return sorted({slot.owner for slot in slots if slot.life is Life.DEAD and slot.owner != me and slot.state.left()})
 
 
-def _of_others(source: Source, slot: Slot, left: Sequence[str]) -> Finding:
+def _of_others(source: Source, slot: Slot, left: Sequence[str]) -> Leftover:
     """Name what another user's session left, or what others could have put there: it is not used."""
     owner = user_name(slot.owner)
     where = f"{slot.state.root}/{slot.state.key} has {' and '.join(left)}, of {owner}"
     way_out = f"run `{recover_command(source.store.address, '--apply')}` as {owner} or root"
     if slot.owner == os.geteuid():
         way_out = "others may write there, or it has links, so it is not used; move it away"
-    return Finding("slot", f"{where}; {way_out}", left=True, path=slot.state.root)
+    return Leftover("slot", f"{where}; {way_out}", left=True, path=slot.state.root)
 
 
-def _unreadable(state: StateDirectory, error: ShardfsError) -> Finding:
+def _unreadable(state: StateDirectory, error: ShardfsError) -> Leftover:
     message = str(error)
-    return Finding("journal", message if state.path in message else f"{state.journal}: {message}", left=True)
+    return Leftover("journal", message if state.path in message else f"{state.journal}: {message}", left=True)
 
 
 def _whose(slot: Slot, is_left: bool) -> str:
@@ -269,8 +269,8 @@ async def _show_journal(source: Source, state: StateDirectory, findings: Finding
     _report_commits(recovery, findings, "torn by a commit that can be undone", left=True)
     for change in [*(change for _, change in recovery.pending), *recovery.shrinks]:
         end = f"; {OUTDATED}" if change.subject in contents.outdated else ""
-        findings.append(Finding("pending", f"journal: {describe_change(change)}{end}", left=True))
-    findings += [Finding("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
+        findings.append(Leftover("pending", f"journal: {describe_change(change)}{end}", left=True))
+    findings += [Leftover("conflict", f"conflict: {describe(*conflict)}", left=True) for conflict in recovery.conflicts]
 
 
 async def _show_aside(source: Source, state: StateDirectory, findings: Findings) -> None:
@@ -281,7 +281,7 @@ async def _show_aside(source: Source, state: StateDirectory, findings: Findings)
         if verdict.can_be_applied:
             way_out = "`shardfs recover --apply` applies it"
         line = f"put aside: {describe(change, verdict)}; {way_out}"
-        findings.append(Finding("conflict", line, left=True))
+        findings.append(Leftover("conflict", line, left=True))
 
 
 async def _apply_journals(source: Source, state: StateDirectory, findings: Findings) -> None:
@@ -292,7 +292,7 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
             await commits.flush()
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
-            findings.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
+            findings.append(Leftover("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
         applied: list[ChunkChange | Shrink] = []
         for change in sorted(changes, key=lambda change: not isinstance(change, Shrink)):
@@ -300,15 +300,15 @@ async def _apply_journals(source: Source, state: StateDirectory, findings: Findi
             if reason is None:
                 applied.append(change)
                 findings.append(
-                    Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
+                    Leftover("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
                 )
             else:
                 line = f"cannot be applied: {describe_change(change)}: {reason}"
-                findings.append(Finding("conflict", line, left=True))
+                findings.append(Leftover("conflict", line, left=True))
         try:
             await commits.flush()
         except ShardfsError as error:
-            findings.append(Finding("pending", f"the journal is not fully committed: {error}", left=True))
+            findings.append(Leftover("pending", f"the journal is not fully committed: {error}", left=True))
         await commits.sync_soon()  # the conflict journal forgets it only when it is durable in the journal
         commits.conflicts.release(applied)
 
@@ -347,15 +347,15 @@ async def _store_file(source: Source, kept: KeptFile, findings: Findings) -> Non
             await edit.splice(Splice((kept,)))
     except ShardfsError as error:
         line = f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}"
-        findings.append(Finding("file", line, left=True, key=kept.key, path=kept.path))
+        findings.append(Leftover("file", line, left=True, key=kept.key, path=kept.path))
     else:
         kept.remove()
-        findings.append(Finding("file", f"stored: {kept.key}, as it was written", left=False, key=kept.key))
+        findings.append(Leftover("file", f"stored: {kept.key}, as it was written", left=False, key=kept.key))
 
 
-def _not_stored(file: KeptFile) -> Finding:
+def _not_stored(file: KeptFile) -> Leftover:
     line = f"not stored: {file}; to discard it, remove {file.path}"
-    return Finding("file", line, left=True, key=file.key, path=file.path)
+    return Leftover("file", line, left=True, key=file.key, path=file.path)
 
 
 async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, findings: Findings) -> None:
@@ -372,23 +372,23 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
         else:
             path = path if source.store.root is not None else os.path.join(state.root, path)
             what, is_left = f"repaired: {torn.key}: {tail} are now in {path}", False
-    findings.append(Finding("torn", what, is_left, key=torn.key, path=path))
+    findings.append(Leftover("torn", what, is_left, key=torn.key, path=path))
 
 
 def _report_commits(recovery: Recovery, findings: Findings, torn: str, *, left: bool) -> None:
     """Report commits that were under way; torn ones are *left* to be undone."""
     for undo, outcome, reason, *_ in recovery.unfinished:
         if outcome is Outcome.TORN:
-            findings.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
+            findings.append(Leftover("commit", f"{torn}: {undo.key}", left, key=undo.key))
         elif outcome is Outcome.UNCLEAR:
             line = f"{undo.key}: the commit that was under way is left as it is: {reason}"
-            findings.append(Finding("commit", line, left=True, key=undo.key))
+            findings.append(Leftover("commit", line, left=True, key=undo.key))
 
 
 def _report_damage(state: StateDirectory, findings: Findings) -> None:
     for directory in (state.journal, state.conflicts):
         damage = read_left(directory).damage
-        findings += [Finding("journal", describe_damage(directory, piece), left=True) for piece in damage]
+        findings += [Leftover("journal", describe_damage(directory, piece), left=True) for piece in damage]
 
 
 def list_slots(findings: Findings) -> None:
@@ -409,7 +409,7 @@ def list_slots(findings: Findings) -> None:
             command = recover_command(slot.address, "--apply")
             end += f": {command}"
         line = "; ".join([f"{where}, slot {slot.name}", *held, end])
-        findings.append(Finding("slot", line, bool(held), path=state.root, command=command))
+        findings.append(Leftover("slot", line, bool(held), path=state.root, command=command))
 
 
 def _changes(contents: JournalContents) -> list[ChunkChange | Shrink]:

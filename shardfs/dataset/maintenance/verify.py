@@ -18,7 +18,7 @@ from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.index import IndexLayout, are_empty, damaged, find_last_index
 from shardfs.format.numcodec import MAX_ITEM_NBYTES
-from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.format.sharding import ChunkLocation, Coords, ShardGrid
 from shardfs.stores.base import Buffer
 
 _PIECE_NBYTES: Final = 64 * 2**20
@@ -218,7 +218,7 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
     return problems or None
 
 
-async def _listed_damage(array: Array, shard: OpenShard, place: Place, *, data: bool) -> list[Problem]:
+async def _listed_damage(array: Array, shard: OpenShard, place: ChunkLocation, *, data: bool) -> list[Problem]:
     """Return the damage in a minishard, and which of the chunks that it lists do not belong there."""
     grid, index, minishard = array.grid, shard.index, place.entries[0]
     known = grid.belonging(index, place)
@@ -340,13 +340,13 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
     return ([], [], problems, nchunks) if is_unknown else (payloads, indexes, problems, nchunks)
 
 
-async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
+async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, ChunkLocation]]:
     """Yield the shard at *coords* and every shard in it with its place, the last entry of which is open.
 
     A shard that cannot be read is a problem instead. Only one shard of each level is open at a time.
     """
     state = await array.shard(coords)
-    place = Place(coords, (), (array.grid.index_shape(coords),))
+    place = ChunkLocation(coords, (), (array.grid.index_shape(coords),))
     if state.error is not None:
         key = array.layout.shard_key(coords)
         yield Problem(key, None, str(state.error).removeprefix(f"{key}: ")), place
@@ -355,7 +355,9 @@ async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard
             yield damage
 
 
-async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
+async def _within(
+    array: Array, shard: OpenShard, place: ChunkLocation
+) -> AsyncIterator[tuple[OpenShard | Problem, ChunkLocation]]:
     yield shard, place
     levels, depth = array.grid.levels, len(place.shapes)
     if depth == array.grid.nindexes:
@@ -377,11 +379,11 @@ async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator
                 yield damage
 
 
-def _entered(place: Place, entry: int) -> Place:
-    return Place(place.shard, (*place.entries, entry), place.shapes)
+def _entered(place: ChunkLocation, entry: int) -> ChunkLocation:
+    return ChunkLocation(place.shard, (*place.entries, entry), place.shapes)
 
 
-def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
+def _problem(array: Array, place: ChunkLocation, error: ShardfsError) -> Problem:
     layout = array.layout
     is_file = array.grid.is_unsharded
     chunk = None if is_file else array.grid.chunk_name(array.grid.coords(place), layout.key_encoding)

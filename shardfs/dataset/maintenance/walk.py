@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from shardfs.dataset.array import Array, Strays
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.node import DOCUMENT, Broken, Node, groups_above
+from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, groups_above
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -164,21 +164,21 @@ async def walk_nodes(source: Source, *, links: bool = False) -> AsyncIterator[No
                 raise
             if node is None or node.reason is None:  # else it has reported that already
                 described.found(path)
-                yield Node(path, above, Broken(str(error)))
+                yield Node(path, above, BrokenNode(str(error)))
             continue
         linked = described.list(path, entries) if not _is_array(node) else ()
         for link in linked if links else ():
             with suppress(ShardfsError):
                 target = await source.hierarchy.node(link)
                 if target.document is not None or target.is_read_only:
-                    broken = Broken(_LINKED, is_only_described=described.has(link), is_link=True)
+                    broken = BrokenNode(_LINKED, is_only_described=described.has(link), is_link=True)
                     yield Node(link, target.stat, broken)
         directories = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
         names = sorted(name for name in directories if not is_reserved(name) and not node.has_shards_at(name))
         pending += [(join_key(path, name), node.stat) for name in reversed(names)]
     for path, reason in described.missing():
         assert top is not None
-        yield Node(path, top, Broken(reason, is_only_described=True))
+        yield Node(path, top, BrokenNode(reason, is_only_described=True))
 
 
 async def walk_files(store: Reader, path: str, *, opens_links: bool = False) -> AsyncIterator[str]:

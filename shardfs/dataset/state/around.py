@@ -9,7 +9,7 @@ from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.state.directory import NAMES, shown
 from shardfs.dataset.state.gate import refusal
 from shardfs.dataset.state.holder import Holder
-from shardfs.dataset.state.roots import Root
+from shardfs.dataset.state.roots import StateRoot
 from shardfs.dataset.state.slots import Slot, slots_above, slots_in
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
@@ -19,7 +19,7 @@ from shardfs.stores.local.syscalls import READ, user_name
 
 
 @contextmanager
-def overlapping_first(store: Reader, root: Root) -> Iterator[None]:
+def overlapping_first(store: Reader, root: StateRoot) -> Iterator[None]:
     """Let an error in the block be about a source around or within this one, if there is one that is written.
 
     Whose mount that is says more than what this user may not do beside it. Of other sessions of the source it says who
@@ -46,7 +46,7 @@ def _described(slot: Slot) -> str | None:
     return f"{what}; run `{command}` as {owner} or root"
 
 
-def require_in_place(root: Root) -> None:
+def require_in_place(root: StateRoot) -> None:
     """Raise `SourceError` if another directory has the path of *root*: its surroundings are examined by path."""
     if root.opened is not None:
         with suppress(OSError):
@@ -57,7 +57,7 @@ def require_in_place(root: Root) -> None:
 
 def require_no_overlap(path: str) -> None:
     """Raise `SourceError` if a directory around *path* or within it is being written, or has a journal."""
-    below = (slot for root in _descendants(path) for slot in slots_in(Root(root, Address(root))) if slot.counts)
+    below = (slot for root in _descendants(path) for slot in slots_in(StateRoot(root, Address(root))) if slot.counts)
     for slot in (*slots_above(path), *below):
         root = slot.state.root
         if slot.holder is not None and slot.holder != Holder():

@@ -29,7 +29,7 @@ from shardfs.dataset.state.directory import (
     sync_directory,
 )
 from shardfs.dataset.state.holder import Holder, read_holder, write_holder
-from shardfs.dataset.state.roots import NUMBER, SOURCE, Root, names_in
+from shardfs.dataset.state.roots import NUMBER, SOURCE, StateRoot, names_in
 from shardfs.dataset.state.slots import FORMER, Reach, has_former, slots_in
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor
@@ -59,7 +59,7 @@ _GATE_SECONDS: Final = 1.0
 
 
 @contextmanager
-def entered(root: Root, *, alone: bool = False) -> Iterator[str]:
+def entered(root: StateRoot, *, alone: bool = False) -> Iterator[str]:
     """Be among the sessions of a source, or *alone*, for the length of a block; yields the name of their directory."""
     directory, file = _enter(root, alone=alone)
     lock = os.path.join(root.at, directory, "lock")
@@ -76,7 +76,7 @@ def entered(root: Root, *, alone: bool = False) -> Iterator[str]:
             ofd_unlock(file.fd)
 
 
-def _enter(root: Root, *, alone: bool) -> tuple[str, Descriptor]:
+def _enter(root: StateRoot, *, alone: bool) -> tuple[str, Descriptor]:
     """Lock the directory of all slots, which is made if it is missing: the first that this user may use."""
     foreign: list[str] = []
     for directory in NAMES:
@@ -98,7 +98,7 @@ def _enter(root: Root, *, alone: bool) -> tuple[str, Descriptor]:
     raise SourceError(f"{names} and others belong to other users, who could remove what is published; move them away")
 
 
-def _make_trusted(root: Root, path: str) -> bool:
+def _make_trusted(root: StateRoot, path: str) -> bool:
     """Make the directory of slots at *path* unless it exists; whether this user may have a slot there, safely."""
     around = os.stat(root.at)
     mode = stat.S_IMODE(around.st_mode) & 0o3777
@@ -137,7 +137,7 @@ def _may_write(status: os.stat_result, uid: int) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid in groups_of(uid)
 
 
-def _lock_gate(root: Root, directory: str, file: Descriptor, *, alone: bool) -> None:
+def _lock_gate(root: StateRoot, directory: str, file: Descriptor, *, alone: bool) -> None:
     """Take the lock of all slots; raises `SourceError` if that is not possible, with who has it."""
     state = StateDirectory(root.path, directory, root.opened)
     until, byte = time.monotonic() + _GATE_SECONDS, 1 + secrets.randbelow(2**48)
@@ -160,7 +160,7 @@ def _lock_gate(root: Root, directory: str, file: Descriptor, *, alone: bool) -> 
         raise SourceError(refusal(f"{root.path} is", state, holder))
 
 
-def _not_entered(root: Root, state: StateDirectory, file: Descriptor) -> str:
+def _not_entered(root: StateRoot, state: StateDirectory, file: Descriptor) -> str:
     if is_ofd_locked(file.fd):
         return refusal(f"{root.path} is", state, read_holder(state.lock))
     for slot in slots_in(root):
@@ -169,7 +169,7 @@ def _not_entered(root: Root, state: StateDirectory, file: Descriptor) -> str:
     return kept_locked(state.lock)
 
 
-def _move_former(root: Root, directory: str) -> None:
+def _move_former(root: StateRoot, directory: str) -> None:
     """Make a slot of what a version with a single slot left in a directory whose lock this process has alone."""
     above = os.path.join(root.at, directory)
     former = [name for name in FORMER if os.path.lexists(os.path.join(above, name))]
@@ -192,11 +192,11 @@ def move_numbered(path: str) -> None:
         holder = read_holder(state.lock)
         with suppress(OSError):
             file = Descriptor(os.open(state.lock, WRITE))
-            if not Reach.of(Root(path, None), proven=False).has_ended(holder) or not ofd_lock(file.fd):
+            if not Reach.of(StateRoot(path, None), proven=False).has_ended(holder) or not ofd_lock(file.fd):
                 continue
             if not os.path.lexists(os.path.join(path, SOURCE)):
                 os.rename(os.path.join(state.root, SOURCE), os.path.join(path, SOURCE))
-            root = Root(path, None)
+            root = StateRoot(path, None)
             with suppress(FileExistsError):
                 os.mkdir(os.path.join(path, DIRECTORY), 0o700)
             name = f"{NEW}{secrets.token_hex(4)}"
@@ -208,7 +208,7 @@ def move_numbered(path: str) -> None:
             sync_directory(path)
 
 
-def rename_to_number(root: Root, directory: str, name: str) -> StateDirectory:
+def rename_to_number(root: StateRoot, directory: str, name: str) -> StateDirectory:
     """Give a new slot in *directory* the first number that is free."""
     for number in range(_MOST_NUMBERS):
         if number >= _FIRST_NUMBERS:
@@ -224,7 +224,7 @@ def rename_to_number(root: Root, directory: str, name: str) -> StateDirectory:
     raise SourceError(f"{shown(os.path.join(root.at, directory))} takes no more slots; move it away")
 
 
-def _remove_all(root: Root, directory: str) -> None:
+def _remove_all(root: StateRoot, directory: str) -> None:
     """Remove the directory of slots, whose lock this process has alone, if there are none; also what kills left."""
     path = os.path.join(root.at, directory)
     for name in names_in(path):

@@ -21,7 +21,7 @@ from shardfs.dataset.state.gate import (
     rename_to_number,
 )
 from shardfs.dataset.state.holder import Holder, write_holder
-from shardfs.dataset.state.roots import Root, made_root, names_in, root_of
+from shardfs.dataset.state.roots import StateRoot, made_root, names_in, root_of
 from shardfs.dataset.state.slots import Slot, is_current, is_private, slots_in, slots_of
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor, Reader
@@ -129,7 +129,7 @@ def _lock_slot(state: StateDirectory) -> Descriptor | None:
 
 
 def _own_slot(
-    root: Root, directory: str, door: str | None, mountpoint: str | None
+    root: StateRoot, directory: str, door: str | None, mountpoint: str | None
 ) -> tuple[StateDirectory, Descriptor]:
     """Take the slot of a dead session, or make one in *directory*; note durably who has it."""
     slots = [slot for slot in slots_in(root) if slot.can_be_taken]
@@ -148,7 +148,7 @@ def _own_slot(
     return state, file
 
 
-def _new_slot(root: Root, directory: str) -> tuple[StateDirectory, Descriptor]:
+def _new_slot(root: StateRoot, directory: str) -> tuple[StateDirectory, Descriptor]:
     """Make and lock a slot, which gets the first free number when it is complete."""
     above = os.path.join(root.at, directory)
     new = StateDirectory(
@@ -198,7 +198,7 @@ def _remove(state: StateDirectory) -> None:
     os.rmdir(away)
 
 
-def _require_known(root: Root, own: StateDirectory) -> None:
+def _require_known(root: StateRoot, own: StateDirectory) -> None:
     """Raise `SourceError` if a process on another host may have a slot, and nobody here can tell.
 
     Whoever takes a slot meanwhile whose session has ended notes that before looking at others, as this process has, so

@@ -25,7 +25,7 @@ _MAX_NAMES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class StateRoot:
     """The directory at the absolute *path* in which the slots of the source at *address* are.
 
     *address* is None if the directory does not name its source. *opened* is its descriptor, as in `StateDirectory`.
@@ -41,14 +41,14 @@ class Root:
         return self.path if self.opened is None else self.opened.path
 
 
-def root_of(store: Reader) -> Root:
+def root_of(store: Reader) -> StateRoot:
     """Return where the slots of a source are, or would be."""
     if store.root is not None:
-        return Root(store.root, store.address, store.directory)
+        return StateRoot(store.root, store.address, store.directory)
     return remote_root(_directory(store.address))
 
 
-def made_root(store: Reader) -> Root:
+def made_root(store: Reader) -> StateRoot:
     """Return where the slots of a source are; of a remote one, this is made if it is missing."""
     root = root_of(store)
     if store.root is None:
@@ -63,13 +63,13 @@ def made_root(store: Reader) -> Root:
     return root
 
 
-def remote_root(directory: str) -> Root:
+def remote_root(directory: str) -> StateRoot:
     """Return what stands for a remote source on this machine; without an address if it names none, or another one."""
     address = None
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         note = read_note(os.path.join(directory, SOURCE))
         address = Address(str(note["url"]), str(note["endpoint"]))
-    return Root(directory, address if address is not None and _directory(address) == directory else None)
+    return StateRoot(directory, address if address is not None and _directory(address) == directory else None)
 
 
 def _remote_home() -> str:
@@ -82,7 +82,7 @@ def _directory(address: Address) -> str:
     return os.path.join(_remote_home(), f"{name}-{digest}")
 
 
-def all_roots() -> Sequence[Root]:
+def all_roots() -> Sequence[StateRoot]:
     """Return what stands for remote sources on this machine."""
     home = _remote_home()
     return [remote_root(os.path.join(home, name)) for name in sorted(names_in(home))]

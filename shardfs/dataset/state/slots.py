@@ -23,7 +23,7 @@ from typing import Final
 
 from shardfs.dataset.state.directory import NAMES, OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.holder import Holder, kernel_of, read_holder
-from shardfs.dataset.state.roots import NUMBER, Root, all_roots, names_in, root_of
+from shardfs.dataset.state.roots import NUMBER, StateRoot, all_roots, names_in, root_of
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Reader
 from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, locks_reach_server, status_now
@@ -92,7 +92,7 @@ def all_slots() -> Sequence[Slot]:
     return [slot for root in all_roots() for slot in slots_in(root)]
 
 
-def slots_in(root: Root) -> Sequence[Slot]:
+def slots_in(root: StateRoot) -> Sequence[Slot]:
     """Return the slots in a directory, by number, and what versions with a single slot left there."""
     looks: list[tuple[StateDirectory, os.stat_result, bool | None, Holder]] = []
     for name in NAMES:
@@ -141,7 +141,7 @@ class Reach:
     proven: bool
 
     @classmethod
-    def of(cls, root: Root, *, proven: bool) -> "Reach":
+    def of(cls, root: StateRoot, *, proven: bool) -> "Reach":
         """Find out about the directory *root*."""
         with suppress(OSError):
             file = Descriptor(os.open(root.at, READ & ~os.O_NOFOLLOW))
@@ -211,7 +211,7 @@ def slots_above(path: str) -> Iterator[Slot]:
     there. The owner of *path* is none of these.
     """
     for parent in map(str, PurePath(path).parents):
-        for slot in slots_in(Root(parent, Address(parent))):
+        for slot in slots_in(StateRoot(parent, Address(parent))):
             if slot.counts or slot.owner == os.stat(path).st_uid:
                 yield slot
 

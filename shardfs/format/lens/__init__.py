@@ -24,7 +24,7 @@ from shardfs.format.npy import NpyFile
 from shardfs.format.precomputed import INFO, Volume
 
 
-class Context(NamedTuple):
+class NodeContext(NamedTuple):
     """What a document does not say itself.
 
     *in_image*: the node is in an OME-Zarr image. *as_stored* are the paths, relative to the node, of sharded arrays
@@ -44,13 +44,13 @@ class ArrayAbove(NamedTuple):
     """An array in whose directory a node is, at any depth, and its own *context*."""
 
     metadata: ArrayMetadata
-    context: Context
+    context: NodeContext
 
     def __str__(self) -> str:
         return f"the array {self.context.path}" if self.context.path else "the array that is the source"
 
 
-NO_CONTEXT: Final = Context()
+NO_CONTEXT: Final = NodeContext()
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,14 @@ class Lens(ABC):
         """
         raise RefusedError("an array cannot be changed like this")
 
-    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: NodeContext) -> Shown:
         """Return what is generated for a node; *array* is its description if it is an array.
 
         Raises `NotShownError` or `NotUnshardable` with the reason if nothing is shown.
         """
         raise NotShownError("it has no form in this view")
 
-    def check_name(self, context: Context) -> None:
+    def check_name(self, context: NodeContext) -> None:
         """Raise `NotShownError` with the reason if the view has no name for a node, though it shows the array above."""
         return
 

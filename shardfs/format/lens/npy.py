@@ -5,7 +5,7 @@ from typing import Final
 from shardfs.errors import NotShownError
 from shardfs.format.document import Document, attributes_of, encode_json
 from shardfs.format.dtype import fill_element
-from shardfs.format.lens import Context, Lens, NpyForm, Shown
+from shardfs.format.lens import Lens, NodeContext, NpyForm, Shown
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of
 from shardfs.format.lens.v2_attributes import v2_attributes
 from shardfs.format.metadata import ArrayMetadata, Metadata
@@ -27,13 +27,13 @@ class Npy(Lens):
         """Return the document of the array, whose attributes are shown, as it is stored."""
         return stored.document
 
-    def check_name(self, context: Context) -> None:
+    def check_name(self, context: NodeContext) -> None:
         """Refuse what is inside an array that is a file; the directory of one that is the source is shown."""
         above = context.above
         if above is not None and above.context.path:
             raise NotShownError(f"it is inside {above}, which is a file here: move it out of that, or use --view v3")
 
-    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: NodeContext) -> Shown:
         """Show the file of an array, and the attributes of a node."""
         attributes = attributes_of(stored.document)
         if isinstance(stored, ArrayMetadata) and attributes:

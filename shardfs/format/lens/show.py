@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.document import Document, Json, parse_json
 from shardfs.format.foreign import ForeignMetadata
-from shardfs.format.lens import Context, Lens, Shown
+from shardfs.format.lens import Lens, NodeContext, Shown
 from shardfs.format.lens.unsharded import UnshardedArray, describe
 from shardfs.format.lens.v2_attributes import is_image
 from shardfs.format.lens.v3 import CONSOLIDATED, ShardedCopy, copies_in, true_group, without_copies
@@ -37,7 +37,7 @@ class Contents(NamedTuple):
     copies: Copies = NO_COPIES
 
 
-def read_document(document: bytes, lens: Lens | None, context: Context) -> Contents:
+def read_document(document: bytes, lens: Lens | None, context: NodeContext) -> Contents:
     """Return what a stored document says, and what *lens* generates; raises `MetadataError`."""
     stored = parse_document(document)
     in_image = context.in_image or (isinstance(stored, GroupMetadata) and is_image(stored.document))
@@ -54,7 +54,7 @@ def read_document(document: bytes, lens: Lens | None, context: Context) -> Conte
 
 
 def read_group(
-    document: bytes, lens: Lens | None, context: Context, nodes: Mapping[str, bytes | None]
+    document: bytes, lens: Lens | None, context: NodeContext, nodes: Mapping[str, bytes | None]
 ) -> tuple[GroupMetadata, Shown | None]:
     """Return what a group's document says, with copies that say what *nodes* do (`true_group`), and what is shown."""
     stored = parse_document(document).document
@@ -64,7 +64,7 @@ def read_group(
 
 
 def read_large_group(
-    document: bytes, lens: Lens | None, context: Context, nodes: Mapping[str, bytes | None]
+    document: bytes, lens: Lens | None, context: NodeContext, nodes: Mapping[str, bytes | None]
 ) -> tuple[GroupMetadata, Shown | None]:
     """Return the same without attributes and copies, which are in the generated texts."""
     group, shown = read_group(document, lens, context, nodes)
@@ -100,7 +100,7 @@ def _by_path(document: Document) -> Copies:
     return found | {path.strip("/"): copy for path, copy in copies.items() if copy is not None}
 
 
-def read_large_document(document: bytes, lens: Lens | None, context: Context) -> Contents:
+def read_large_document(document: bytes, lens: Lens | None, context: NodeContext) -> Contents:
     """Return the same without attributes and copies, which are in the generated texts."""
     found = read_document(document, lens, context)
     array = None if found.array is None else replace(found.array, document=_without_bulk(found.array.document))
@@ -108,13 +108,13 @@ def read_large_document(document: bytes, lens: Lens | None, context: Context) ->
     return found._replace(metadata=metadata, array=array)
 
 
-def shown_by(lens: Lens, stored: Metadata, context: Context) -> Shown:
+def shown_by(lens: Lens, stored: Metadata, context: NodeContext) -> Shown:
     """Return what *lens* generates for a node that was read before."""
     array, _, fault = _describe(stored, context)
     return _show(lens, stored, array, fault, context)
 
 
-def _describe(stored: Metadata, context: Context) -> tuple[UnshardedArray | None, bytes, str | None]:
+def _describe(stored: Metadata, context: NodeContext) -> tuple[UnshardedArray | None, bytes, str | None]:
     """Return the description of an array and its fingerprint, or the reason why there is none."""
     if isinstance(stored, GroupMetadata) or (stored.is_sharded and "" in context.as_stored):
         return None, b"", None
@@ -124,7 +124,7 @@ def _describe(stored: Metadata, context: Context) -> tuple[UnshardedArray | None
         return None, b"", str(error)
 
 
-def _show(lens: Lens, stored: Metadata, array: UnshardedArray | None, fault: str | None, context: Context) -> Shown:
+def _show(lens: Lens, stored: Metadata, array: UnshardedArray | None, fault: str | None, context: NodeContext) -> Shown:
     if isinstance(stored, ArrayMetadata) and array is None:
         return Shown(reason=fault if lens.translates else None)
     try:
@@ -134,7 +134,7 @@ def _show(lens: Lens, stored: Metadata, array: UnshardedArray | None, fault: str
         return Shown(reason=str(error))
 
 
-def _check_name(lens: Lens, context: Context) -> None:
+def _check_name(lens: Lens, context: NodeContext) -> None:
     """Raise `NotShownError` with the reason if the view has no name for a node: where it shows no array, nothing is."""
     above = context.above
     if above is not None and not isinstance(above.metadata, ForeignMetadata):

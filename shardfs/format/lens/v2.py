@@ -38,7 +38,7 @@ from shardfs.format.dtype import (
 )
 from shardfs.format.foreign import ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import ChunkForm, Context, FillValues, Shown
+from shardfs.format.lens import ChunkForm, FillValues, NodeContext, Shown
 from shardfs.format.lens.unsharded import (
     UnshardedArray,
     codec_of,
@@ -131,7 +131,7 @@ class V2(V3):
         array_documents(shown, self.separator)  # or the reason why it is impossible
         return shown.document
 
-    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: NodeContext) -> Shown:
         """Show the v2 documents of a node, and fill values for missing chunks if readers would assume another value."""
         lens = self.within(context.in_image)
         documents = {name: encode_json(document) for name, document in lens.documents(stored).items()}
@@ -145,7 +145,7 @@ class V2(V3):
             caveat = "; ".join(filter(None, (caveat, _MISSING_BYTES)))
         return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
-    def check_name(self, context: Context) -> None:
+    def check_name(self, context: NodeContext) -> None:
         """Refuse names that v2 gives to documents, and to chunks of the array above."""
         names = V2_NAMES.intersection(context.path.split("/"))
         if names:

@@ -18,7 +18,7 @@ from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
 from shardfs.format.foreign import ForeignArray, ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import ChunkForm, Context, Lens, Shown
+from shardfs.format.lens import ChunkForm, Lens, NodeContext, Shown
 from shardfs.format.lens.unsharded import (
     ZARR_JSON,
     UnshardedArray,
@@ -83,7 +83,7 @@ class V3(Lens):
         """Return the stored document that is shown as *shown*."""
         return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
 
-    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: NodeContext) -> Shown:
         """Show the unsharded document of an array; for a group, unsharded consolidated copies."""
         if isinstance(stored, GroupMetadata):
             document = Consolidated(self, context.as_stored).get(stored.document)

@@ -65,7 +65,7 @@ _REMOTE: Final = _Most(32, 32)
 """Each is a request, or a few, that somebody may pay for."""
 
 
-class Address(NamedTuple):
+class PageAddress(NamedTuple):
     """Where a page is: *path* in the view of *paths*; *up* leads to the root of the server, whose URL is *origin*."""
 
     paths: Paths
@@ -81,7 +81,7 @@ class Address(NamedTuple):
         return self.paths.source.store.url.rstrip("/").rpartition("/")[2]
 
 
-class Pages:
+class PageBuilder:
     """Makes pages for one source, which *views* shows; pictures are of its decoded view, if there is one."""
 
     def __init__(self, views: Views) -> None:
@@ -91,7 +91,7 @@ class Pages:
         self._views = views_of(self._source)
         self._most = _REMOTE if self._source.store.root is None else _LOCAL
 
-    async def show(self, exchange: Exchange, address: Address) -> None:
+    async def show(self, exchange: Exchange, address: PageAddress) -> None:
         """Send the page of a directory; raises the error that prevents it before anything was sent."""
         nonce = token_urlsafe(16)
         head: list[Header] = [
@@ -109,7 +109,7 @@ class Pages:
                 await exchange.reply(200, [*head, *caching], pieces)
 
     async def _page(
-        self, client: Connection, address: Address, nonce: str, batches: AsyncIterator[list[Listed]]
+        self, client: Connection, address: PageAddress, nonce: str, batches: AsyncIterator[list[Listed]]
     ) -> AsyncGenerator[Buffer, None]:
         async with client.while_present():
             node = await _node_at(self._source.hierarchy, address.path)
@@ -128,7 +128,7 @@ class Pages:
             foot = await self._foot(address, node)
         yield foot.encode()
 
-    async def _foot(self, address: Address, node: Node | None) -> str:
+    async def _foot(self, address: PageAddress, node: Node | None) -> str:
         """Return the end of a page, with links to the views that show the same."""
         is_array = node is not None and isinstance(node.metadata, ArrayMetadata)
         links = []
@@ -144,7 +144,7 @@ class Pages:
                     links.append(f'<a href="{address.up}-/{view}/{target}">{view}</a>')
         return f"</main>\n<footer>In each view: {' · '.join(links)}</footer>\n</body>\n</html>\n"
 
-    async def _body(self, address: Address, node: Node | None) -> str:
+    async def _body(self, address: PageAddress, node: Node | None) -> str:
         """Return what a page says before the names."""
         if node is None:
             return ""
@@ -173,7 +173,7 @@ class Pages:
             raise SourceError(str(self.decoded))
         return await find_pyramid(self.decoded, node.path)
 
-    async def _openers(self, address: Address, node: Node, pyramid: Pyramid | None) -> str:
+    async def _openers(self, address: PageAddress, node: Node, pyramid: Pyramid | None) -> str:
         """Return links to viewers, and lines for other programs."""
         if self._views[ViewOptions("v3")].left_out(node) is not None:
             return ""
@@ -229,7 +229,7 @@ class Pages:
         return [*label_paths(found)] if found is not None else []
 
     async def _names(
-        self, client: Connection, address: Address, node: Node | None, batches: AsyncIterator[list[Listed]]
+        self, client: Connection, address: PageAddress, node: Node | None, batches: AsyncIterator[list[Listed]]
     ) -> AsyncGenerator[str, None]:
         """Yield the table of the names in a directory."""
         yield '<section id="names">\n<h2>Files</h2>\n<table>\n<thead><tr><th scope="col">Name</th>'
@@ -259,7 +259,7 @@ class Pages:
         empty = "<p>There is nothing in it.</p>\n" if not count and not more else ""
         yield f"</tbody>\n</table>\n{note}{empty}</section>\n"
 
-    async def _kinds(self, address: Address, names: list[str]) -> Mapping[str, str]:
+    async def _kinds(self, address: PageAddress, names: list[str]) -> Mapping[str, str]:
         """Say of directories which of them are arrays and groups."""
         found: dict[str, str] = {}
 
@@ -334,7 +334,7 @@ def _row(listed: Listed, kind: str | None, base: str) -> str:
     )
 
 
-def _head(address: Address, nonce: str) -> str:
+def _head(address: PageAddress, nonce: str) -> str:
     title = text_of(address.path or address.source or "/")
     names = address.path.split("/") if address.path else []
     trail = [f'<a href="{"../" * len(names) or "./"}">{text_of("/" + address.prefix)}</a>']
@@ -379,7 +379,7 @@ def _attributes(node: Node) -> str:
     )
 
 
-def _picture(address: Address, pyramid: Pyramid) -> str:
+def _picture(address: PageAddress, pyramid: Pyramid) -> str:
     """Return a picture with what selects its plane; what the address selects, if there is such a plane."""
     base = pyramid.base
     try:
@@ -391,7 +391,7 @@ def _picture(address: Address, pyramid: Pyramid) -> str:
     return _figure(address, pyramid, query, choice)
 
 
-def _figure(address: Address, pyramid: Pyramid, query: Query, choice: Choice) -> str:
+def _figure(address: PageAddress, pyramid: Pyramid, query: Query, choice: Choice) -> str:
     """Return the picture of a plane, and a form that selects another: scripts submit it as the hand changes it."""
     base, names = pyramid.base, pyramid.names
     target = f"{address.up}-/plane/{quote(os.fsencode(base.path), safe='/')}"

@@ -25,7 +25,7 @@ from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import Node, groups_above
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.serve.conditions import Conditions
+from shardfs.serve.conditions import RequestConditions
 from shardfs.serve.exchange import ClientError, Exchange, Header, only
 from shardfs.serve.files import is_answered
 from shardfs.serve.pages.picture import COLORS, PARTS, Picture, Style, draw
@@ -289,7 +289,7 @@ class Planes:
             level, scaled = pyramid.fitting(choice, query.size)
             cut = Cut(level, scaled.axes, sampled(level, scaled.axes, scaled.spans, query.size), scaled.at)
             style = query.style._replace(colors=query.style.colors or pyramid.usual_colors)
-            is_asked = exchange.method == "HEAD" or Conditions.of(exchange).name_versions
+            is_asked = exchange.method == "HEAD" or RequestConditions.of(exchange).name_versions
             seen = await look_at(paths, cut) if is_asked else None
         kind = [("Content-Type", "image/png"), ("X-Content-Type-Options", "nosniff")]
         if seen is not None:

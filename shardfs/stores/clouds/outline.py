@@ -1,4 +1,4 @@
-"""What a store has to know of documents if nothing else says what names there are: `Outline`."""
+"""What a store has to know of documents if nothing else says what names there are: `NamesBelow`."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Protocol
@@ -25,7 +25,7 @@ BELOW: Final = {
 """The documents that nodes below a source with such a document may have: its format is that of all of them."""
 
 
-class Outline(Protocol):
+class NamesBelow(Protocol):
     """What the documents of a node say of the names below it; all paths are relative to that."""
 
     @property
@@ -53,7 +53,7 @@ class Outline(Protocol):
         """Yield those names, and whether each is a directory."""
 
 
-OutlineOf = Callable[[str, Mapping[str, bytes]], Awaitable[Outline | None]]
+OutlineOf = Callable[[str, Mapping[str, bytes]], Awaitable[NamesBelow | None]]
 """Reads the documents of the node at a path, by their own paths relative to it; None if they are none.
 
 It lets others have their turn if that takes long. What is no sound document says nothing.

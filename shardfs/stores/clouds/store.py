@@ -19,11 +19,11 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import DOCUMENTS, MAX_TOP, Kind, ListedName, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.outline import BELOW, NODES, Outline, OutlineOf
+from shardfs.stores.clouds.outline import BELOW, NODES, NamesBelow, OutlineOf
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.objects import ObjectReader
 from shardfs.stores.parallel import for_each
-from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found
+from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found
 from shardfs.stores.s3.objects import Objects, directory_stat, file_stat
 from shardfs.stores.s3.requests import DOCUMENT
 
@@ -111,7 +111,7 @@ class CloudStore(ObjectReader):
     async def _head(self, key: str) -> Stat | None:
         """Return the status of the object *key*, None if there is none; by a request unless it is known."""
         match self.heads.find(key):
-            case Found(version):
+            case FoundObject(version):
                 return file_stat(key, version)
             case Absent() | NoObject():
                 return None
@@ -131,9 +131,9 @@ class BucketStore(CloudStore):
         if isinstance(known, NoObject | Unknown):
             known = await self.heads.look_up(key, partial(self._client.has_below, f"{key}/"))
         match known:
-            case Found(version):
+            case FoundObject(version):
                 return file_stat(key, version)
-            case Directory():
+            case KnownDirectory():
                 return self.directory_stat
         raise not_found(key)
 
@@ -171,10 +171,10 @@ class _Outlines:
     """What documents say, by the path of the node: the last ones used, by number and by the size of the documents."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[str, tuple[Hashable, Outline, int]] = OrderedDict()
+        self._rows: OrderedDict[str, tuple[Hashable, NamesBelow, int]] = OrderedDict()
         self._nbytes = 0
 
-    def get(self, path: str, version: Hashable) -> Outline | None:
+    def get(self, path: str, version: Hashable) -> NamesBelow | None:
         """Return what this *version* of a document says; None if that is not known."""
         row = self._rows.get(path)
         if row is None or row[0] != version:
@@ -182,7 +182,7 @@ class _Outlines:
         self._rows.move_to_end(path)
         return row[1]
 
-    def put(self, path: str, version: Hashable, outline: Outline, nbytes: int) -> None:
+    def put(self, path: str, version: Hashable, outline: NamesBelow, nbytes: int) -> None:
         """Note what a document of *nbytes* bytes says."""
         replaced = self._rows.pop(path, None)
         self._nbytes += nbytes - (replaced[2] if replaced is not None else 0)
@@ -232,9 +232,9 @@ class WebStore(CloudStore):
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*: a directory, if it has a document, or documents above it say so."""
         known = self.heads.find(key)
-        if isinstance(known, Found):
+        if isinstance(known, FoundObject):
             return file_stat(key, known.version)
-        if isinstance(known, Directory):
+        if isinstance(known, KnownDirectory):
             return self.directory_stat
         likely = await self._by_documents_above(key)
         if likely is _Likely.DIRECTORY or (likely is _Likely.NODE and await self._outline(key) is not None):
@@ -292,7 +292,7 @@ class WebStore(CloudStore):
             raise not_found(key)
         return [ListedName(name, kind) for name, kind in names.items()]
 
-    async def _shard_names(self, key: str, relative: str, outline: Outline) -> dict[str, Kind]:
+    async def _shard_names(self, key: str, relative: str, outline: NamesBelow) -> dict[str, Kind]:
         count = outline.count(relative)
         if count is None:
             raise UnsupportedError(
@@ -329,13 +329,13 @@ class WebStore(CloudStore):
                     likely = _Likely.FILE
         return likely
 
-    async def _above(self, key: str) -> AsyncIterator[tuple[str, Outline]]:
+    async def _above(self, key: str) -> AsyncIterator[tuple[str, NamesBelow]]:
         """Yield the nodes at and above the directory *key* with their outlines, from the top, down to an array.
 
         Those of which a node above has copies of the documents are not asked for.
         """
         parts = key.split("/") if key else []
-        known: list[tuple[str, Outline]] = []
+        known: list[tuple[str, NamesBelow]] = []
         for depth in range(len(parts) + 1):
             path = "/".join(parts[:depth])
             below = [(outline, _relative(path, above) or "") for above, outline in known]
@@ -348,7 +348,7 @@ class WebStore(CloudStore):
                 yield path, outline
                 known.append((path, outline))
 
-    async def _outline(self, path: str) -> Outline | None:
+    async def _outline(self, path: str) -> NamesBelow | None:
         """Return what the documents of the node at *path* say; None if there is no node."""
         denied: AccessDeniedError | None = None
         for names in self._below if path else NODES:
@@ -368,7 +368,7 @@ class WebStore(CloudStore):
             raise denied
         return None
 
-    async def _read_outline(self, path: str, names: Sequence[str]) -> Outline | None:
+    async def _read_outline(self, path: str, names: Sequence[str]) -> NamesBelow | None:
         """Return what the documents *names* of the node at *path* say; None if the first is not there."""
         snapshots: dict[str, Snapshot] = {}
         for name in names:

@@ -44,13 +44,13 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenReference:
     """What is written is no reference, for the *reason*. Its key is listed, so that nobody takes it for absent."""
 
     reason: str
 
 
-Reference = Inline | Target | Broken
+Reference = Inline | Target | BrokenReference
 
 
 class ReferenceSet(Protocol):
@@ -76,20 +76,22 @@ class ReferenceSet(Protocol):
         """Return the URLs of all targets, or of some if they are read in parts."""
 
 
-def inline(data: bytes | memoryview) -> Inline | Broken:
+def inline(data: bytes | memoryview) -> Inline | BrokenReference:
     """Return the reference that is *data* itself, unless that is too much of it."""
     if len(data) > MAX_INLINE_NBYTES:
-        return Broken(f"it has {len(data):,} bytes in place of a file; more than {MAX_INLINE_NBYTES:,} belong in one")
+        return BrokenReference(
+            f"it has {len(data):,} bytes in place of a file; more than {MAX_INLINE_NBYTES:,} belong in one"
+        )
     return Inline(bytes(data))
 
 
-def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | Broken:
+def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | BrokenReference:
     """Return the reference to *nbytes* bytes from *offset* of *url*, as written in a file."""
     if not isinstance(url, str) or not url:
-        return Broken("it names no file")
+        return BrokenReference("it names no file")
     start, length = _number(offset), None if nbytes is None else _number(nbytes)
     if start is None or (nbytes is not None and length is None) or start + (length or 0) > MAX_END:
-        return Broken("its offset and length are no range of a file")
+        return BrokenReference("its offset and length are no range of a file")
     return Target(url, start, length)
 
 

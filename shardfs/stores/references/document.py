@@ -16,7 +16,16 @@ import numpy as np
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import ListedName
-from shardfs.stores.references.base import Broken, Inline, Keys, Reference, Target, encoded_key, inline, target_of
+from shardfs.stores.references.base import (
+    BrokenReference,
+    Inline,
+    Keys,
+    Reference,
+    Target,
+    encoded_key,
+    inline,
+    target_of,
+)
 
 MAX_NBYTES: Final = 256 * 2**20
 _MAX_GENERATED: Final = 1_000_000
@@ -102,13 +111,13 @@ class DocumentReferences:
         if target == _INLINE:
             return Inline(self._texts[offset])
         if target == _BROKEN:
-            return Broken(self._texts[offset].decode())
+            return BrokenReference(self._texts[offset].decode())
         url = self._expanded(self._urls[target])
         return Target(url, offset, None if nbytes == _WHOLE else nbytes) if isinstance(url, str) else url
 
-    def _expanded(self, url: str) -> str | Broken:
+    def _expanded(self, url: str) -> str | BrokenReference:
         if len(url) > _MAX_URL or (self._templates and _expanded_length(url, self._length_of) > _MAX_URL):
-            return Broken("the name of its file is too long")
+            return BrokenReference("the name of its file is too long")
         return _substitute(url, self._templates) if self._templates else url
 
     def _length_of(self, name: str) -> int:
@@ -151,8 +160,8 @@ class _Builder:
         """Add the reference of *key* to a range whose numbers are known to be such; *url* is not empty."""
         self._add(key, self._urls.setdefault(url, len(self._urls)), offset, nbytes)
 
-    def _target(self, key: str, target: Target | Broken) -> None:
-        if isinstance(target, Broken):
+    def _target(self, key: str, target: Target | BrokenReference) -> None:
+        if isinstance(target, BrokenReference):
             self._text(key, _BROKEN, target.reason.encode())
         else:
             self.add_range(key, target.url, target.offset, _WHOLE if target.nbytes is None else target.nbytes)
@@ -161,7 +170,7 @@ class _Builder:
         match inline(data):
             case Inline():
                 self._text(key, _INLINE, data)
-            case Broken(reason):
+            case BrokenReference(reason):
                 self._text(key, _BROKEN, reason.encode())
 
     def _text(self, key: str, kind: int, text: bytes) -> None:

@@ -25,9 +25,9 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Kind, ListedName, join_key
-from shardfs.stores.references.base import Broken, Inline, Keys, Reference, encoded_key, inline, target_of
+from shardfs.stores.references.base import BrokenReference, Inline, Keys, Reference, encoded_key, inline, target_of
 from shardfs.stores.references.parquet import checked
-from shardfs.stores.references.targets import Files
+from shardfs.stores.references.targets import TargetFiles
 
 DOCUMENTS: Final = ".zmetadata"
 MAX_NBYTES: Final = 256 * 2**20
@@ -85,7 +85,7 @@ class _Record:
     def reference(self, row: int) -> Reference | None:
         """Return the reference in a row, None if there is none."""
         if row >= self.nrows:
-            return Broken(f"its record has {self.nrows:,} rows, and none for it")
+            return BrokenReference(f"its record has {self.nrows:,} rows, and none for it")
         if (raw := self._bytes("raw", row)) is not None:
             return inline(raw)
         if (path := self._bytes("path", row)) is None:
@@ -94,7 +94,7 @@ class _Record:
         try:
             url = bytes(path).decode()
         except ValueError:
-            return Broken("the name of its file is no text")
+            return BrokenReference("the name of its file is no text")
         return target_of(url) if not offset and not size else target_of(url, offset or 0, size or 0)
 
     def _bytes(self, name: str, row: int) -> memoryview | None:
@@ -110,7 +110,7 @@ class RecordReferences:
     references are being written anew, and the error that prevents reading a record.
     """
 
-    def __init__(self, home: Files, root: str, documents: "Documents", version: object) -> None:
+    def __init__(self, home: TargetFiles, root: str, documents: "RecordDocuments", version: object) -> None:
         self.nhidden = documents.nhidden
         self._home = home
         self._root = root
@@ -251,7 +251,7 @@ def _parse_record(data: bytes, max_rows: int) -> _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class RecordDocuments:
     """What a `.zmetadata` says: the *texts* of documents by *keys*, and the *grids* of arrays by path."""
 
     keys: Keys
@@ -261,7 +261,7 @@ class Documents:
     nhidden: int
 
 
-def parse_documents(data: bytes | bytearray) -> Documents:
+def parse_documents(data: bytes | bytearray) -> RecordDocuments:
     """Return what a `.zmetadata` beside records says; raises `SourceError`."""
     try:
         written = json.loads(data)
@@ -294,7 +294,7 @@ def parse_documents(data: bytes | bytearray) -> Documents:
         texts = [json.dumps(documents[key]).encode() for key in keys]
     except RecursionError:
         raise SourceError(f"its {DOCUMENTS} is nested too deeply") from None
-    return Documents(Keys(keys), texts, grids, record_size, len(metadata) - len(shown))
+    return RecordDocuments(Keys(keys), texts, grids, record_size, len(metadata) - len(shown))
 
 
 def _grid(key: str, document: object) -> _Grid:

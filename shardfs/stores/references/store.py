@@ -37,8 +37,8 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.objects import ObjectReader, SnapshotFile, object_stat
 from shardfs.stores.parallel import for_each
 from shardfs.stores.references import document, records
-from shardfs.stores.references.base import Broken, Inline, Reference, ReferenceSet, Target
-from shardfs.stores.references.targets import OPTION, Files, Targets
+from shardfs.stores.references.base import BrokenReference, Inline, Reference, ReferenceSet, Target
+from shardfs.stores.references.targets import OPTION, TargetFiles, Targets
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,15 @@ class ReferenceStore(ObjectReader):
     """
 
     def __init__(
-        self, url: str, address: Address, home: Files, name: str, targets: Targets, *, in_records: bool, ttl: float
+        self,
+        url: str,
+        address: Address,
+        home: TargetFiles,
+        name: str,
+        targets: Targets,
+        *,
+        in_records: bool,
+        ttl: float,
     ) -> None:
         self.url = url
         self.address = address
@@ -200,7 +208,7 @@ class ReferenceStore(ObjectReader):
         match await self._find(key):
             case Inline(data):
                 return InlineSnapshot(await self._inline_stat(key, data), data)
-            case Broken(reason):
+            case BrokenReference(reason):
                 raise CorruptionError(f"{key} has no valid reference: {reason}")
             case Target() as target:
                 whole = target.nbytes is None
@@ -230,7 +238,7 @@ class ReferenceStore(ObjectReader):
         match reference:
             case Inline(data):
                 return await self._inline_stat(key, data)
-            case Broken(reason):
+            case BrokenReference(reason):
                 return self._file_stat(key, 0, f"broken: {reason}", self._mtime_ns)
             case Target() as target:
                 try:

@@ -15,7 +15,7 @@ OPTION: Final = "--allow-target"
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "local": "file"}
 
 
-class Files(Protocol):
+class TargetFiles(Protocol):
     """Files below a root, opened by names that are known otherwise."""
 
     @property
@@ -47,11 +47,11 @@ Place = str | Location | CloudLocation
 
 
 @dataclass(frozen=True)
-class Root:
+class TargetRoot:
     """*files* below a place, which has the *names*: a local one has several, if there are links in its path."""
 
     names: tuple[str, ...]
-    files: Files
+    files: TargetFiles
 
     def key(self, name: str) -> str | None:
         """Return the key of the file *name*, None if it is not below this root."""
@@ -75,11 +75,11 @@ def name_of(place: Place) -> str:
 class Targets:
     """The files below *roots*. A name that is relative is so to *home*, the place of the references."""
 
-    def __init__(self, home: Place, roots: Sequence[Root]) -> None:
+    def __init__(self, home: Place, roots: Sequence[TargetRoot]) -> None:
         self.roots = roots
         self._home = home
 
-    def find(self, url: str) -> tuple[Files, str]:
+    def find(self, url: str) -> tuple[TargetFiles, str]:
         """Return the reader of the file at *url*, and its key there.
 
         Raises `AccessDeniedError` for a file that is below no root, and `CorruptionError` for what is no URL of a file.

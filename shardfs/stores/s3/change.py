@@ -57,7 +57,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import ABSENT, ANY, Presence, Splice, Stat
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.heads import Found
+from shardfs.stores.s3.heads import FoundObject
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat, object_of
 from shardfs.stores.s3.parts import kept_prefix
 from shardfs.stores.s3.requests import Condition, Fetched, ObjectStat, Properties
@@ -186,7 +186,7 @@ class Changes:
     async def _known(self, key: str) -> ObjectStat | None:
         """Return what an object is now, as far as is known; None if there is none."""
         known = await self.objects.heads.stored(key)
-        return known.version if isinstance(known, Found) else None
+        return known.version if isinstance(known, FoundObject) else None
 
     async def _after_conflict(
         self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: S3Snapshot | None

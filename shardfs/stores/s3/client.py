@@ -44,7 +44,7 @@ from shardfs.stores.s3.requests import (
     Request,
     S3Options,
 )
-from shardfs.stores.s3.session import Session, Timeouts
+from shardfs.stores.s3.session import S3Session, Timeouts
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class S3Client:
         """Raise `SourceError` for what is known at once: an unknown profile, no credentials."""
         self.location = location
         self.counts = counts
-        self._session = Session(location.bucket, options, timeouts, self._is_silent)
+        self._session = S3Session(location.bucket, options, timeouts, self._is_silent)
         self.endpoint_url = self._session.endpoint_url
         self.address = location.address(self.endpoint_url)
         self._backoff = backoff

@@ -114,7 +114,7 @@ class Spools(dict[str, Spool]):
         return self.get(spool.key) is spool
 
 
-class Files:
+class SpooledFiles:
     """What is written to the *spools* of a store, in local files in the *directory* of the local store *side*."""
 
     def __init__(self, side: LocalStore, directory: str, changes: Changes, spools: Spools) -> None:
@@ -278,7 +278,7 @@ class SpoolFile:
 
     __slots__ = ("_files", "spool")
 
-    def __init__(self, spool: Spool, files: Files | None) -> None:
+    def __init__(self, spool: Spool, files: SpooledFiles | None) -> None:
         self.spool = spool
         self._files = files
         spool.users += files is not None
@@ -336,7 +336,7 @@ class SpoolFile:
         """Do nothing but return the status: objects have no attributes to set."""
         return self.stat()
 
-    def _writing(self) -> Files:
+    def _writing(self) -> SpooledFiles:
         if self._files is None:
             raise ReadOnlyError(f"{self.spool.key} is open for reading only")
         return self._files

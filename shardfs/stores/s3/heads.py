@@ -45,14 +45,14 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundObject:
     """An object has the name, in this *version*, and no keys below it were seen."""
 
     version: ObjectStat
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class KnownDirectory:
     """There are keys below the name. If an object has it too, nobody is shown that; only `Heads.head` asks for it."""
 
 
@@ -71,11 +71,11 @@ class Unknown:
     """Nothing is known."""
 
 
-Known = Found | Directory | Absent | NoObject | Unknown
+Known = FoundObject | KnownDirectory | Absent | NoObject | Unknown
 """What is known of a name.
 
-A request for the object alone tells whether it is `Found` or there is `NoObject`. Only a listing tells a `Directory`
-from what is `Absent`, and that a directory has the name of an object too.
+A request for the object alone tells whether it is `FoundObject` or there is `NoObject`. Only a listing tells a
+`KnownDirectory` from what is `Absent`, and that a directory has the name of an object too.
 """
 
 
@@ -113,7 +113,7 @@ class Listing:
     token: str | None = None
     npages: int = 0
     nempty: int = 0
-    changes: dict[str, Found | Directory | Absent] = field(default_factory=dict)
+    changes: dict[str, FoundObject | KnownDirectory | Absent] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -142,15 +142,15 @@ class Listing:
         if name not in self.names:
             return Absent()
         version = self.names[name]
-        return Found(version) if version is not None else Directory()
+        return FoundObject(version) if version is not None else KnownDirectory()
 
-    def put(self, name: str, known: Found | Directory | Absent) -> None:
+    def put(self, name: str, known: FoundObject | KnownDirectory | Absent) -> None:
         """Correct the entry of *name*."""
         self.doubtful.discard(name)
         match known:
-            case Found(version):
+            case FoundObject(version):
                 self.names[name] = version
-            case Directory():
+            case KnownDirectory():
                 self.names[name] = None
             case Absent():
                 self.names.pop(name, None)
@@ -244,7 +244,7 @@ class Heads:
 
     def find(self, key: str) -> Known:
         """Return what *key* is, without a request."""
-        return Directory() if key in self.directories else self.find_stored(key)
+        return KnownDirectory() if key in self.directories else self.find_stored(key)
 
     def find_stored(self, key: str) -> Known:
         """Return what *key* is in the bucket, without a request, using what is known about the directories above."""
@@ -256,7 +256,7 @@ class Heads:
     async def stored(self, key: str) -> Known:
         """Return what *key* is in the bucket, by a request if that is not known.
 
-        Without permission to list, it may be `NoObject`; else it is `Found`, a `Directory` or `Absent`.
+        Without permission to list, it may be `NoObject`; else it is `FoundObject`, a `KnownDirectory` or `Absent`.
         """
         if isinstance(self.find_stored(key), Unknown | NoObject):
             await self._list_once(split(key)[0])
@@ -269,15 +269,17 @@ class Heads:
         known = self.find_stored(key)
         return answer if isinstance(known, Unknown) else known
 
-    async def look_up(self, key: str, has_below: Callable[[], Awaitable[bool]]) -> Found | Directory | Absent:
+    async def look_up(
+        self, key: str, has_below: Callable[[], Awaitable[bool]]
+    ) -> FoundObject | KnownDirectory | Absent:
         """Return what *key* is, by requests, and note it; *has_below* asks for keys below it."""
         now, serial = self._clock(), self.serial
-        known: Directory | Absent = Absent()
+        known: KnownDirectory | Absent = Absent()
         if await has_below():
-            known = Directory()
+            known = KnownDirectory()
         elif not isinstance(self.find(key), NoObject):
             with suppress(NotFoundError):
-                return Found(await self.head(key))
+                return FoundObject(await self.head(key))
         self._note(key, known, now, serial)
         return known
 
@@ -349,10 +351,10 @@ class Heads:
     def changed(self, key: str, stat: ObjectStat | None, properties: Properties | None = None) -> None:
         """Note that our own change gave the object *key* the state *stat*, or removed it; and what that means above."""
         with self._lock:
-            if not isinstance(self._find(key), Directory):
-                self._put(key, Found(stat) if stat is not None else Absent())
+            if not isinstance(self._find(key), KnownDirectory):
+                self._put(key, FoundObject(stat) if stat is not None else Absent())
             else:
-                self._put(key, Directory())
+                self._put(key, KnownDirectory())
             if stat is not None and properties is not None:
                 _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
             else:
@@ -360,7 +362,7 @@ class Heads:
             for above in _ancestors(key):
                 listing = self._listing(above)
                 if stat is not None:
-                    self._put(above, Directory())
+                    self._put(above, KnownDirectory())
                 elif listing is None:
                     self._doubt(above)
                 elif listing.is_missing:
@@ -371,7 +373,7 @@ class Heads:
     def _find(self, key: str) -> Known:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
         if not key:
-            return Directory()
+            return KnownDirectory()
         if not all(map(_is_name, key.split("/"))):
             return Absent()
         parent, name = split(key)
@@ -383,7 +385,7 @@ class Heads:
             if listing is None or isinstance(listed, Unknown) or record.time >= listing.started:
                 known = _with_keys_below(record.known, listed)
         own = self._listing(key)
-        return _with_keys_below(known, Directory()) if own is not None and not own.is_missing else known
+        return _with_keys_below(known, KnownDirectory()) if own is not None and not own.is_missing else known
 
     def _record(self, key: str) -> _Record:
         """Return the record of *key*, an empty one if there is none; the least recently used one may be dropped."""
@@ -397,7 +399,7 @@ class Heads:
         except NotFoundError:
             self._note(key, NoObject(), now, serial)
             raise not_found(key) from None
-        self._note(key, Found(reply.stat), now, serial)
+        self._note(key, FoundObject(reply.stat), now, serial)
         if reply.properties is not None:
             _use(self._properties, key, (reply.stat.etag, reply.properties), _MAX_PROPERTIES)
         return reply
@@ -412,7 +414,7 @@ class Heads:
                 known = _with_keys_below(known, record.known)
             record.known, record.time = known, time
 
-    def _put(self, key: str, known: Found | Directory | Absent) -> None:
+    def _put(self, key: str, known: FoundObject | KnownDirectory | Absent) -> None:
         """Note the result of our own change of *key*, also in present and pending listings."""
         self.serial += 1
         record = self._record(key)
@@ -487,8 +489,8 @@ class Heads:
         if page.token is not None and last < below.encode():
             is_directory = bool((await self._client.list_page(below, delimiter="", limit=1)).objects)
         if is_directory:
-            return Directory()
-        return Found(objects[key]) if key in objects else Absent()
+            return KnownDirectory()
+        return FoundObject(objects[key]) if key in objects else Absent()
 
     async def _look_up_unlisted(self, key: str) -> Known:
         """Return what a key is if listing is not allowed: a directory is a key with a document.
@@ -506,7 +508,7 @@ class Heads:
             except AccessDeniedError as error:
                 refusal = error
             else:
-                return Found(version) if name == key else Directory()
+                return FoundObject(version) if name == key else KnownDirectory()
         last = split(key)[1]
         if last != DOCUMENT and not last.startswith("."):
             raise refusal
@@ -583,7 +585,7 @@ def _use(cache: OrderedDict[str, _T], key: str, value: _T, limit: int) -> _T:
 def _with_keys_below(known: Known, listed: Known) -> Known:
     """Return what is *known* by a request for an object alone, and by what was *listed* of its name."""
     match known, listed:
-        case (Found() | NoObject() | Unknown(), Directory()) | (NoObject(), Absent()):
+        case (FoundObject() | NoObject() | Unknown(), KnownDirectory()) | (NoObject(), Absent()):
             return listed
         case _:
             return known

@@ -24,7 +24,7 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.objects import object_stat
 from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
-from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
+from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found, split
 from shardfs.stores.s3.requests import ObjectStat, Properties, Range, Requests
 
 GATHER_SECONDS: Final = 0.001
@@ -434,11 +434,11 @@ class Objects(Generic[_Client]):
         part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
         may_be_small = True
         match self.heads.find(key):
-            case Directory():
+            case KnownDirectory():
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
             case Absent() | NoObject():
                 raise not_found(key)
-            case Found(version):
+            case FoundObject(version):
                 snapshot = S3Snapshot(self, key, version)
                 offset, nbytes = part.within(version.size)
                 if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
@@ -602,7 +602,7 @@ class S3Snapshot:
     async def is_current(self) -> bool:
         """Whether the name still stands for this version; needs a request if that is unknown."""
         match self._objects.heads.find(self.key):
-            case Found(version):
+            case FoundObject(version):
                 return version.etag == self.object.etag
             case Unknown():
                 with suppress(NotFoundError):

@@ -25,7 +25,7 @@ Piece = Kept | Content
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MultipartLimits:
     """The limits of S3: sizes in bytes of parts (the last may be smaller) and objects, and the number of parts."""
 
     min_part: int = 5 * MIB
@@ -34,7 +34,7 @@ class Limits:
     max_object: int = 5 * 1024 * GIB
 
 
-S3_LIMITS: Final = Limits()
+S3_LIMITS: Final = MultipartLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Sent:
 Part = Copied | Sent
 
 
-def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> tuple[Part, ...]:
+def plan_parts(splice: Splice, old_nbytes: int, limits: MultipartLimits = S3_LIMITS) -> tuple[Part, ...]:
     """Return the parts that make *splice* of an object of *old_nbytes* bytes; a single sent part is the whole object.
 
     Raises `StoreError` if the new version is larger than S3 allows, `ValueError` if it keeps bytes that do not exist.

@@ -112,7 +112,7 @@ async def _what_is_there(client: S3Client) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class HonouredConditions:
     """Which kinds of conditional requests are refused if, and only if, their condition does not hold."""
 
     put: bool
@@ -135,7 +135,7 @@ class Conditions:
         )
 
 
-async def probe(client: S3Client) -> Conditions:
+async def probe(client: S3Client) -> HonouredConditions:
     """Find out which conditions are honoured, with an object of its own that is removed afterwards.
 
     Raises `SourceError` if that fails, for example because nothing can be written.
@@ -178,7 +178,7 @@ async def probe(client: S3Client) -> Conditions:
                     await _remove(client, key)
     except (AccessDeniedError, StoreError) as error:
         raise SourceError(f"{client.location.url} cannot be written: {error}") from None
-    return Conditions(
+    return HonouredConditions(
         put=can_be_absent and is_refused and again is not None,
         copy=copied is not None,
         complete=completed is not None,

@@ -107,7 +107,7 @@ class _Libraries:
     store: ObjectStore | None = None
 
 
-class Session:
+class S3Session:
     """Both libraries for one bucket; safe to use from several threads.
 
     *endpoint_url* and *region* are those in use, wherever they come from. While *is_doubtful* says that the server was

@@ -59,8 +59,8 @@ from shardfs.stores.objects import MAX_KEY_NBYTES, ObjectReader
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.change import Changes, version_or_none
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, Spools
-from shardfs.stores.s3.heads import Absent, Directory, Found, Heads, NoObject, Unknown, not_found, split
+from shardfs.stores.s3.files import SPOOLS, Spool, SpooledFiles, SpoolFile, Spools
+from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found, split
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, S3Snapshot, directory_stat, file_stat, object_of
 from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
@@ -81,7 +81,7 @@ class S3Store(ObjectReader):
     such requests are refused as other file systems do.
     """
 
-    files: Files | None = None
+    files: SpooledFiles | None = None
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class S3Store(ObjectReader):
         if here is not None:
             return here
         match await self.heads.stored(key):
-            case Found(version):
+            case FoundObject(version):
                 return file_stat(key, version)
-            case Directory():
+            case KnownDirectory():
                 return self.directory_stat
             case _:
                 raise not_found(key)
@@ -206,7 +206,7 @@ class S3Store(ObjectReader):
             raise SourceError(conditions.missing(self.url))
         self.heads.keep_properties()
         uploads = Uploads(self._client, conditions, f"{side.root}/{own}")
-        self.files = Files(side, spools, Changes(self.objects, uploads, single_writer), self._spools)
+        self.files = SpooledFiles(side, spools, Changes(self.objects, uploads, single_writer), self._spools)
         self.files.kept.resume()
 
     async def flush(self) -> None:
@@ -327,7 +327,7 @@ class S3Store(ObjectReader):
         files = self._writable()
         async with files.holding(key):
             _require_file(key, await self.stat(key))
-            if isinstance(self.heads.find(key), Found | Unknown):
+            if isinstance(self.heads.find(key), FoundObject | Unknown):
                 await self.discard(key)
             files.detach(key)
         self._moved_away(key)
@@ -352,7 +352,7 @@ class S3Store(ObjectReader):
             raise NotADirectoryHereError(f"{key} is not a directory")
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
-        if isinstance(await self.heads.stored(key), Directory):  # an object stands for it
+        if isinstance(await self.heads.stored(key), KnownDirectory):  # an object stands for it
             await self._client.delete(key + "/")
             self.heads.forget(key)
         self.heads.directories.discard(key)
@@ -450,7 +450,7 @@ class S3Store(ObjectReader):
         _require_file(key, target)
         return target
 
-    async def _move(self, files: Files, key: str, to: str, expected: Presence) -> None:
+    async def _move(self, files: SpooledFiles, key: str, to: str, expected: Presence) -> None:
         """Move a passthrough file to *to*, replacing what is *expected* there."""
         async with files.holding(key), files.holding(to):
             spool = self._spools.get(key)
@@ -468,7 +468,7 @@ class S3Store(ObjectReader):
             await self._delete_version(files, key, source)
         self._moved_away(key)
 
-    async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:
+    async def _delete_version(self, files: SpooledFiles, key: str, source: ObjectStat | None) -> None:
         """Delete the version *source* of an object that has another name now, and no other version."""
         if source is None:
             return
@@ -489,7 +489,7 @@ class S3Store(ObjectReader):
             if not key or not listing.is_missing:
                 return listing.names
             known = await self.heads.stored(key)
-        if isinstance(known, Found):
+        if isinstance(known, FoundObject):
             raise NotADirectoryHereError(f"{key} is not a directory")
         raise not_found(key)
 
@@ -500,7 +500,7 @@ class S3Store(ObjectReader):
             return spool.stat()
         return self.directory_stat if key in self.heads.directories else None
 
-    def _writable(self) -> Files:
+    def _writable(self) -> SpooledFiles:
         """Return the files; raises `ReadOnlyError` if nothing may be changed."""
         if self.files is None:
             raise ReadOnlyError(f"{self.url} is not open for writing")

@@ -21,7 +21,7 @@ from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.objects import S3Snapshot, file_stat, require_all
 from shardfs.stores.s3.parts import S3_LIMITS, Part, Sent, plan_fetches, plan_parts
-from shardfs.stores.s3.probe import Conditions
+from shardfs.stores.s3.probe import HonouredConditions
 from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
 
 _SENDING_ALL: Final = replace(S3_LIMITS, min_part=S3_LIMITS.max_object)
@@ -57,7 +57,7 @@ class Uploads:
     """
 
     client: S3Client
-    conditions: Conditions
+    conditions: HonouredConditions
     scratch: str
 
     def prepared(

@@ -38,7 +38,7 @@ from shardfs.vfs.handles import (
     new_file,
 )
 from shardfs.vfs.inodes import ArrayRanges, Inodes
-from shardfs.vfs.pages import Pages
+from shardfs.vfs.pages import CachedPages
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
 
@@ -233,7 +233,7 @@ class WritableTree(Tree, Protocol):
 
     writer: ChunkWriter
     buffers: WriteBuffers
-    pages: Pages
+    pages: CachedPages
     drafts: str
 
     @property

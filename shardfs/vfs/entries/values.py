@@ -13,7 +13,7 @@ import numpy as np
 from shardfs.dataset.array import Array, ScatteredRun
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import NotFoundError, ReadOnlyError, StaleError
-from shardfs.format.keyed import Part, ValueNames
+from shardfs.format.keyed import ValueNames, ValuePart
 from shardfs.stores.base import join_key
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.entries.fixed import ReadOnlyFile
@@ -60,7 +60,7 @@ class ValueFiles:
         if decoded is None:
             return None
         value_id, part = decoded
-        look = self.shards.find_before if part is Part.BEFORE else self.shards.find_stored
+        look = self.shards.find_before if part is ValuePart.BEFORE else self.shards.find_stored
         state, extent = await look((value_id,), fresh=fresh)
         if extent is None:
             return None
@@ -79,12 +79,12 @@ class ValueFiles:
                     for batch in self._batches(run, suffix, part, first, max(0, start - first)):
                         yield batch
 
-    def _batches(self, run: ScatteredRun, suffix: str, part: Part, first: int, start: int) -> Iterator[Batch]:
+    def _batches(self, run: ScatteredRun, suffix: str, part: ValuePart, first: int, start: int) -> Iterator[Batch]:
         """Yield the files of one *suffix* of the values in *run*, from the one numbered *start* on.
 
         Attributes are not cached of those that are damaged, or whose size is unknown.
         """
-        sizes = self.shards.grid.sizes(run.coords, run.entries) if part is Part.VALUE else None
+        sizes = self.shards.grid.sizes(run.coords, run.entries) if part is ValuePart.VALUE else None
         are_unknown = run.damaged[start:]
         if sizes is None:
             sizes, are_unknown = np.zeros(len(run.entries), np.uint64), np.ones(len(are_unknown), np.bool_)

@@ -13,7 +13,7 @@ import trio
 from shardfs.errors import SourceError
 from shardfs.stores.base import Kind
 from shardfs.stores.references import document
-from shardfs.stores.references.base import MAX_INLINE_NBYTES, Broken, Inline, Reference, Target
+from shardfs.stores.references.base import MAX_INLINE_NBYTES, BrokenReference, Inline, Reference, Target
 from shardfs.stores.references.document import DocumentReferences, parse_document
 
 
@@ -207,7 +207,7 @@ def test_templates_are_found_in_one_way_through_a_text() -> None:
 def test_a_url_that_gets_too_long_is_never_made() -> None:
     refs = {"a": ["{{u}}" * 1000, 1, 2], "b": ["{{u}}", 1, 2]}
     ours = found(parsed({"version": 1, "refs": refs, "templates": {"u": "x" * 8192}}))
-    assert ours == {"a": Broken("the name of its file is too long"), "b": Target("x" * 8192, 1, 2)}
+    assert ours == {"a": BrokenReference("the name of its file is too long"), "b": Target("x" * 8192, 1, 2)}
 
 
 def test_a_value_as_large_as_a_file_is_one_broken_reference() -> None:
@@ -217,7 +217,9 @@ def test_a_value_as_large_as_a_file_is_one_broken_reference() -> None:
     assert ours["a"] == Inline(largest.encode())
     assert ours["d"] == Inline(b"x")
     for name in "bc":
-        assert ours[name] == Broken("it has 16,777,217 bytes in place of a file; more than 16,777,216 belong in one")
+        assert ours[name] == BrokenReference(
+            "it has 16,777,217 bytes in place of a file; more than 16,777,216 belong in one"
+        )
 
 
 def test_each_wrong_reference_is_one_broken_file_and_all_others_are_read() -> None:
@@ -243,7 +245,7 @@ def test_each_wrong_reference_is_one_broken_file_and_all_others_are_read() -> No
     }
     ours = found(parsed({"version": 1, "refs": wrong | {"right": ["x", 1.0, 5]}}))
     assert ours.pop("right") == Target("x", 1, 5)
-    assert {key for key, reference in ours.items() if isinstance(reference, Broken)} == wrong.keys()
+    assert {key for key, reference in ours.items() if isinstance(reference, BrokenReference)} == wrong.keys()
 
 
 def test_names_that_no_file_can_have_are_hidden() -> None:

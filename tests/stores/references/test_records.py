@@ -16,7 +16,7 @@ import trio
 from shardfs.errors import CorruptionError, SourceError, UnsupportedError
 from shardfs.stores.base import Kind
 from shardfs.stores.references import records, store
-from shardfs.stores.references.base import MAX_INLINE_NBYTES, Broken, Inline, Target
+from shardfs.stores.references.base import MAX_INLINE_NBYTES, BrokenReference, Inline, Target
 from shardfs.stores.references.records import RecordReferences, parse_documents
 from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import open_store
@@ -135,10 +135,12 @@ async def test_records_that_are_too_large_are_errors_of_their_chunks(
         ):
             await references.find("a/10")
         assert await references.find("a/22") == Target("f", 0, 1)
-        assert isinstance(await references.find("a/23"), Broken), "a record that is short says nothing of the others"
+        assert isinstance(await references.find("a/23"), BrokenReference), (
+            "a record that is short says nothing of the others"
+        )
         with pytest.raises(CorruptionError, match=r"has 200,000 bytes"):
             await references.find("a/30")
-        assert [isinstance(await references.find(f"b/{row}"), Broken) for row in range(5)] == [
+        assert [isinstance(await references.find(f"b/{row}"), BrokenReference) for row in range(5)] == [
             True,
             True,
             True,

@@ -11,7 +11,7 @@ from shardfs.stores.base import Splice, Stat
 from shardfs.stores.s3.change import Change, Changes
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import S3Snapshot
-from shardfs.stores.s3.probe import Conditions
+from shardfs.stores.s3.probe import HonouredConditions
 from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.store import S3Store
@@ -19,8 +19,8 @@ from shardfs.stores.s3.uploads import Uploads
 from tests.support.opened import in_session, session
 from tests.support.s3_server import Bucket
 
-HONOURED: Final = Conditions(put=True, copy=True, complete=True, delete=True)
-IGNORED: Final = Conditions(put=False, copy=False, complete=False, delete=False)
+HONOURED: Final = HonouredConditions(put=True, copy=True, complete=True, delete=True)
+IGNORED: Final = HonouredConditions(put=False, copy=False, complete=False, delete=False)
 PREFIX: Final = "data/x.zarr"
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def host(
     bucket: Bucket,
     directory: Path,
     *,
-    conditions: Conditions = HONOURED,
+    conditions: HonouredConditions = HONOURED,
     single_writer: bool = False,
     silence: float = 10.0,
     attempts: int = 6,

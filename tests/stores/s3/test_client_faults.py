@@ -10,7 +10,7 @@ import trio
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.requests import Condition, Counts, Location, Range, S3Options
-from shardfs.stores.s3.session import Session, Timeouts
+from shardfs.stores.s3.session import S3Session, Timeouts
 from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_faults import Changed, Drip, Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
@@ -433,6 +433,6 @@ def test_a_listing_that_never_ends_is_an_error(
     tried: Tried, monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
     reply = {"IsTruncated": True, "NextContinuationToken": token}
-    monkeypatch.setattr(Session, "call", lambda *_, **__: reply)
+    monkeypatch.setattr(S3Session, "call", lambda *_, **__: reply)
     with pytest.raises(StoreError, match="lists only some of the keys"):
         run(partial(tried.client.list_page, "", token=token))

@@ -12,7 +12,7 @@ import trio
 
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Kind, ListedName
-from shardfs.stores.s3.heads import Absent, Directories, Directory, Found, Heads, Known, NoObject, Unknown
+from shardfs.stores.s3.heads import Absent, Directories, FoundObject, Heads, Known, KnownDirectory, NoObject, Unknown
 from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
@@ -124,7 +124,7 @@ async def _by_listing(store: S3Store, key: str) -> None:
     await store.heads.list("")
 
 
-_FOUND: Final[Known] = Found(ObjectStat(0, "", 0))  # whichever version
+_FOUND: Final[Known] = FoundObject(ObjectStat(0, "", 0))  # whichever version
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ _FOUND: Final[Known] = Found(ObjectStat(0, "", 0))  # whichever version
     [
         ([], Unknown(), Unknown(), Unknown(), Unknown()),
         ([_by_request], _FOUND, _FOUND, NoObject(), NoObject()),
-        ([_by_name], Directory(), _FOUND, Directory(), Absent()),
-        ([_by_listing], Directory(), _FOUND, Directory(), Absent()),
-        ([_by_request, _by_name], _FOUND, _FOUND, Directory(), Absent()),
-        ([_by_request, _by_listing], Directory(), _FOUND, Directory(), Absent()),
-        ([_by_name, _by_request], Directory(), _FOUND, Directory(), Absent()),
-        ([_by_listing, _by_request], Directory(), _FOUND, Directory(), Absent()),
+        ([_by_name], KnownDirectory(), _FOUND, KnownDirectory(), Absent()),
+        ([_by_listing], KnownDirectory(), _FOUND, KnownDirectory(), Absent()),
+        ([_by_request, _by_name], _FOUND, _FOUND, KnownDirectory(), Absent()),
+        ([_by_request, _by_listing], KnownDirectory(), _FOUND, KnownDirectory(), Absent()),
+        ([_by_name, _by_request], KnownDirectory(), _FOUND, KnownDirectory(), Absent()),
+        ([_by_listing, _by_request], KnownDirectory(), _FOUND, KnownDirectory(), Absent()),
     ],
 )
 @on_mock_clock
@@ -154,7 +154,7 @@ async def test_each_kind_of_request_tells_what_it_can_and_no_more(
         for request in requests:
             await request(store, key)
         known = store.heads.find(key)
-        assert (_FOUND if isinstance(known, Found) else known) == expected
+        assert (_FOUND if isinstance(known, FoundObject) else known) == expected
 
 
 @on_mock_clock

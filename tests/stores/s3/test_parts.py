@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Content, Kept, Splice
-from shardfs.stores.s3.parts import GIB, MIB, Limits, Part, Sent, plan_fetches, plan_parts
+from shardfs.stores.s3.parts import GIB, MIB, MultipartLimits, Part, Sent, plan_fetches, plan_parts
 from tests.stores.local.splices import Counted, content
 
 OLD = bytes(i * 7 % 251 for i in range(300))
-SMALL = Limits(min_part=10, max_part=40, max_parts=60, max_object=2000)
+SMALL = MultipartLimits(min_part=10, max_part=40, max_parts=60, max_object=2000)
 
 new_content = st.binary(max_size=60).map(content)
 kept = st.tuples(st.integers(0, len(OLD)), st.integers(0, len(OLD))).map(

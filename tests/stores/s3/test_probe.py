@@ -7,7 +7,7 @@ import pytest
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import is_reserved
-from shardfs.stores.s3.probe import Conditions, probe
+from shardfs.stores.s3.probe import HonouredConditions, probe
 from tests.stores.s3.hosts import Host, host, run
 from tests.support.s3_faults import Ignore, LostReply, NoETag, Reply
 from tests.support.s3_proxy import S3Proxy
@@ -21,7 +21,7 @@ def here(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> Host:
     return host(s3_bucket.through(s3_proxy.url), tmp_path)
 
 
-def probed(one: Host) -> Conditions:
+def probed(one: Host) -> HonouredConditions:
     return run(lambda: probe(one.client))
 
 
