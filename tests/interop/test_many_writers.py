@@ -1,5 +1,6 @@
 """Any number of processes write into one array by stores, mounts, a server and tensorstore, and nothing is lost."""
 
+import copy
 import errno
 import multiprocessing
 import subprocess
@@ -301,8 +302,16 @@ def test_joblib_writes_by_a_store(place: Place) -> None:
     joblib.externals.loky.get_reusable_executor().shutdown()
 
 
-def test_cubed_writes_by_a_store(place: Place, tmp_path: Path) -> None:
-    cubed = pytest.importorskip("cubed")
+@pytest.fixture
+def cubed() -> Iterator[Any]:
+    """The library; what it sets for all users of zarr-python when it is imported ends with the test."""
+    before = copy.deepcopy(zarr.config.config)
+    yield pytest.importorskip("cubed")
+    zarr.config.config.clear()
+    zarr.config.config.update(before)
+
+
+def test_cubed_writes_by_a_store(cubed: Any, place: Place, tmp_path: Path) -> None:
     spec = cubed.Spec(work_dir=str(tmp_path / "work"), allowed_mem="500MB", executor_name="processes")
     with opened(place) as dataset:
         make_image(dataset)

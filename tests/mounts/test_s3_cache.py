@@ -17,7 +17,8 @@ KIB, MIB = 2**10, 2**20
 CHUNK = 64 * KIB
 NCHUNKS = 16
 DOCUMENT = array((NCHUNKS * CHUNK,), (4 * CHUNK,), sharding((CHUNK,), extension("bytes")), data_type="uint8")
-"""Four shards of 256 KiB."""
+"""An array in `NSHARDS` shards of 256 KiB."""
+NSHARDS = NCHUNKS // 4
 
 
 @pytest.fixture
@@ -103,15 +104,16 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(
     remote.mounts[0].unmount()
     root = mounted(remote, cache) if is_mounted else None
     damaged = entries(cache)
-    assert damaged
     for path in damaged:
         damage(path)
     root = root or mounted(remote, cache)
     assert read(root) == files
-    assert figures(root)["store"]["cache_damaged"] == len(damaged)
+    # Requests of the first mount that overlapped may have left entries that nobody needs: others have their bytes.
+    noticed = figures(root)["store"]["cache_damaged"]
+    assert NSHARDS + 1 <= noticed <= len(damaged)
     # Of a file that has only some damaged blocks, what comes before them is used.
     assert fetched(remote) >= sum(map(len, files.values())) // 2
-    assert remote.mounts[1].log.count("is damaged and dropped") == len(damaged)
+    assert remote.mounts[1].log.count("is damaged and dropped") == noticed
     third = mounted(remote, cache)
     assert read(third) == files
     assert figures(third)["store"]["cache_damaged"] == 0
