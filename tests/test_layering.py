@@ -125,7 +125,7 @@ def test_only_the_module_of_a_class_sets_attributes_of_its_objects(room: str) ->
         if room_of(module) == room or HEIGHTS.get(room_of(module), TOP) < height
     }
     counted = attributes_of(trees()[SOURCE / "dataset/statistics.py"])
-    counted |= attributes_of(trees()[SOURCE / "stores/s3/requests.py"])
+    counted |= attributes_of(trees()[SOURCE / "stores/objects/requests.py"])
     owned = {name for tree in within_reach.values() for name in attributes_of(tree)} - counted
     for module, tree in trees().items():
         if room_of(module) == room:

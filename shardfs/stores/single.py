@@ -11,7 +11,7 @@ from shardfs.errors import (
     SourceError,
 )
 from shardfs.stores.base import Address, Kind, ListedName, Snapshot, Stat
-from shardfs.stores.objects import ObjectReader, object_stat
+from shardfs.stores.objects.reader import ObjectReader, object_stat
 from shardfs.stores.references.targets import TargetFiles
 
 

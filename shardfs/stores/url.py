@@ -15,20 +15,20 @@ import trio
 from shardfs.errors import SourceError, UsageError, without_secrets
 from shardfs.stores.base import DOCUMENTS, FRAME, Reader
 from shardfs.stores.clouds.attempts import Attempts
-from shardfs.stores.clouds.location import SCHEMES, CloudLocation
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.objects.location import SCHEMES, CloudLocation, S3Location
+from shardfs.stores.objects.options import S3Options
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.references.targets import OPTION, Place, TargetFiles, TargetRoot, Targets, name_of
-from shardfs.stores.s3.requests import Location, S3Options
 from shardfs.stores.single import SingleFile
 
 if TYPE_CHECKING:
     from shardfs.stores.clouds.client import CloudClient
-    from shardfs.stores.disk_cache import DiskCache
+    from shardfs.stores.objects.disk_cache import DiskCache
 
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 
@@ -144,7 +144,7 @@ def open_store_in(
     if isinstance(place, _File):
         home = _open_files(session, place.within, options, ttl)
         return SingleFile(place.url, home, place.name, FRAME, ttl=LOCAL_TTL if ttl is None else ttl)
-    if isinstance(place, Location):
+    if isinstance(place, S3Location):
         return _open_s3(session, place, options, ttl)
     if isinstance(place, CloudLocation):
         return _open_cloud(session, place, options, outline_of, ttl)
@@ -183,12 +183,12 @@ def _places(place: "_Source", options: StoreOptions) -> Sequence["_Source"]:
 def _is_usable(name: str, places: Sequence["_Source"]) -> bool:
     """Whether the option *name* is for one of *places*, the first of which is the source."""
     if name in _FOR_ALL:
-        return any(isinstance(place, Location | CloudLocation) for place in places)
+        return any(isinstance(place, S3Location | CloudLocation) for place in places)
     if name in _FOR_WEB:
         return any(isinstance(place, CloudLocation) and place.is_web for place in places)
     if name in _FOR_REFERENCES:
         return isinstance(places[0], _References)
-    return any(isinstance(place, Location) for place in places)
+    return any(isinstance(place, S3Location) for place in places)
 
 
 def is_remote(source: str) -> bool:
@@ -277,7 +277,7 @@ def _parse_place(source: str) -> Place:
             raise SourceError(f"{shown} does not exist; did you mean {url}? A pathlib.Path cannot hold a URL")
         return source
     if source[: len(_S3)].lower() == _S3:
-        return Location.parse(_S3 + source[len(_S3) :])
+        return S3Location.parse(_S3 + source[len(_S3) :])
     if source.partition("://")[0].lower() in SCHEMES:
         return CloudLocation.parse(source)
     shown = without_secrets(source)
@@ -331,17 +331,17 @@ def _open_files(session: trio.Nursery, place: Place, options: StoreOptions, ttl:
     """Open a place of which only files are read whose names are known."""
     if isinstance(place, str):
         return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
-    if isinstance(place, Location):
+    if isinstance(place, S3Location):
         return _open_s3(session, place, options, ttl)
     return _open_cloud_files(session, place, options, ttl)
 
 
-def _open_s3(session: trio.Nursery, location: Location, options: StoreOptions, ttl: float | None) -> Reader:
+def _open_s3(session: trio.Nursery, location: S3Location, options: StoreOptions, ttl: float | None) -> Reader:
     try:
         # Imported only here: they load two large libraries, which an installation without S3 lacks.
-        from shardfs.stores.disk_cache import DiskCache
+        from shardfs.stores.objects.disk_cache import DiskCache
+        from shardfs.stores.objects.requests import Counts
         from shardfs.stores.s3.client import S3Client
-        from shardfs.stores.s3.requests import Counts
         from shardfs.stores.s3.routed import RoutedStore
         from shardfs.stores.s3.store import TTL, S3Store
     except ModuleNotFoundError as error:
@@ -387,7 +387,7 @@ def _open_cloud_files(
 def _cloud(location: CloudLocation, options: StoreOptions) -> "tuple[CloudClient, DiskCache | None]":
     """Return what makes requests, and the cache on disk if there is one."""
     from shardfs.stores.clouds.client import CloudClient
-    from shardfs.stores.disk_cache import DiskCache
+    from shardfs.stores.objects.disk_cache import DiskCache
 
     client = CloudClient(location, _attempts(location), max_connections=options.max_connections)
     return client, DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None

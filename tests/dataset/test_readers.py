@@ -18,7 +18,7 @@ from shardfs.dataset.maintenance.recover import recover_source
 from shardfs.errors import IsADirectoryHereError, NotFoundError, ReadOnlyError, SourceError
 from shardfs.stores.base import Address, Buffer, Kind, ListedName, Reader, Snapshot, Stat
 from shardfs.stores.memory import Slice
-from shardfs.stores.objects import ObjectReader
+from shardfs.stores.objects.reader import ObjectReader
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import open_paths

@@ -6,8 +6,8 @@ import resource
 from contextlib import ExitStack
 from pathlib import Path
 
-from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.objects.disk_cache import DiskCache
+from shardfs.stores.objects.requests import Counts
 from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store

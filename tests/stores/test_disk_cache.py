@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shardfs.errors import UsageError
-from shardfs.stores.disk_cache import BLOCK_NBYTES, CachedRange, DiskCache
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.stores.ranges import Span
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.objects.disk_cache import BLOCK_NBYTES, CachedRange, DiskCache
+from shardfs.stores.objects.ranges import Span
+from shardfs.stores.objects.requests import Counts
 
 MIB = 2**20
 NAME, ETAG = "http://localhost bucket key", '"etag"'

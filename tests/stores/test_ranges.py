@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES, Reads, Span, merge, window
+from shardfs.stores.objects.ranges import (
+    MAX_GAP,
+    WINDOW_NBYTES,
+    Reads,
+    Span,
+    merge,
+    window,
+)
 
 MIB = 2**20
 

@@ -11,17 +11,17 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import Content
-from shardfs.stores.s3.client import ServerClock
-from shardfs.stores.s3.requests import (
-    Condition,
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.requests import (
     Counts,
     Fetched,
     ListPage,
-    Location,
     ObjectStat,
     Properties,
     Range,
 )
+from shardfs.stores.s3.client import ServerClock
+from shardfs.stores.s3.requests import Condition
 
 if TYPE_CHECKING:
     from shardfs.stores.s3.client import S3Client
@@ -82,7 +82,7 @@ class FakeS3:
 
     def client_at(self, prefix: str) -> S3Client:
         """A client of the source below *prefix*."""
-        return cast("S3Client", _Client(self, Location("bucket", prefix)))
+        return cast("S3Client", _Client(self, S3Location("bucket", prefix)))
 
     def store(self, key: str, data: bytes, properties: Properties | None = None) -> ObjectStat:
         """Change the bucket behind everybody's back."""
@@ -252,7 +252,7 @@ class FakeS3:
 class _Client:
     """The bucket for one source, whose keys are those below its prefix."""
 
-    def __init__(self, fake: FakeS3, location: Location) -> None:
+    def __init__(self, fake: FakeS3, location: S3Location) -> None:
         self.limiter = trio.CapacityLimiter(64)
         self.clock = ServerClock()
         self.location = location

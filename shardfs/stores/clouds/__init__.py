@@ -1,9 +1,8 @@
 """Sources on web servers, in Google Cloud Storage and in Azure Blob Storage, to be read.
 
-They differ from S3 in requests, and not in what readers of objects share: `s3.heads` is what keys are, `s3.objects` the
-bytes of versions, in memory and in the cache on disk. What is here:
+They differ from S3 in requests, and not in what readers of objects share: `objects.heads` is what keys are,
+`objects.versions` the bytes of versions, in memory and in the cache on disk. What is here:
 
-- where a source is: `location`
 - requests, which are repeated: `client`; what their failures mean: `errors`
 - single ones: `attempts`, to web servers by `http.client` (`web`), to buckets by obstore (`buckets`)
 - the store: `store`. A web server lists nothing, so its names are those that documents tell of

@@ -16,7 +16,12 @@ from shardfs.stores.clouds.errors import (
     TOO_MUCH,
     FailedAttempt,
 )
-from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Range
+from shardfs.stores.objects.requests import (
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Range,
+)
 
 _MAX_SIZE: Final = 2**63 - 1
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")

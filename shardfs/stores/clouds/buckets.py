@@ -51,8 +51,13 @@ from shardfs.stores.clouds.errors import (
     FailedAttempt,
     Failure,
 )
-from shardfs.stores.clouds.location import CloudLocation
-from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Range
+from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.requests import (
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Range,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -27,8 +27,15 @@ from shardfs.errors import (
 )
 from shardfs.stores.clouds.attempts import Attempts, require_version
 from shardfs.stores.clouds.errors import Cause, FailedAttempt, Failure
-from shardfs.stores.clouds.location import CloudLocation
-from shardfs.stores.s3.requests import DOCUMENT, Counts, Fetched, ListPage, ObjectStat, Range
+from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.requests import (
+    DOCUMENT,
+    Counts,
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Range,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from shardfs.stores.s3.requests import DOCUMENT
+from shardfs.stores.objects.requests import DOCUMENT
 
 _V3: Final = (DOCUMENT,)
 _INFO: Final = ("info",)

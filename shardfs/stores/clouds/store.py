@@ -20,12 +20,20 @@ from shardfs.errors import (
 from shardfs.stores.base import DOCUMENTS, MAX_TOP, Kind, ListedName, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
 from shardfs.stores.clouds.outline import BELOW, NODES, NamesBelow, OutlineOf
-from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.objects import ObjectReader
+from shardfs.stores.objects.disk_cache import DiskCache
+from shardfs.stores.objects.heads import (
+    Absent,
+    FoundObject,
+    Heads,
+    KnownDirectory,
+    NoObject,
+    Unknown,
+    not_found,
+)
+from shardfs.stores.objects.reader import ObjectReader
+from shardfs.stores.objects.requests import DOCUMENT
+from shardfs.stores.objects.versions import Objects, directory_stat, file_stat
 from shardfs.stores.parallel import for_each
-from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found
-from shardfs.stores.s3.objects import Objects, directory_stat, file_stat
-from shardfs.stores.s3.requests import DOCUMENT
 
 TTL: Final = 60.0
 """Default TTL in seconds; asking again takes a request."""

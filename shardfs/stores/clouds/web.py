@@ -47,8 +47,13 @@ from shardfs.stores.clouds.errors import (
     FailedAttempt,
     Failure,
 )
-from shardfs.stores.clouds.location import CloudLocation
-from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Range
+from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.requests import (
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Range,
+)
 from shardfs.version import __version__
 
 _PIECE_NBYTES: Final = 2**18

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Kind, ListedName
-from shardfs.stores.objects import MAX_KEY_NBYTES
+from shardfs.stores.objects.reader import MAX_KEY_NBYTES
 
 _MAX_NAME_NBYTES: Final = 255
 _USUAL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]|/(?=[A-Za-z0-9_]))*")

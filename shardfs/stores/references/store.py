@@ -34,7 +34,7 @@ from shardfs.stores.base import (
     join_key,
 )
 from shardfs.stores.memory import MemoryContent
-from shardfs.stores.objects import ObjectReader, SnapshotFile, object_stat
+from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
 from shardfs.stores.parallel import for_each
 from shardfs.stores.references import document, records
 from shardfs.stores.references.base import BrokenReference, Inline, Reference, ReferenceSet, Target

@@ -8,8 +8,7 @@ from urllib.parse import unquote
 
 from shardfs.errors import AccessDeniedError, CorruptionError, SourceError, without_secrets
 from shardfs.stores.base import Address, ListedName, Snapshot, Stat
-from shardfs.stores.clouds.location import SCHEMES, CloudLocation
-from shardfs.stores.s3.requests import Location
+from shardfs.stores.objects.location import SCHEMES, CloudLocation, S3Location
 
 OPTION: Final = "--allow-target"
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "local": "file"}
@@ -42,7 +41,7 @@ class TargetFiles(Protocol):
         """Return counts of requests."""
 
 
-Place = str | Location | CloudLocation
+Place = str | S3Location | CloudLocation
 """A directory by its absolute path, or a part of a bucket or of a web server."""
 
 
@@ -66,7 +65,7 @@ def name_of(place: Place) -> str:
     match place:
         case str():
             return normpath(place)
-        case Location():
+        case S3Location():
             return place.url
         case _:
             return place.url.replace(place.base, place.base.lower(), 1) if place.is_web else place.url
@@ -126,7 +125,7 @@ class Targets:
             if scheme == "file":
                 scheme, _, rest = f"{name_of(self._home)}/{rest}".partition("://")
             if scheme == "s3":
-                location = Location.parse(f"s3://{rest}")
+                location = S3Location.parse(f"s3://{rest}")
                 return location.url, f"s3://{location.bucket}"
             if scheme in SCHEMES:
                 place = CloudLocation.parse(f"{scheme}://{rest}")

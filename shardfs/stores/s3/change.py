@@ -56,11 +56,17 @@ from shardfs.errors import (
     UnreachableError,
 )
 from shardfs.stores.base import ABSENT, ANY, Presence, Splice, Stat
+from shardfs.stores.objects.heads import FoundObject
+from shardfs.stores.objects.requests import Fetched, ObjectStat, Properties
+from shardfs.stores.objects.versions import (
+    Objects,
+    ObjectSnapshot,
+    file_stat,
+    object_of,
+)
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.heads import FoundObject
-from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat, object_of
 from shardfs.stores.s3.parts import kept_prefix
-from shardfs.stores.s3.requests import Condition, Fetched, ObjectStat, Properties
+from shardfs.stores.s3.requests import Condition
 from shardfs.stores.s3.uploads import LastRequest, Uploads
 
 COMMIT_IDS: Final = "shardfs-transactions"
@@ -151,12 +157,12 @@ class Changes:
     single_writer: bool
     undecided: Undecided = field(default_factory=Undecided)
 
-    def of(self, key: str, old: S3Snapshot | None, source: S3Snapshot | None = None) -> "Change":
+    def of(self, key: str, old: ObjectSnapshot | None, source: ObjectSnapshot | None = None) -> "Change":
         """Begin a change of an object that must be the version *old*, or nothing; see `Change` for *source*."""
         return Change(self, key, old, source)
 
     async def replace(
-        self, key: str, splice: Splice, expected: ObjectStat | Presence, *, source: S3Snapshot | None = None
+        self, key: str, splice: Splice, expected: ObjectStat | Presence, *, source: ObjectSnapshot | None = None
     ) -> ObjectStat:
         """Store an object, replacing what is *expected*; what is to be kept is of *source*.
 
@@ -165,7 +171,7 @@ class Changes:
         """
         old = await self._known(key) if expected is ANY else version_or_none(expected)
         for _ in range(_ATTEMPTS):
-            change = self.of(key, S3Snapshot(self.objects, key, old) if old is not None else None, source)
+            change = self.of(key, ObjectSnapshot(self.objects, key, old) if old is not None else None, source)
             try:
                 new = await self._make(change, key, splice)
             except ConflictError:
@@ -189,7 +195,7 @@ class Changes:
         return known.version if isinstance(known, FoundObject) else None
 
     async def _after_conflict(
-        self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: S3Snapshot | None
+        self, key: str, old: ObjectStat | None, expected: ObjectStat | Presence, source: ObjectSnapshot | None
     ) -> ObjectStat | None:
         """Return what an object is, which is not *old* any more, if it may be replaced all the same."""
         present: Fetched | None = None
@@ -227,7 +233,7 @@ class Change:
     append_alignment = 1
 
     def __init__(
-        self, changes: Changes, key: str, snapshot: S3Snapshot | None, source: S3Snapshot | None = None
+        self, changes: Changes, key: str, snapshot: ObjectSnapshot | None, source: ObjectSnapshot | None = None
     ) -> None:
         self.snapshot = snapshot
         self.commit_id = secrets.token_hex(8)

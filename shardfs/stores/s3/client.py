@@ -31,19 +31,19 @@ from shardfs.errors import (
     printable,
 )
 from shardfs.stores.base import Content
-from shardfs.stores.s3.errors import NOT_PARTIAL, UNEXPLAINED, Cause, FailedRequest, Failure
-from shardfs.stores.s3.replies import described, etag_of, listed, text
-from shardfs.stores.s3.requests import (
-    Condition,
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import (
     Counts,
     Fetched,
     ListPage,
-    Location,
     Properties,
     Range,
     Request,
-    S3Options,
 )
+from shardfs.stores.s3.errors import NOT_PARTIAL, UNEXPLAINED, Cause, FailedRequest, Failure
+from shardfs.stores.s3.replies import described, etag_of, listed, text
+from shardfs.stores.s3.requests import Condition
 from shardfs.stores.s3.session import S3Session, Timeouts
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class S3Client:
 
     def __init__(
         self,
-        location: Location,
+        location: S3Location,
         options: S3Options,
         counts: Counts,
         *,
@@ -195,7 +195,7 @@ class S3Client:
     def of_bucket(self) -> "S3Client":
         """Return a client of the whole bucket."""
         client = copy(self)
-        client.location = Location(self.location.bucket, "")
+        client.location = S3Location(self.location.bucket, "")
         return client
 
     async def get(self, key: str, part: Range, *, etag: str | None = None, with_properties: bool = False) -> Fetched:

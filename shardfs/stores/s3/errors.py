@@ -30,7 +30,7 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.s3.requests import Request
+from shardfs.stores.objects.requests import Request
 
 
 class Cause(enum.Enum):

@@ -15,10 +15,10 @@ from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError,
 from shardfs.stores.base import ABSENT, Buffer, NewAttributes, Presence, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
+from shardfs.stores.objects.heads import split
+from shardfs.stores.objects.requests import ObjectStat
+from shardfs.stores.objects.versions import ObjectSnapshot, file_stat
 from shardfs.stores.s3.change import Changes
-from shardfs.stores.s3.heads import split
-from shardfs.stores.s3.objects import S3Snapshot, file_stat
-from shardfs.stores.s3.requests import ObjectStat
 
 SPOOLS: Final = "spools"
 """The directory, within that of the mount, for spools and for kept files."""
@@ -63,7 +63,7 @@ class Spool:
         "users",
     )
 
-    def __init__(self, key: str, snapshot: S3Snapshot | None, now_ns: Callable[[], int]) -> None:
+    def __init__(self, key: str, snapshot: ObjectSnapshot | None, now_ns: Callable[[], int]) -> None:
         self.key = key
         self.snapshot = snapshot
         self._now_ns = now_ns
@@ -82,7 +82,7 @@ class Spool:
         """Whether its key stands for what was written on this machine, and not for an object."""
         return self.file is not None or self.snapshot is None
 
-    def is_current(self, snapshot: S3Snapshot) -> bool:
+    def is_current(self, snapshot: ObjectSnapshot) -> bool:
         """Whether it is what its key stands for, which is *snapshot* unless it is local."""
         return self.snapshot is None or self.snapshot.version is snapshot.version
 
@@ -144,7 +144,7 @@ class SpooledFiles:
     async def _written(self, spool: Spool) -> Snapshot:
         return await self.side.open(join_key(self.directory, spool.name))
 
-    def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
+    def begin(self, key: str, snapshot: ObjectSnapshot | None) -> Spool:
         """Create a spool for *key*, which is the object *snapshot*, or nothing."""
         self.kept.require_room()
         spool = self.spools[key] = Spool(key, snapshot, self.changes.objects.client.clock.now_ns)
@@ -196,7 +196,7 @@ class SpooledFiles:
                 if not spool.users and self.spools.has_name(spool):
                     self._forget(spool)
 
-    def rename(self, spool: Spool, to: str, snapshot: S3Snapshot | None) -> None:
+    def rename(self, spool: Spool, to: str, snapshot: ObjectSnapshot | None) -> None:
         """Give a spool another name, which is the object *snapshot* now, unless the spool is local."""
         del self.spools[spool.key]
         spool.key = to
@@ -228,7 +228,7 @@ class SpooledFiles:
         splice: Splice,
         expected: ObjectStat | Presence,
         *,
-        source: S3Snapshot | None = None,
+        source: ObjectSnapshot | None = None,
         name: str | None = None,
     ) -> ObjectStat:
         """Store an object as `Changes.replace` does, and remove what was kept of it; *name* is that of its spool."""

@@ -26,8 +26,14 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Kind, ListedName, file_format
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.objects.requests import (
+    DOCUMENT,
+    ListPage,
+    Properties,
+    Range,
+)
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Properties, Range
+from shardfs.stores.s3.requests import Condition
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+from shardfs.stores.objects.requests import Fetched, ObjectStat, Properties
 from shardfs.stores.s3.errors import COMPRESSED, SLOW, TOO_LONG, WEAK_ETAG, FailedRequest, invalid
-from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties
 
 _PIECE_NBYTES: Final = 2**18
 _MAX_XML_NBYTES: Final = 64 * 2**20

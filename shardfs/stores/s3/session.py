@@ -29,6 +29,8 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store as ObjectStore
 
 from shardfs.errors import SourceError
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Fetched, Properties, Range
 from shardfs.stores.s3.errors import (
     EXPIRED,
     NO_CREDENTIALS,
@@ -43,7 +45,6 @@ from shardfs.stores.s3.errors import (
     of_obstore,
 )
 from shardfs.stores.s3.replies import Pace, check_headers, object_stat, read_body, read_xml, stat_of
-from shardfs.stores.s3.requests import Fetched, Properties, Range, S3Options
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -51,20 +51,36 @@ from shardfs.stores.base import (
     Stat,
     join_key,
 )
-from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.kept_files import new_name
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
-from shardfs.stores.objects import MAX_KEY_NBYTES, ObjectReader
+from shardfs.stores.objects.disk_cache import DiskCache
+from shardfs.stores.objects.heads import (
+    Absent,
+    FoundObject,
+    Heads,
+    KnownDirectory,
+    NoObject,
+    Unknown,
+    not_found,
+    split,
+)
+from shardfs.stores.objects.reader import MAX_KEY_NBYTES, ObjectReader
+from shardfs.stores.objects.requests import ObjectStat
+from shardfs.stores.objects.versions import (
+    MEMORY_NBYTES,
+    Objects,
+    ObjectSnapshot,
+    directory_stat,
+    file_stat,
+    object_of,
+)
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.s3.change import Changes, version_or_none
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Spool, SpooledFiles, SpoolFile, Spools
-from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found, split
-from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, S3Snapshot, directory_stat, file_stat, object_of
 from shardfs.stores.s3.parts import part_nbytes
 from shardfs.stores.s3.probe import check, probe
-from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.uploads import NewS3Object, Uploads
 
 log = logging.getLogger(__name__)
@@ -473,7 +489,7 @@ class S3Store(ObjectReader):
         if source is None:
             return
         try:
-            await files.changes.of(key, S3Snapshot(self.objects, key, source)).delete()
+            await files.changes.of(key, ObjectSnapshot(self.objects, key, source)).delete()
         except ConflictError:
             log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
 

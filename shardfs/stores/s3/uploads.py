@@ -17,12 +17,13 @@ from shardfs.errors import ConflictError, UnknownOutcomeError
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.stores.memory import JoinedContent, MemoryContent, Slice
+from shardfs.stores.objects.requests import ObjectStat, Properties, Range
+from shardfs.stores.objects.versions import ObjectSnapshot, file_stat, require_all
 from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.objects import S3Snapshot, file_stat, require_all
 from shardfs.stores.s3.parts import S3_LIMITS, Part, Sent, plan_fetches, plan_parts
 from shardfs.stores.s3.probe import HonouredConditions
-from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import Condition
 
 _SENDING_ALL: Final = replace(S3_LIMITS, min_part=S3_LIMITS.max_object)
 """Limits with which nothing is large enough to be copied."""
@@ -61,7 +62,7 @@ class Uploads:
     scratch: str
 
     def prepared(
-        self, key: str, splice: Splice, properties: Properties, source: S3Snapshot | None
+        self, key: str, splice: Splice, properties: Properties, source: ObjectSnapshot | None
     ) -> AbstractAsyncContextManager[LastRequest]:
         """Do all that makes *splice* of *source* the object *key*, but for the last request; that is for the block."""
         if source is None:
@@ -76,7 +77,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _whole(
-        self, key: str, whole: Sent, properties: Properties, source: S3Snapshot | None
+        self, key: str, whole: Sent, properties: Properties, source: ObjectSnapshot | None
     ) -> AsyncIterator[LastRequest]:
         """Have the body of an object that is put as a whole."""
         async with self._body(whole, source) as body:
@@ -89,7 +90,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _upload(
-        self, key: str, parts: Sequence[Part], properties: Properties, source: S3Snapshot | None
+        self, key: str, parts: Sequence[Part], properties: Properties, source: ObjectSnapshot | None
     ) -> AsyncIterator[LastRequest]:
         """Begin an upload, and make its parts; if that or the block fails, it is aborted."""
         upload_id = await self.client.create_upload(key, properties)
@@ -109,7 +110,7 @@ class Uploads:
             raise
 
     async def _make_parts(
-        self, key: str, upload_id: str, parts: Sequence[Part], source: S3Snapshot | None
+        self, key: str, upload_id: str, parts: Sequence[Part], source: ObjectSnapshot | None
     ) -> Sequence[str]:
         """Make the parts, several at a time; return their ETags. The first failure ends all."""
         etags = [""] * len(parts)
@@ -130,7 +131,7 @@ class Uploads:
         return etags
 
     @asynccontextmanager
-    async def _body(self, part: Sent, source: S3Snapshot | None) -> AsyncIterator[Content]:
+    async def _body(self, part: Sent, source: ObjectSnapshot | None) -> AsyncIterator[Content]:
         """Provide the body of *part*, including the old bytes in it.
 
         These are fetched before the request begins: so it is known early if the version is gone, and sending a body

@@ -12,10 +12,11 @@ from shardfs.errors import AccessDeniedError, ShardfsError, SourceError, StaleEr
 from shardfs.stores.clouds.attempts import Timeouts
 from shardfs.stores.clouds.buckets import BucketAttempts
 from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.location import CloudLocation
+from shardfs.stores.objects.heads import Heads
+from shardfs.stores.objects.location import CloudLocation, S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts, Range, Requests
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.heads import Heads
-from shardfs.stores.s3.requests import Counts, Location, Range, Requests, S3Options
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
@@ -69,7 +70,7 @@ async def opened(cloud: Cloud) -> AsyncIterator[tuple[Source, Paths]]:
 def client_of(cloud: Cloud) -> Requests:
     """A client that waits for the end of a listing for half a second."""
     if cloud.scheme == "s3":
-        return S3Client(Location("bucket", "image.zarr"), S3Options(), Counts())
+        return S3Client(S3Location("bucket", "image.zarr"), S3Options(), Counts())
     place = CloudLocation.parse(cloud.url)
     return CloudClient(place, BucketAttempts(place, Timeouts(listing=0.5)))
 

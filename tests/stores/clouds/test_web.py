@@ -29,9 +29,9 @@ from shardfs.errors import (
 )
 from shardfs.stores.clouds.attempts import Timeouts
 from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.location import CloudLocation
 from shardfs.stores.clouds.web import WebAttempts
-from shardfs.stores.s3.requests import Range
+from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.requests import Range
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths

@@ -8,8 +8,10 @@ import pytest
 
 from shardfs.stores.base import Store
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.routed import RoutedStore
 from shardfs.stores.s3.store import S3Store
 from tests.support.opened import session
@@ -61,5 +63,5 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
             return local(tmp_path / "source")
         case _:
             bucket = request.getfixturevalue("s3_bucket")
-            client = S3Client(Location(bucket.name, PREFIX), S3Options(endpoint_url=bucket.endpoint_url), Counts())
+            client = S3Client(S3Location(bucket.name, PREFIX), S3Options(endpoint_url=bucket.endpoint_url), Counts())
             return s3(client, tmp_path / "state")

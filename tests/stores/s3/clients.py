@@ -6,8 +6,10 @@ from typing import TypeVar
 
 import trio
 
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts, Properties, Range
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.requests import Counts, Location, Properties, Range, S3Options
 from shardfs.stores.s3.session import Timeouts
 from tests.support.s3_server import Bucket
 
@@ -57,7 +59,9 @@ def client_of(bucket: Bucket, *, timeouts: Timeouts = PATIENT, **options: object
     counts, pauses = Counts(), []
     backoff = Backoff(pause=pauses.append, jitter=max)
     full = S3Options(**{"endpoint_url": bucket.endpoint_url, **options})
-    return Tried(S3Client(Location(bucket.name, ""), full, counts, timeouts=timeouts, backoff=backoff), counts, pauses)
+    return Tried(
+        S3Client(S3Location(bucket.name, ""), full, counts, timeouts=timeouts, backoff=backoff), counts, pauses
+    )
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:

@@ -8,11 +8,13 @@ from typing import Any, Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts
+from shardfs.stores.objects.versions import ObjectSnapshot
 from shardfs.stores.s3.change import Change, Changes
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.probe import HonouredConditions
-from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.s3.uploads import Uploads
@@ -56,7 +58,7 @@ class Host:
     def client(self) -> S3Client:
         return self.changes.objects.client
 
-    async def found(self, key: str) -> S3Snapshot | None:
+    async def found(self, key: str) -> ObjectSnapshot | None:
         """The object as a change finds it."""
         return None if await self.reader.is_absent(key) else await self.reader.objects.open(key, tail_nbytes=1)
 
@@ -80,7 +82,7 @@ def host(
     directory.mkdir(parents=True, exist_ok=True)
     counts = Counts()
     client = S3Client(
-        Location(bucket.name, PREFIX),
+        S3Location(bucket.name, PREFIX),
         S3Options(endpoint_url=bucket.endpoint_url),
         counts,
         timeouts=Timeouts(silence=silence, work=silence),

@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
-from shardfs.stores.s3.requests import Condition, Properties, Range
+from shardfs.stores.objects.requests import Properties, Range
+from shardfs.stores.s3.requests import Condition
 from tests.stores.s3.clients import PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket

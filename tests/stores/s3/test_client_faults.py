@@ -8,8 +8,11 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts, Range
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.requests import Condition, Counts, Location, Range, S3Options
+from shardfs.stores.s3.requests import Condition
 from shardfs.stores.s3.session import S3Session, Timeouts
 from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_faults import Changed, Drip, Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
@@ -139,7 +142,7 @@ def test_waiting_for_a_server_that_asks_for_fewer_requests_ends_with_its_task(
 ) -> None:
     options = S3Options(endpoint_url=bucket.endpoint_url)
     slow = Backoff(first=1e6, most=1e6, patience=1e6, jitter=max)
-    client = S3Client(Location(bucket.name, ""), options, Counts(), backoff=slow)
+    client = S3Client(S3Location(bucket.name, ""), options, Counts(), backoff=slow)
     rule = s3_proxy.fail("PutObject", Reply(503, "SlowDown"), times=None)
 
     async def main() -> None:
@@ -159,7 +162,7 @@ def test_the_waits_of_requests_for_a_server_that_stays_silent_do_not_add_up(
     s3_bucket.put("key", b"x")
     options = S3Options(endpoint_url=bucket.endpoint_url)
     timeouts = Timeouts(reading=0.5, doubtful=0.1)
-    client = S3Client(Location(bucket.name, ""), options, Counts(), timeouts=timeouts, backoff=Backoff(patience=0.9))
+    client = S3Client(S3Location(bucket.name, ""), options, Counts(), timeouts=timeouts, backoff=Backoff(patience=0.9))
     hang = Hang()
     s3_proxy.fail(None, hang, times=None)
     for count in (2, 3, 4):

@@ -6,8 +6,8 @@ from email.utils import format_datetime, parsedate_to_datetime
 import pytest
 import trio
 
+from shardfs.stores.objects.requests import Properties
 from shardfs.stores.s3.client import ServerClock
-from shardfs.stores.s3.requests import Properties
 from tests.stores.s3.test_client import Memory, client_of
 from tests.support.s3_faults import Changed
 from tests.support.s3_proxy import S3Proxy

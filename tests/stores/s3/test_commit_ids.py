@@ -4,8 +4,8 @@ import secrets
 
 import pytest
 
+from shardfs.stores.objects.requests import Properties
 from shardfs.stores.s3.change import COMMIT_IDS, commit_ids, with_commit_id
-from shardfs.stores.s3.requests import Properties
 
 MAX_METADATA = 2048
 

@@ -12,9 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
-from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.s3.objects import S3Snapshot
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.objects.disk_cache import DiskCache
+from shardfs.stores.objects.requests import Counts
+from shardfs.stores.objects.versions import ObjectSnapshot
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.url import open_session
 from tests.support.fake_s3 import FakeS3, Request
@@ -28,7 +28,7 @@ SMALL = pattern(40 * KIB)
 LARGE = pattern(4 * MIB) * 8
 
 
-async def opened(data: bytes, **options: object) -> tuple[FakeS3, S3Snapshot, str]:
+async def opened(data: bytes, **options: object) -> tuple[FakeS3, ObjectSnapshot, str]:
     """A bucket with the object "k", open, and its ETag; the log is empty."""
     fake = FakeS3(latency=LATENCY)
     etag = fake.store("k", data).etag
@@ -156,7 +156,7 @@ class SlowCache(DiskCache):
         return found
 
 
-async def settle(cache: SlowCache, snapshot: S3Snapshot) -> list[int]:
+async def settle(cache: SlowCache, snapshot: ObjectSnapshot) -> list[int]:
     """Let the disk work; return where what it was given begins, once it has all of that."""
     cache.adds.set()
     for flight in [*snapshot.version._on_way_to_disk]:
@@ -275,7 +275,7 @@ async def end_soon(others: AsyncExitStack) -> None:
 async def test_what_comes_faster_than_the_disk_takes_it_is_not_kept_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardfs.stores.s3.objects._MAX_WAITING_NBYTES", CHUNK)
+    monkeypatch.setattr("shardfs.stores.objects.versions._MAX_WAITING_NBYTES", CHUNK)
     cache = SlowCache(tmp_path)
     _, snapshot, _ = await opened(LARGE, cache=cache)
     for number in range(2, 16, 2):

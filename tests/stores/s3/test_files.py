@@ -24,7 +24,8 @@ from shardfs.errors import (
 from shardfs.stores import kept_files
 from shardfs.stores.base import ABSENT, ANY, OpenFile
 from shardfs.stores.kept_files import KeptFiles
-from shardfs.stores.s3 import change, heads
+from shardfs.stores.objects import heads
+from shardfs.stores.s3 import change
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.routed import RoutedStore
 from tests.stores.s3.hosts import HONOURED

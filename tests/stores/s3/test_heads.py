@@ -12,8 +12,17 @@ import trio
 
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Kind, ListedName
-from shardfs.stores.s3.heads import Absent, Directories, FoundObject, Heads, Known, KnownDirectory, NoObject, Unknown
-from shardfs.stores.s3.requests import ListPage, ObjectStat
+from shardfs.stores.objects.heads import (
+    Absent,
+    Directories,
+    FoundObject,
+    Heads,
+    Known,
+    KnownDirectory,
+    NoObject,
+    Unknown,
+)
+from shardfs.stores.objects.requests import ListPage, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.ttl import begin_request
 from tests.stores.s3.clients import client_of
@@ -240,7 +249,7 @@ async def test_names_that_are_forgotten_one_by_one_take_no_memory_in_the_end() -
 
 
 def test_directories_without_anything_in_them_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.stores.s3.heads._MAX_DIRECTORIES", 10)
+    monkeypatch.setattr("shardfs.stores.objects.heads._MAX_DIRECTORIES", 10)
     directories = Directories()
     for number in range(30):
         directories.add_with_parents(f"d/{number}")

@@ -4,7 +4,7 @@ import pytest
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address
-from shardfs.stores.s3.requests import Location
+from shardfs.stores.objects.location import S3Location
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ from shardfs.stores.s3.requests import Location
     ],
 )
 def test_names_are_taken_as_they_are(url: str, bucket: str, prefix: str) -> None:
-    location = Location.parse(url)
-    assert location == Location(bucket, prefix)
-    assert Location.parse(location.url) == location
+    location = S3Location.parse(url)
+    assert location == S3Location(bucket, prefix)
+    assert S3Location.parse(location.url) == location
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_names_are_taken_as_they_are(url: str, bucket: str, prefix: str) -> None
 )
 def test_what_is_no_place_in_a_bucket_is_refused(url: str, why: str) -> None:
     with pytest.raises(SourceError, match=why):
-        Location.parse(url)
+        S3Location.parse(url)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_no_place_in_a_bucket_is_refused(url: str, why: str) -> None:
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, why: str) -> None:
     with pytest.raises(SourceError, match=why) as refused:
-        Location.parse(url)
+        S3Location.parse(url)
     for secret in ("AKIAKEY", "sec", "ret@"):
         assert secret not in str(refused.value)
 
@@ -64,11 +64,11 @@ URL = "s3://bucket/path"
 @pytest.mark.parametrize("url", [URL, URL + "/", URL + "//"])
 @pytest.mark.parametrize("endpoint", ["http://localhost:9000", "http://localhost:9000/"])
 def test_one_source_has_one_address_however_it_is_written(url: str, endpoint: str) -> None:
-    assert Location.parse(url).address(endpoint) == Address(URL, "http://localhost:9000")
+    assert S3Location.parse(url).address(endpoint) == Address(URL, "http://localhost:9000")
 
 
 def test_the_same_url_at_another_server_is_another_source_unless_both_are_of_aws() -> None:
-    location = Location.parse(URL)
+    location = S3Location.parse(URL)
     assert location.address("http://a:9000") != location.address("http://b:9000") != location.address("http://b:9001")
     assert location.address("https://amazonaws.com.example.org").endpoint
     assert location.address("https://s3.amazonaws.com") == location.address("https://s3.eu-west-1.amazonaws.com")

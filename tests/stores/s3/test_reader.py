@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from shardfs.errors import NotFoundError, StaleError, StoreError
-from shardfs.stores.s3.requests import ObjectStat, Properties
+from shardfs.stores.objects.requests import ObjectStat, Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, get, on_mock_clock, pattern, reader_of

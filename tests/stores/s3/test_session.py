@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import AccessDeniedError, SourceError, StoreError
+from shardfs.stores.objects.location import S3Location
+from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.requests import Counts
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts, Location, S3Options
 from tests.stores.s3.clients import PLAIN, WHOLE, Memory, client_of, run
 from tests.support.s3_faults import Reply
 from tests.support.s3_proxy import S3Proxy
@@ -40,7 +42,7 @@ def profile(name: str, key: str, **settings: str) -> str:
 
 def refusal(**options: object) -> str:
     with pytest.raises(SourceError) as refused:
-        S3Client(Location("bucket", ""), S3Options(**options), Counts())
+        S3Client(S3Location("bucket", ""), S3Options(**options), Counts())
     return str(refused.value)
 
 

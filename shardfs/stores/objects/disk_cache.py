@@ -28,8 +28,8 @@ import numpy as np
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.syscalls import DIRECTORY, NO_FILES, READ, SYSCALLS, WALK, Syscalls
-from shardfs.stores.ranges import Span, Spans
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.objects.ranges import Span, Spans
+from shardfs.stores.objects.requests import Counts
 
 BLOCK_NBYTES: Final = 64 * 2**10
 

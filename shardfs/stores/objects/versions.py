@@ -20,12 +20,35 @@ import trio
 
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kind, Stat
-from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.memory import Slice, map_file
-from shardfs.stores.objects import object_stat
-from shardfs.stores.ranges import SMALL_NBYTES, WINDOW_NBYTES, Reads, Span, Spans, are_in_order, merge, window
-from shardfs.stores.s3.heads import Absent, FoundObject, Heads, KnownDirectory, NoObject, Unknown, not_found, split
-from shardfs.stores.s3.requests import ObjectStat, Properties, Range, Requests
+from shardfs.stores.objects.disk_cache import DiskCache
+from shardfs.stores.objects.heads import (
+    Absent,
+    FoundObject,
+    Heads,
+    KnownDirectory,
+    NoObject,
+    Unknown,
+    not_found,
+    split,
+)
+from shardfs.stores.objects.ranges import (
+    SMALL_NBYTES,
+    WINDOW_NBYTES,
+    Reads,
+    Span,
+    Spans,
+    are_in_order,
+    merge,
+    window,
+)
+from shardfs.stores.objects.reader import object_stat
+from shardfs.stores.objects.requests import (
+    ObjectStat,
+    Properties,
+    Range,
+    Requests,
+)
 
 GATHER_SECONDS: Final = 0.001
 """How long a reader waits for others that want something near; a small part of the time of a request."""
@@ -425,7 +448,7 @@ class Objects(Generic[_Client]):
         self._in_order: dict[str, bool] = {}
         """The directories in which a small object was read in order last."""
 
-    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "S3Snapshot":
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "ObjectSnapshot":
         """Open an object, without a request if it is known and the bytes are at hand, else with one.
 
         A name that no listing showed as a directory is taken for a missing file: to find out would take another
@@ -439,18 +462,18 @@ class Objects(Generic[_Client]):
             case Absent() | NoObject():
                 raise not_found(key)
             case FoundObject(version):
-                snapshot = S3Snapshot(self, key, version)
+                snapshot = ObjectSnapshot(self, key, version)
                 offset, nbytes = part.within(version.size)
                 if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
                     return snapshot
                 may_be_small = version.size <= SMALL_NBYTES
         if not part.nbytes:
-            return S3Snapshot(self, key, await self.heads.head(key))
+            return ObjectSnapshot(self, key, await self.heads.head(key))
         is_next = self._in_order.pop(split(key)[0], False)
         if is_next and may_be_small:
             part = Range(0, SMALL_NBYTES)
         fetched = await self.heads.get(key, part)
-        snapshot = S3Snapshot(self, key, fetched.stat)
+        snapshot = ObjectSnapshot(self, key, fetched.stat)
         snapshot.version.came_whole = part.nbytes == SMALL_NBYTES and fetched.data.nbytes == fetched.stat.size
         snapshot.version.add(fetched.offset, fetched.data)
         return snapshot
@@ -536,7 +559,7 @@ class Objects(Generic[_Client]):
         self._redirects.pop((key, state.etag), None)
 
 
-class S3Snapshot:
+class ObjectSnapshot:
     """One version of the object *key*.
 
     Each request depends on the ETag, so a replaced version raises `StaleError`, unless our own change replaced it, and
@@ -561,13 +584,11 @@ class S3Snapshot:
         unit = None if extent is None else Span(extent[0], extent[0] + extent[1])
         if self.version.is_in_memory(span):
             return await self.version.read(span, unit)
-        while True:
-            state = self._latest(span.stop)
-            try:
+        for state in self._candidates(span.stop):
+            with suppress(ConflictError, NotFoundError):
                 return await self._objects.version(self.key, state).read(span, unit)
-            except (ConflictError, NotFoundError):
-                await self._objects.wait_for_changes(self.key)
-                self._look_elsewhere(state, span.stop)
+            await self._objects.wait_for_changes(self.key)
+        raise self._stale()
 
     def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, to be read later, by one request each time."""
@@ -615,30 +636,33 @@ class S3Snapshot:
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
         """Do what `read` does, by one request in a worker thread."""
-        key, stop = self.key, offset + nbytes
+        for state in self._candidates(offset + nbytes):
+            with suppress(ConflictError, NotFoundError):
+                data = self._objects.client.get_blocking(self.key, Range(offset, nbytes), etag=state.etag).data
+                require_all(self.key, nbytes, data)
+                return data
+        raise self._stale()
+
+    def _candidates(self, stop: int) -> Iterator[ObjectStat]:
+        """Yield the version to read the bytes up to *stop* from, and after each that is gone the next one."""
         while True:
             state = self._latest(stop)
-            try:
-                data = self._objects.client.get_blocking(key, Range(offset, nbytes), etag=state.etag).data
-            except (ConflictError, NotFoundError):
-                self._look_elsewhere(state, stop)
-            else:
-                require_all(key, nbytes, data)
-                return data
+            yield state
+            if self._latest(stop).etag == state.etag:
+                if state.etag == self.object.etag:
+                    return
+                # Another host may have restored this version: then redirects from it end.
+                self._objects.stored_again(self.key, self.object)
 
     def _latest(self, stop: int) -> ObjectStat:
         """Return the version that has the bytes up to *stop* now, as far as is known; else this one."""
         state, kept_nbytes = self._objects.latest(self.key, self.object)
         return state if stop <= kept_nbytes else self.object
 
-    def _look_elsewhere(self, missed: ObjectStat, stop: int) -> None:
-        """Let the next try use another version than *missed*; raises `StaleError` if none may have the bytes."""
-        if self._latest(stop).etag == missed.etag:
-            if missed.etag == self.object.etag:
-                self._objects.heads.forget(self.key)
-                raise StaleError(f"{self.key} was replaced while it was open")
-            # Another host may have restored this version: then redirects from it end.
-            self._objects.stored_again(self.key, self.object)
+    def _stale(self) -> StaleError:
+        """Forget what is known of the key; return the error that no version has the bytes."""
+        self._objects.heads.forget(self.key)
+        return StaleError(f"{self.key} was replaced while it was open")
 
 
 def require_all(key: str, nbytes: int, data: memoryview) -> None:

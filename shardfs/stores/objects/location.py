@@ -1,4 +1,4 @@
-"""Where a source on a web server or in a bucket is, from its URL."""
+"""Where a remote source is, from its URL."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,68 @@ from shardfs.stores.base import Address
 SCHEMES: Final = ("http", "https", "gs", "az")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MAX_NBYTES: Final = 1000
+"""A key has at most 1024 bytes, and something follows the prefix."""
+
+_S3: Final = "s3://"
 _SAFE: Final = "/%:@!$&'()*+,;=~-._"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location:
+    """A part of a bucket: the objects whose keys begin with *prefix* and a slash, or all if it is ""."""
+
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> "S3Location":
+        """Return the location in an `s3://` URL; raises `SourceError`.
+
+        Names are taken literally: `%20` or `#` is part of the key. But ? may begin a signature, and is refused; what is
+        refused is shown without secrets. Slashes at the end are ignored.
+        """
+        shown = without_secrets(url)
+        if not url.startswith(_S3):
+            raise SourceError(f"{shown} is not an s3:// URL")
+        bucket, _, prefix = url.removeprefix(_S3).partition("/")
+        if "@" in bucket:
+            raise SourceError(f"{shown}: an s3:// URL has no credentials in it; use the environment, or --profile")
+        if "?" in url:
+            raise SourceError(
+                f"{shown} has a query, which shardfs does not send: credentials come from the environment, or "
+                "--profile; if ? is part of a key, open a prefix above it"
+            )
+        if not _BUCKET.fullmatch(bucket):
+            raise SourceError(f"{shown} names no bucket; write for example s3://bucket/path/data.zarr")
+        prefix = prefix.rstrip("/")
+        if any(part in (".", "..") for part in prefix.split("/")):
+            raise SourceError(f"{shown} has . or .. in it, which mean nothing in a bucket")
+        try:
+            nbytes = len(prefix.encode())
+        except UnicodeEncodeError:
+            raise SourceError(f"{shown} is not UTF-8, as all keys of S3 are") from None
+        if nbytes > _MAX_NBYTES:
+            raise SourceError(f"an s3:// URL with a path of {nbytes} bytes is too long: keys have at most 1024 bytes")
+        return cls(bucket, prefix)
+
+    @property
+    def url(self) -> str:
+        """The URL, as a user may write it."""
+        return self.url_of("")
+
+    def address(self, endpoint_url: str) -> Address:
+        """Return the permanent name of the source; all servers of AWS have the same buckets."""
+        is_aws = (urlsplit(endpoint_url).hostname or "").endswith(".amazonaws.com")
+        return Address(self.url, "" if is_aws else endpoint_url.rstrip("/"))
+
+    def url_of(self, key: str) -> str:
+        """Return the URL of a key of the store."""
+        full = self.full(key).removesuffix("/")
+        return f"s3://{self.bucket}/{full}" if full else f"s3://{self.bucket}"
+
+    def full(self, key: str) -> str:
+        """Return the key in the bucket of a key of the source."""
+        return f"{self.prefix}/{key}" if self.prefix else key
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,15 @@ import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, StoreError, printable
 from shardfs.stores.base import join_key
-from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, ObjectStat, Properties, Range, Requests
+from shardfs.stores.objects.requests import (
+    DOCUMENT,
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Properties,
+    Range,
+    Requests,
+)
 from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)
