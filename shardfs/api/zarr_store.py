@@ -72,13 +72,17 @@ class ShardfsStore(Store):
     ) -> Buffer | None:
         """Return a file, or a range of it, of which only those bytes are read; None if there is none."""
         await self._ensure_open()
-        return _buffer(await self._call(_read, self._key(key), *_range(byte_range)), prototype)
+        name, wanted = self._key(key), _range(byte_range)
+        data = self.dataset.loop.at_once(Paths.read_known, name, *wanted, waits=False)
+        return _buffer(await self._call(_read, name, *wanted) if data is None else data, prototype)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Do what `get` does."""
-        return _buffer(self.dataset.loop.call(_read, self._key(key), *_range(byte_range)), prototype)
+        name, wanted = self._key(key), _range(byte_range)
+        data = self.dataset.loop.at_once(Paths.read_known, name, *wanted, waits=True)
+        return _buffer(self.dataset.loop.call(_read, name, *wanted) if data is None else data, prototype)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

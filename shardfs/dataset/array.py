@@ -325,6 +325,24 @@ class Array:
             raise CorruptionError(f"{nbytes} bytes before byte {extent_range[0]} of the shard are not all in it")
         return state, Extent(shard, start, nbytes)
 
+    def read_known(self, coords: Coords, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
+        """Return bytes of the inner chunk at *coords*, as a slice has *start* and *stop*, from any thread.
+
+        Returns None if the event loop is needed: unless its shard is open and current, and nothing of it is pending.
+        """
+        place = self.layout.locate(coords)
+        shard = None if self._change(coords, place) is not None else self._shards.known(self.layout, place)
+        if shard is None or self.grid.chunk_header:
+            return None
+        try:
+            extent = shard.index.range(place.entries[-1])
+        except CorruptionError:  # which is logged there
+            return None
+        if extent is None:
+            return None
+        begin, end, _ = slice(start, stop).indices(extent[1])
+        return shard.read_if_current(extent[0] + begin, end - begin, waits=waits) if begin < end else None
+
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the current extent of the inner chunk at *coords*; None if there is no such chunk."""
         return (await self.find(coords, fresh=True))[1]

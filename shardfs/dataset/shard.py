@@ -28,7 +28,7 @@ from shardfs.format.sharding import (
 )
 from shardfs.format.uint64_sharded import ListedIndex, MinishardCodecs
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Snapshot, Splice
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, DirectSnapshot, Kept, Snapshot, Splice
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 THREAD_NBYTES: Final = 2**20
@@ -152,6 +152,13 @@ class OpenShard:
             if not encoded or not await shard.snapshot.accept_growth(shard.index_offset, encoded):
                 raise
             return await shard.snapshot.read(offset, nbytes, extent)
+
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return what `read` does if that takes no event loop; see `DirectSnapshot`."""
+        shard = self.outermost or self
+        if shard.decoded is not None or not isinstance(shard.snapshot, DirectSnapshot):
+            return None
+        return shard.snapshot.read_if_current(self.offset + offset, nbytes, waits=waits)
 
     async def distrust(self, offset: int, nbytes: int) -> bool:
         """Forget bytes of the shard that failed a check; return whether they may come otherwise next time."""

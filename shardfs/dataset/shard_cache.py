@@ -141,6 +141,19 @@ class ShardCache:
                 shard = inner.shard
         return state, shard
 
+    def known(self, layout: ArrayLayout, place: ChunkLocation) -> OpenShard | None:
+        """Return the innermost shard at *place* if it is open, in whichever version; from any thread."""
+        state = self._states.peek((layout, place.shard, ()))
+        if state is None or state.error is not None:
+            return None
+        shard = state.shard
+        for depth in range(1, len(place.entries)):
+            inner = self._states.peek((layout, place.shard, place.entries[:depth]))
+            if inner is None or inner.snapshot is not state.snapshot:
+                return None
+            shard = inner.shard
+        return shard
+
     async def _inner(
         self, layout: ArrayLayout, state: ShardState, place: ChunkLocation, depth: int, outer: OpenShard
     ) -> ShardState:

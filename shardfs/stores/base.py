@@ -148,6 +148,17 @@ class Content(Protocol):
         """Return exactly *nbytes* bytes from *offset*; blocks, and is called in a worker thread."""
 
 
+@runtime_checkable
+class DirectSnapshot(Protocol):
+    """A version of a local file, which any thread can read without the event loop."""
+
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return exactly *nbytes* bytes from *offset*; None if the name stands for another version by now.
+
+        Unless it *waits*, also None if the bytes are not in memory.
+        """
+
+
 class Snapshot(Protocol):
     """One version of an object, pinned for as long as the snapshot is referenced."""
 

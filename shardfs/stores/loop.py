@@ -65,6 +65,10 @@ class LoopThread(Generic[T]):
             if future.cancel():  # it is done, unless we were interrupted
                 self._loop.soon(call.cancel)
 
+    def at_once(self, work: Callable[Concatenate[T, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Call *work*, which is safe in any thread, in this one, beside all that runs; None if all is closed."""
+        return None if self.is_closed else work(self._loop.opened, *args, **kwargs)
+
     async def ask(self, work: Callable[Concatenate[T, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do what `call` does for a task of asyncio; to cancel that ends the call.
 
@@ -215,7 +219,7 @@ class _Loop(Generic[T]):
             _RUNNING.pop(self, None)
 
     async def _serve(self) -> None:
-        async with self._opening as self._opened:
+        async with self._opening as self.opened:
             try:
                 async with open_nursery() as self._calls:
                     self._requests = _Mailbox(trio.lowlevel.current_trio_token().run_sync_soon)
@@ -288,7 +292,7 @@ class _Loop(Generic[T]):
             if call.is_cancelled:
                 call.answer(None, self._closed)
             else:
-                call.answer(await call.work(self._opened), None)
+                call.answer(await call.work(self.opened), None)
         except trio.Cancelled:
             call.answer(None, self._closed)
             raise

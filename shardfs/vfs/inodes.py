@@ -401,9 +401,10 @@ class ArrayRanges:
 
     def find(self, ino: int) -> TreePosition:
         """Return where *ino* is now; raises `StaleError`."""
-        i = bisect_right(self._known, ino, key=_start) - 1
-        if i >= 0 and ino - self._known[i].start < self._known[i].npositions * GENERATIONS:
-            numbers = self._known[i]
+        known = self._known
+        i = bisect_right(known, ino, key=_start) - 1
+        if i >= 0 and ino - known[i].start < known[i].npositions * GENERATIONS:
+            numbers = known[i]
             place = self.present(TreePosition(numbers, numbers.position(ino)))
             if place.numbers is self.at(numbers.path):
                 return place
@@ -420,7 +421,8 @@ class ArrayRanges:
         return place
 
     def _forget(self, numbers: ArrayNumbers) -> None:
-        del self._known[bisect_right(self._known, numbers.start, key=_start) - 1]
+        i = bisect_right(self._known, numbers.start, key=_start)
+        self._known = self._known[: i - 1] + self._known[i:]  # another thread may be in `find`
 
 
 _start: Final = attrgetter("start")

@@ -123,6 +123,18 @@ class Paths:
         """Return the bytes of a file from *start* to before *stop*, None being the end; from its end if negative."""
         return await while_it_changes(partial(self._read, path, start, stop))
 
+    def read_known(self, path: str, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
+        """Return what `read` does, from any thread and without the event loop; None if that cannot be had.
+
+        It can for a chunk whose shard is open and has not changed, where the directory of the chunk was looked up not
+        long ago. Unless it *waits*, the bytes must be in memory.
+        """
+        directory, _, name = path.rpartition("/")
+        known = self._directories.peek(directory)
+        if known is None or known.until <= self._clock():
+            return None
+        return self.fs.read_known(known.ino, name, start, stop, waits=waits)
+
     async def _read(self, path: str, start: int, stop: int | None) -> Buffer:
         number, handle = await self._open(path)
         try:

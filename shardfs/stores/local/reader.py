@@ -126,6 +126,24 @@ class LocalSnapshot:
         self._check(offset + nbytes, done == nbytes)
         return buffer
 
+    def read_if_current(self, offset: int, nbytes: int, *, waits: bool) -> Buffer | None:
+        """Return what `read` does, in any thread; None if it cannot, or would have to wait unless it *waits*."""
+        if self._threads.is_remote and not waits:
+            return None
+        buffer = np.empty(nbytes, np.uint8).data
+        try:
+            if self._present_version() != self.stat.version:
+                return None
+            done = read_cached(self._descriptor.fd, buffer, offset, self._key)
+            if done < nbytes and waits:
+                done = read_fully(self._descriptor.fd, buffer, offset, done)
+            if done < nbytes:
+                return None
+            self._check(offset + nbytes, is_read=True)
+        except (OSError, ShardfsError):  # `read` says why
+            return None
+        return buffer
+
     def expect(self, offset: int, nbytes: int) -> None:
         """Do nothing: the kernel reads ahead by itself."""
 

@@ -28,7 +28,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
+from shardfs.stores.base import Buffer, Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk, Missing
 from shardfs.vfs.chunk_listing import list_chunks
@@ -99,8 +99,6 @@ class ChunkTree:
     def has_history(self) -> bool:
         """Whether it holds anything that cannot be computed again."""
         return bool(self.refilled or self.removed_again or self.removals)
-
-    # Names.
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in a directory of chunks, has the form of a chunk or a directory of chunks.
@@ -175,6 +173,13 @@ class ChunkTree:
         handle = await Chunk(self, coords).current()
         return absent(0.0) if self.removed_again.discard(coords) or handle is None else handle
 
+    def read_known(self, position: int, name: str, start: int, stop: int | None, *, waits: bool) -> Buffer | None:
+        """Return bytes of the chunk *name* in the directory at *position*; see `Array.read_known`."""
+        coords = self._coords_of(position, name) if self.owns(name) else ()
+        is_plain = self.codec is None and not self.has_history and self.fs.hierarchy.clock() < self._valid_until
+        is_chunk = is_plain and len(coords) == self._ndim and self._contains(coords)
+        return self.array.read_known(coords, start, stop, waits=waits) if is_chunk else None
+
     async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
         """Return the entry of *name* in the directory at *position*; None is the directory of the array.
 
@@ -214,8 +219,6 @@ class ChunkTree:
         ):
             attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
-
-    # Directories.
 
     def begin(self) -> None:
         """Note that the array is being created."""
