@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, Final
 
 from shardfs.bulk.shards import look_at_shards
-from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, some_arrays, walk_all_shards
 from shardfs.dataset.node import Node
+from shardfs.dataset.shard_listing import Strays
 from shardfs.dataset.state.holding import hold
 from shardfs.dataset.state.slots import slots_of
 from shardfs.errors import ShardfsError, SourceError, counted

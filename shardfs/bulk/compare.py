@@ -15,11 +15,12 @@ from shardfs.bulk.engine import Task, WorkerContext, batched, in_batches, open_c
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, walk
 from shardfs.bulk.shown import ShownFiles
 from shardfs.bulk.unpack import Unpacking
-from shardfs.dataset.array import Array, Strays
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Source
 from shardfs.dataset.maintenance.walk import among_shards, walk_nodes, walk_shards
 from shardfs.dataset.node import ForeignNode, StoredCollection, StoredValues, StoredVolume, groups_above
 from shardfs.dataset.path_table import is_below
+from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,

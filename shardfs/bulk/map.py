@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from shardfs.bulk.shards import look_at_shards
-from shardfs.dataset.array import Array, Strays
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, lay_out, measure
 from shardfs.dataset.maintenance.walk import (
@@ -19,6 +19,7 @@ from shardfs.dataset.maintenance.walk import (
     what_else,
 )
 from shardfs.dataset.node import Node
+from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.parallel import for_each

@@ -30,10 +30,10 @@ from shardfs.bulk.engine import WorkerContext, batched, each
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, walk
 from shardfs.bulk.run import Plan
-from shardfs.dataset.array import Strays
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import among_shards, walk_files, walk_shards
 from shardfs.dataset.node import DOCUMENT, groups_above
+from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError, first_of
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shardfs.bulk.engine import batched
 from shardfs.bulk.shards import look_at_shards
-from shardfs.dataset.array import Array, Strays
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import (
@@ -20,6 +20,7 @@ from shardfs.dataset.maintenance.walk import (
     walk_all_shards,
 )
 from shardfs.dataset.node import ForeignNode, Node, StoredArray, StoredValues
+from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import NotUnshardable, ShardfsError, UnsupportedError, counted, first_of
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name

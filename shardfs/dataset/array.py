@@ -3,9 +3,8 @@
 The array is sharded, or each of its chunk files is treated as a shard of one chunk.
 """
 
-import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import blake2b
@@ -17,11 +16,11 @@ import numpy.typing as npt
 import trio
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.foreign import keys_below
 from shardfs.dataset.journal.records import ChunkChange, Put, ShardMark, Superseded, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import THREAD_NBYTES, OpenShard, open_earlier, open_inner_shard, read_checked
 from shardfs.dataset.shard_cache import ShardCache, ShardState
+from shardfs.dataset.shard_listing import ShardListing
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -30,133 +29,10 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
-from shardfs.format.lens.unsharded import ZARR_JSON, UnshardedArray
+from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
-from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Stat, in_pieces, join_key
-from shardfs.stores.local.file_lock import is_lock
-from shardfs.stores.ttl import derived_at, within_ttl
-
-_MAX_LISTED: Final = 1024
-
-
-class Strays(NamedTuple):
-    """The keys in a directory of shards that belong to no shard of the grid.
-
-    *nodes* are directories and documents, which may be those of other arrays. Of all others, of which there are
-    *nothers*, the *first* is named.
-    """
-
-    first: str | None
-    nothers: int
-    nodes: Sequence[str]
-
-
-class _Listed(NamedTuple):
-    """The next coordinates after some prefix, as listed when `PendingShards.listing` had this value."""
-
-    children: Mapping[Coords, Sequence[int]]
-    time: float
-    listing: int
-    strays: Strays | None
-
-
-def _in_order(
-    grid: ShardGrid, index: ShardIndex, place: ChunkLocation
-) -> tuple[npt.NDArray[np.intp], Coordinates, npt.NDArray[np.intp]]:
-    """Return which chunks that the index of a minishard lists belong there, where they are, and their order."""
-    known = np.flatnonzero(grid.belonging(index, place))
-    coords = grid.positions(index, place)[known]
-    return known, coords, np.lexsort(coords.T[::-1])
-
-
-class ShardListing:
-    """The names of the stored shards of an array, as listed at most *ttl* seconds ago.
-
-    Shards that our own commits created or removed since are seen at once.
-    """
-
-    def __init__(
-        self, store: Reader, layout: ArrayLayout, *, ttl: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._store = store
-        self._layout = layout
-        self._ttl = ttl
-        self._clock = clock
-        # By the prefix of a directory; by () for keys without directories, which are all listed at once.
-        self._listed: Cache[Coords, _Listed] = Cache(lambda _: 0, 0, _MAX_LISTED)
-
-    async def children(self, prefix: Coords) -> Sequence[int]:
-        """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
-        layout = self._layout
-        directory = prefix if layout.key_encoding.is_nested(layout.grid.ndim) else ()
-
-        async def is_current(known: _Listed) -> bool:
-            return known.listing == layout.pending.listing and within_ttl(known.time, self._clock(), self._ttl)
-
-        known = await self._listed.get(directory, partial(self._list, directory), is_current)
-        return known.children.get(prefix, ())
-
-    def strays(self, prefix: Coords) -> Strays | None:
-        """Return what the last call of `children` has found where only shards belong; None if nothing else is there."""
-        known = self._listed.peek(prefix)
-        return known.strays if known is not None else None
-
-    def forget(self) -> None:
-        """List again at the next request."""
-        for known in self._listed.known():
-            self._listed.forget(known)
-
-    async def any(self) -> bool:
-        """Whether anything is stored where shards belong, in the grid or not."""
-        layout = self._layout
-        root = layout.key_encoding.root(layout.grid.ndim)
-        if layout.grid.ndim and not root:
-            return bool(await self.children(()))
-        try:
-            await self._store.stat(join_key(layout.path, root) if root else layout.shard_key(()))
-        except NotFoundError:
-            return False
-        return True
-
-    async def _list(self, prefix: Coords) -> _Listed:
-        """List the directory of the shards that begin with *prefix*, which is () for keys without directories."""
-        layout, begun = self._layout, derived_at(self._clock())
-        encoding, dimensions, listing = layout.key_encoding, layout.grid.shards.dimensions, layout.pending.listing
-        ndim = len(dimensions)
-        is_nested, root = encoding.is_nested(ndim), encoding.root(ndim)
-        directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
-        entries: Sequence[ListedName] = ()
-        try:
-            entries = await keys_below(self._store, directory, encoding)
-        except NotFoundError:
-            pass
-        except NotADirectoryHereError as error:
-            raise CorruptionError(f"{error}, where shards should be") from None
-        missing = set(encoding.required).difference(entry.name for entry in entries)
-        entries = [*entries, *(ListedName(name, Kind.FILE) for name in missing)]  # which is an error when it is opened
-        indices_below: dict[Coords, set[int]] = {}
-        others, nodes = [], []
-        for name, kind in entries:
-            if is_nested:
-                index = parse_coordinate(name)
-                coords = () if index is None else (*prefix, index)
-            else:
-                coords = encoding.decode(name, ndim) or ()
-            are_outside = [index >= dimension.nchunks for index, dimension in zip(coords, dimensions, strict=False)]
-            for depth in range(len(prefix), len(coords)):
-                if not are_outside[depth]:
-                    indices_below.setdefault(coords[:depth], set()).add(coords[depth])
-            is_foreign = not coords and is_nested and bool(root or prefix) and not is_lock(name)
-            if is_foreign and (kind is Kind.DIRECTORY or name == ZARR_JSON):
-                nodes.append(join_key(directory, name))
-            elif is_foreign or any(are_outside):
-                others.append(join_key(directory, name))
-        children = {at: sorted(indices) for at, indices in indices_below.items()}
-        strays = Strays(min(others, default=None), len(others), sorted(nodes)) if others or nodes else None
-        return _Listed(children, begun, listing, strays)
-
+from shardfs.stores.base import Buffer, Kind, Stat, in_pieces
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call
@@ -166,6 +42,15 @@ _MAX_BEFORE: Final = 4096  # chunks of which is known how many bytes before them
 
 MAX_RUN: Final = 1024
 """How many chunks are listed at once."""
+
+
+def _in_order(
+    grid: ShardGrid, index: ShardIndex, place: ChunkLocation
+) -> tuple[npt.NDArray[np.intp], Coordinates, npt.NDArray[np.intp]]:
+    """Return which chunks that the index of a minishard lists belong there, where they are, and their order."""
+    known = np.flatnonzero(grid.belonging(index, place))
+    coords = grid.positions(index, place)[known]
+    return known, coords, np.lexsort(coords.T[::-1])
 
 
 class Extent(NamedTuple):

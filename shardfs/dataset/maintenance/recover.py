@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.array import Array, Strays
+from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
@@ -39,6 +39,7 @@ from shardfs.dataset.journal.recovery import (
 )
 from shardfs.dataset.journal.undo import Outcome, undo_commits
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, walk_all_shards, walk_nodes
+from shardfs.dataset.shard_listing import Strays
 from shardfs.dataset.state.directory import PENDING, StateDirectory
 from shardfs.dataset.state.holding import hold_all
 from shardfs.dataset.state.sessions import session_in

@@ -10,9 +10,10 @@ from functools import partial
 from itertools import product
 from typing import Final, Protocol
 
-from shardfs.dataset.array import Array, Strays
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, groups_above
+from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
