@@ -25,7 +25,7 @@ from tests.support.s3_server import Bucket
 
 TOP = Path(__file__).parent.parent
 README = TOP / "README.md"
-PAGES = [README, *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [README, *sorted((TOP / "docs").rglob("*.md"))]
 OTHERS = {"--bind", "--cap-add", "--checksum", "--device", "--fusemount", "--hostname", "--security-opt", "--size-only"}
 OTHERS |= {"--one-cpu", "--stop-timeout", "--user"}
 """Options of other programs, and of scripts/bench, that the text names by themselves."""

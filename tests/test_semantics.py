@@ -1,4 +1,4 @@
-"""docs/semantics.md makes no statement without a test that exists."""
+"""docs/maintain/promises.md makes no statement without a test that exists."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parent.parent
-TEXT = (TOP / "docs/semantics.md").read_text(encoding="utf-8")
+TEXT = (TOP / "docs/maintain/promises.md").read_text(encoding="utf-8")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 STATEMENTS = re.findall(r"^- .*?(?=^- |^#|\Z)", TEXT, re.MULTILINE | re.DOTALL)
 
