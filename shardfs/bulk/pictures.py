@@ -1,11 +1,10 @@
 """The pictures of `map`: the grid of shards of an array as cells, and the layout of its most wasteful shards.
 
-They are lines of text in several styles, which a terminal shows in colours, and a browser in a page: no script, no
-other file, no network, in light and in dark.
+They are lines of text in several styles, which a terminal shows in colours. `map_page` has them for a browser.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -19,28 +18,13 @@ from shardfs.format.sharding import Coords
 
 
 class TextPart(NamedTuple):
-    """A part of a line: *text* in a *style*; a browser shows *title* when the pointer is over it."""
+    """A part of a line: *text* in a *style*."""
 
     text: str
     style: str = ""
-    title: str = ""
 
 
 Line = Sequence[TextPart]
-
-_CSS: Final = {
-    "name": "font-weight: bold",
-    "error": "color: #d3302f",
-    "damaged": "color: #fff; background: #d3302f",
-    "missing": "color: #8a94a3",
-    "live": "color: #2c8f4b",
-    "wasteful": "color: #c07d12",
-    "dead": "color: #d3302f",
-    "index": "color: #3a7bd0",
-    "gap": "color: #8a94a3",
-    "foreign": "color: #a347ba",
-}
-"""Each style in a page, where it is a class."""
 
 _LAYOUT: Final = {
     Use.LIVE: ("█", "live"),
@@ -139,20 +123,20 @@ class Grid:
         return text if is_one else f"{text}, with up to {self.down:,} × {self.across:,} shards in a cell"
 
 
-def _share(part: int, whole: int) -> str:
+def share_of(part: int, whole: int) -> str:
     """Return a share in percent; only a share of exactly none is shown as 0 %."""
     percent = 100 * part / whole if whole else 0.0
     return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
 
 
-def _describe(use: ShardUse, noun: str) -> str:
-    """Describe a shard in one line."""
+def describe_shard(use: ShardUse, found: ArrayMap) -> str:
+    """Describe a shard of an array in one line."""
     if use.error is not None:
         return f"{use.key}: {size(use.size)}, damaged: {use.error}"
     waste = "encoded as a whole" if use.capacity else "dead bytes are not counted"
     if use.dead is not None:
-        waste = f"{size(use.dead)} ({_share(use.dead, use.size)}) dead"
-    return f"{use.key}: {size(use.size)}, {_count(use.chunks, use.capacity, noun)}, {waste}"
+        waste = f"{size(use.dead)} ({share_of(use.dead, use.size)}) dead"
+    return f"{use.key}: {size(use.size)}, {_count(use.chunks, use.capacity, _noun(found))}, {waste}"
 
 
 def _noun(found: ArrayMap) -> str:
@@ -165,7 +149,7 @@ def _count(chunks: int, most: int, noun: str) -> str:
     return f"{chunks:,} of {counted(most, noun)}" if most else counted(chunks, noun)
 
 
-def _summary(found: ArrayMap) -> str:
+def summary_of(found: ArrayMap) -> str:
     """Return how much of an array is stored."""
     total = Cell(math.prod(found.shape), [use for _, use in found.uses])
     chunks = _count(sum(use.chunks for use in total.uses), found.array.grid.nchunks, _noun(found))
@@ -174,7 +158,7 @@ def _summary(found: ArrayMap) -> str:
     wasteful = sum(bool(use.dead) for use in total.uses)
     damaged = f", {total.damaged:,} damaged" if total.damaged else ""
     damaged += f", {wasteful:,} with dead bytes" if wasteful else ""
-    dead = f", {_share(total.dead, total.nbytes)} dead"
+    dead = f", {share_of(total.dead, total.nbytes)} dead"
     if found.uses and all(use.dead is None for use in total.uses):  # where a format is only read, nothing removes them
         dead = "" if found.array.grid.is_read_only else ", ? dead"
     return (
@@ -186,7 +170,7 @@ def _summary(found: ArrayMap) -> str:
 def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, width: int) -> Iterator[Line]:
     """Yield the lines of all pictures, *width* characters wide; *reasons* say, by path, why arrays have none."""
     for found in maps:
-        yield [TextPart(found.path, "name"), TextPart(f"  {_summary(found)}")]
+        yield [TextPart(found.path, "name"), TextPart(f"  {summary_of(found)}")]
         if found.error is not None:
             yield [TextPart(f"  damaged: {found.error}", "error")]
         if not found.uses:
@@ -194,74 +178,50 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
         grid = Grid.of(found, max_rows, width)
         names = () if found.array.grid.is_scattered else found.array.document.get("dimension_names") or ()
         yield [TextPart(f"  {grid.caption(names)}")]
-        for row, cells in enumerate(grid.cells):
+        for cells in grid.cells:
             wide = 2 if 2 * len(cells) <= width else 1
-            yield [TextPart("    "), *(_cell(grid, row, column, cell, wide) for column, cell in enumerate(cells))]
+            yield [TextPart("    "), *(_cell(cell, wide) for cell in cells)]
         damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DAMAGED) if use.error is not None]
         for use, layout in found.layouts or damaged:
-            yield [TextPart(f"  {_describe(use, _noun(found))}")]
+            yield [TextPart(f"  {describe_shard(use, found)}")]
             if layout is not None:
                 yield [TextPart("    "), *_bar(layout, width)]
         if 0 < len(found.layouts) < len(found.uses):
-            yield [
-                TextPart(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")
-            ]
+            yield [TextPart(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")]
     for path, reason in reasons.items():
         yield [TextPart(f"no map: {path or '(root)'}: {reason}")]
     if any(found.uses for found in maps):
         full = "full" + (", or not known how full" if any(found.array.grid.is_scattered for found in maps) else "")
         yield [TextPart(f"Shards: · missing  ░▒▓ partly  █ {full}  1…9 tenths of dead bytes  ! damaged")]
-        legend = (
-            (TextPart(f"  {sign}", use.name.lower()), TextPart(f" {word}")) for use, (sign, word) in _LAYOUT.items()
-        )
+        legend = ((TextPart(f"  {sign}", use.name.lower()), TextPart(f" {word}")) for use, (sign, word) in _LAYOUT.items())
         yield [TextPart("In a shard:"), *(part for pair in legend for part in pair)]
 
 
-def _cell(grid: Grid, row: int, column: int, cell: Cell, wide: int) -> TextPart:
+def describe_cell(grid: Grid, row: int, column: int, cell: Cell) -> str:
+    """Describe the shards of a cell in one line."""
     coords = ", ".join(map(str, grid.first(row, column))) or "the only one"
-    title = f"{counted(cell.shards, 'shard')} from {coords} on: {len(cell.uses):,} stored"
+    text = f"{counted(cell.shards, 'shard')} from {coords} on: {len(cell.uses):,} stored"
     if not cell.uses:
-        return TextPart("·" * wide, "missing", title)
+        return text
+    text += f", {100 * cell.fullness:.0f} % full" if all(use.capacity for use in cell.uses) else ""
+    text += f", {size(cell.nbytes)}, {share_of(cell.dead, cell.nbytes)} dead"
+    return f"{text}, {cell.damaged:,} damaged" if cell.damaged else text
+
+
+def _cell(cell: Cell, wide: int) -> TextPart:
+    if not cell.uses:
+        return TextPart("·" * wide, "missing")
     fullness, dead = cell.fullness, cell.dead / (cell.nbytes or 1)
-    title += f", {100 * fullness:.0f} % full" if all(use.capacity for use in cell.uses) else ""
-    title += f", {size(cell.nbytes)}, {_share(cell.dead, cell.nbytes)} dead"
     if cell.damaged:
-        return TextPart("!" * wide, "damaged", f"{title}, {cell.damaged:,} damaged")
+        return TextPart("!" * wide, "damaged")
     if dead >= _MIN_DEAD:
-        return TextPart(str(min(int(10 * dead), 9)) * wide, "dead" if dead >= 0.5 else "wasteful", title)
-    return TextPart(("█" if fullness >= 1 else "░▒▓"[min(int(3 * fullness), 2)]) * wide, "live", title)
+        return TextPart(str(min(int(10 * dead), 9)) * wide, "dead" if dead >= 0.5 else "wasteful")
+    return TextPart(("█" if fullness >= 1 else "░▒▓"[min(int(3 * fullness), 2)]) * wide, "live")
 
 
 def _bar(layout: Layout, width: int) -> Iterator[TextPart]:
     for use, run in groupby(layout.cells(width)):
-        character, word = _LAYOUT[use]
-        yield TextPart(character * len(list(run)), use.name.lower(), word)
-
-
-def styles() -> str:
-    """Return the rules of CSS for lines in a page."""
-    return "".join(f".{style} {{ {css}; }}\n" for style, css in _CSS.items())
-
-
-def as_html(line: Line) -> str:
-    """Return a line for a page, whatever names it contains."""
-    return "".join(
-        f'<span class="{style}" title="{text_of(title)}">{text_of(text)}</span>' if style else text_of(text)
-        for text, style, title in line
-    )
-
-
-def page(title: str, lines: Iterable[Line]) -> Iterator[str]:
-    """Yield the parts of a page with *lines*."""
-    yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n'
-    # Whatever names contain, the page loads and runs nothing.
-    yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-    yield f"<title>{text_of(title)}</title>\n<style>\n:root {{ color-scheme: light dark; }}\n"
-    yield "body { font: 16px sans-serif; margin: 2em; }\npre { font-size: 13px; line-height: 1.15; }\n"
-    yield f"{styles()}</style>\n<h1>{text_of(title)}</h1>\n<pre>\n"
-    for line in lines:
-        yield f"{as_html(line)}\n"
-    yield "</pre>\n</html>\n"
+        yield TextPart(_LAYOUT[use][0] * len(list(run)), use.name.lower())
 
 
 def text_of(text: str) -> str:

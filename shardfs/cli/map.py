@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from shardfs.bulk import pictures
+from shardfs.bulk import map_page
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.map import map_source
 from shardfs.bulk.pictures import Line, draw
@@ -20,8 +20,6 @@ from shardfs.stores.url import StoreOptions
 
 _MAX_ROWS: Final = 16
 _MAX_WIDTH: Final = 100
-_MAX_PAGE_ROWS: Final = 56
-_PAGE_WIDTH: Final = 112
 _COLORS: Final[dict[str, dict[str, Any]]] = {
     "": {},
     "name": {"bold": True},
@@ -53,7 +51,7 @@ _COLORS: Final[dict[str, dict[str, Any]]] = {
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the pictures to this file, as one self-contained page for a browser.",
+    help="Write a page for a browser to this file: problems first, then the map of each array; it needs no other file.",
 )
 @draft_option
 @json_option
@@ -83,8 +81,7 @@ def map(
     maps, reasons = found.maps, found.reasons
     if page is not None:
         with replacing(page) as file:
-            lines = draw(maps, reasons, _MAX_PAGE_ROWS, _PAGE_WIDTH)
-            file.writelines(pictures.page(f"Map of {found.url}", lines))
+            file.writelines(map_page.page(found.url, maps, reasons, found.instead))
     if as_json:
         show(found.as_dict(), (), as_json=True)
     elif page is not None:
@@ -102,4 +99,4 @@ def map(
 
 def _colored(line: Line) -> str:
     """Return a line with its colours."""
-    return "".join(click.style(printable(text), reset=bool(style), **_COLORS[style]) for text, style, _ in line)
+    return "".join(click.style(printable(text), reset=bool(style), **_COLORS[style]) for text, style in line)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from stat import S_IFDIR
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import trio
 
@@ -67,6 +67,9 @@ from shardfs.stores.ttl import derived_at, within_ttl
 from shardfs.stores.url import StoreOptions, open_store
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
@@ -355,10 +358,14 @@ class Hierarchy:
         )
         return replace(node, kind=broken, shown=rest.shown)
 
-    async def _read_broken(self, document: bytes | None, reason: str) -> Rest:
+    async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of a module on documents: beside this process if one is large, and there is a worker."""
         if self._worker is None:
-            return read_broken(document, self._lens, reason)
-        return await self._worker.work(read_broken, document, self._lens, reason)
+            return function(*args, **kwargs)
+        return await self._worker.work(function, *args, **kwargs)
+
+    async def _read_broken(self, document: bytes | None, reason: str) -> Rest:
+        return await self.work(read_broken, document, self._lens, reason)
 
     async def _load_own(self, path: str, known: Node | None) -> Node:
         """Load a node without regard to what groups above it say."""

@@ -42,8 +42,12 @@ from shardfs.serve.exchange import READING, ClientError, Exchange, only
 from shardfs.serve.figures import ServerMetrics
 from shardfs.serve.guard import CHALLENGES, Guard
 from shardfs.serve.options import ServeOptions
-from shardfs.serve.pages.page import PageAddress, PageBuilder, asset
-from shardfs.serve.pages.planes import Planes, Query
+from shardfs.serve.pages.colors import TABLES
+from shardfs.serve.pages.html import asset
+from shardfs.serve.pages.page import PageAddress, PageBuilder
+from shardfs.serve.pages.picture import bar
+from shardfs.serve.pages.planes import Planes
+from shardfs.serve.pages.query import Query
 from shardfs.vfs.all_views import Views
 from shardfs.vfs.paths import Paths
 
@@ -96,7 +100,7 @@ class Site:
         self.options = options
         self.decoded = views.others["decoded/v3"]
         self.pages = PageBuilder(views)
-        self.planes = Planes()
+        self.planes = Planes(may_be_cached=not options.write)
         self._guard = Guard(options)
 
     async def answer(self, exchange: Exchange) -> None:
@@ -109,13 +113,26 @@ class Site:
             if exchange.connection.has_begun_to_reply:
                 raise
             exchange.connection.end()
-            await exchange.say(error.status, str(error))
+            await self._say(exchange, error.status, str(error))
         except ShardfsError as error:
             if exchange.connection.has_begun_to_reply:
                 raise
             status, path = status_of(error), "/".join(names_in(exchange.target))
             is_named = status < 500 or path in str(error)
-            await exchange.say(status, str(error) if is_named else printable(f"{path}: {error}"))
+            await self._say(exchange, status, str(error) if is_named else printable(f"{path}: {error}"))
+
+    async def _say(self, exchange: Exchange, status: int, reason: str) -> None:
+        """Reply with a reason: to a person who wants a page with one, to everybody else with a line."""
+        names = _names_of_page(exchange)
+        if names is None or not self._guard.admits(exchange):
+            await exchange.say(status, reason)
+            return
+        names = names[:-1] if names[-1] == "" else names
+        depth = len(names) if exchange.target.partition(b"?")[0].endswith(b"/") else len(names) - 1
+        up = "../" * depth or "./"
+        ways = [(name, up + "/".join(quote(os.fsencode(each), safe="") for each in names[:end]) + "/")
+                for end, name in enumerate(names[:-1], 1)]  # fmt: skip
+        await self.pages.say(exchange, status, reason, up, [("/", up), *ways])
 
     async def _answer(self, exchange: Exchange) -> None:
         names = names_in(exchange.target) if exchange.target != b"*" or exchange.method != "OPTIONS" else [""]
@@ -238,6 +255,18 @@ def status_of(error: ShardfsError) -> int:
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 
+def _names_of_page(exchange: Exchange) -> list[str] | None:
+    """Return the names in the target of a request for a page; None if it is one for something else."""
+    if exchange.method not in ("GET", "HEAD") or not files.prefers_html(exchange):
+        return None
+    try:
+        names = names_in(exchange.target)
+    except ClientError:
+        return None
+    is_own = names[0] == "-" and len(names) > 1 and f"{names[1]}/" in OWN
+    return None if is_own else names
+
+
 async def healthy(site: Site, exchange: Exchange) -> None:
     """Reply that the server answers."""
     if exchange.method in READING:
@@ -255,17 +284,44 @@ async def flush(site: Site, exchange: Exchange) -> None:
         await site.refuse(exchange, ("OPTIONS", "POST") if site.options.write else ("OPTIONS",), why)
 
 
-async def plane(site: Site, exchange: Exchange) -> None:
-    """Send a picture."""
+async def drawn(site: Site, exchange: Exchange) -> None:
+    """Send a picture, a plot, or what is under a pointer."""
     if exchange.method not in READING:
         await site.refuse(exchange, READING, "that can only be read")
         return
     if isinstance(site.decoded, SourceError):
         raise SourceError(str(site.decoded))
-    names = names_in(exchange.target)[2:] or [""]
-    path = path_of(names[:-1] if names[-1] == "" else names)
+    name, path = _below(exchange)
     query = Query.parse(query_of(exchange.target))
-    await site.planes.show(exchange, site.decoded, path, query, may_be_cached=not site.options.write)
+    answers = {"plane": site.planes.show, "plot": site.planes.plot, "values": site.planes.values}
+    await answers[name](exchange, site.decoded, path, query)
+
+
+async def contents(site: Site, exchange: Exchange) -> None:
+    """Send what a page of a group asks for."""
+    if exchange.method not in READING:
+        await site.refuse(exchange, READING, "that can only be read")
+        return
+    await site.pages.contents(exchange, _below(exchange)[1], counts=query_of(exchange.target) == "sizes=1")
+
+
+def _below(exchange: Exchange) -> tuple[str, str]:
+    """Return the name below `/-/` and the path that follow in a target."""
+    _, name, *names = [*names_in(exchange.target), ""]
+    while names and names[-1] == "":
+        names.pop()
+    return name, path_of(names)
+
+
+async def colour_bar(site: Site, exchange: Exchange) -> None:
+    """Send a table of colours."""
+    name = names_in(exchange.target)[-1].removesuffix(".png")
+    if exchange.method not in READING:
+        await site.refuse(exchange, READING, "that can only be read")
+    elif name not in TABLES:
+        await nothing(site, exchange)
+    else:
+        await files.send(exchange, bar(name), "image/png")
 
 
 async def page_part(site: Site, exchange: Exchange) -> None:
@@ -305,6 +361,10 @@ OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {
     "page.css": page_part,
     "page.js": page_part,
     "icon.svg": page_part,
-    "plane/": plane,
+    "plane/": drawn,
+    "plot/": drawn,
+    "values/": drawn,
+    "contents/": contents,
+    "bar/": colour_bar,
 }
 """What is below `/-/`, by name; a name that ends with a slash is that of all below it."""

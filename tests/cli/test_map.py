@@ -145,7 +145,9 @@ def test_replaced_bytes_are_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
 
 HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
 
-ELEMENTS = "html head meta title style body h1 pre span"
+ELEMENTS = (
+    "html head meta title style body main section h1 h2 p a ul li code div table thead tbody tr th td svg rect"
+)
 
 
 def browse(page: Path, directory: Path, *arguments: str) -> str:
@@ -169,10 +171,11 @@ def test_the_page_loads_nothing_and_escapes_names(tmp_path: Path) -> None:
     dom = browse(page, tmp_path / "profile", "--dump-dom")
     assert set(re.findall(r"<(\w+)", dom)) == set(ELEMENTS.split())
     assert f"<title>Map of {html.escape(str(source), quote=False)}</title>" in dom
-    assert dom.count('<span class="name"') == 3
+    assert dom.count('<section id="array') == 3
     for kind in ("live", "dead", "index", "foreign prefix"):
-        assert f'<span class="{kind.split()[0]}" title="{kind}">' in dom
-    assert dom.count(' title="1 shard from ') == 9
-    assert "\nno map: broken: " in dom
+        assert f"<title>{kind}</title>" in dom
+        assert f'<rect class="{kind.split()[0]}" x=' in dom
+    assert dom.count("<title>1 shard from ") == 9
+    assert "<li>no map: broken: " in dom
     assert "\x1b" not in text
     assert "\u202e" not in text

@@ -84,16 +84,19 @@ def test_a_page_lists_names_sizes_and_kinds(site: Served) -> None:
     assert rows(page(site, "/-/npy/"))["volume.npy"][0] == "file"
 
 
-def test_the_page_of_an_array_says_what_info_says_and_has_its_map(site: Served) -> None:
+def test_the_page_of_an_array_says_what_info_says_and_has_its_map(site: Served, source: Path) -> None:
     text = page(site, "/volume/")
     for name, value in (
-        ("shape", "4 × 8 × 8"), ("data type", "float32"), ("inner chunk shape", "2 × 4 × 4"), ("sharded", "yes"),
-        ("--view npy", "as a .npy file"),
+        ("shape", "4 × 8 × 8"), ("data type", "float32"), ("chunk shape", "2 × 4 × 4"), ("shard shape", "4 × 8 × 8"),
+        ("unit", "µm &lt;b&gt;"), ("plain size", "1.0 KiB"), ("codecs", "bytes, zstd"), ("shards", "1 of 1"),
+        ("plain, of what is stored", "1.0 KiB"),
     ):  # fmt: skip
         assert f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' in text
-    assert "&quot;unit&quot;: &quot;µm &lt;b&gt;&quot;" in text
+    nbytes = (source / "volume/c/0/0/0").stat().st_size
+    assert f'<tr><th scope="row">ratio</th><td>{1024 / nbytes:.2f}</td></tr>' in text
+    assert "--" not in re.sub(r"<section id=.viewers.*?</section>", "", text, flags=re.DOTALL)
     assert "1 of 1 shard stored, 1 full" in text
-    assert '<span class="live"' in text
+    assert '<rect class="full"' in text
     assert 'data-source="../-/plane/volume"' in text
     assert page(site, "/-/decoded/v3/volume/").count('data-source="../../../../-/plane/volume"') == 1
     broken = page(site, "/broken/")
@@ -168,7 +171,7 @@ def test_an_address_without_a_slash_leads_to_the_one_that_links_are_relative_to(
         assert site.ask(target)["Content-Type"] == "application/json"
 
 
-TAGS = "html head meta title link script body nav a main h1 p section h2 table thead tr th tbody td footer"
+TAGS = "html head meta title link script body nav a main h1 p section h2 div table thead tr th tbody td footer"
 
 NAMES = [
     "<script>document.title=1<∕script>", '"onmouseover="alert(1)', "a'b", "a&amp;b", "a?b#c", "100%41",
@@ -258,7 +261,7 @@ def test_a_directory_of_very_many_names_is_cut_and_says_so(tmp_path: Path) -> No
 
 
 def test_a_map_of_very_many_shards_is_left_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.serve.pages.page._LOCAL", page_module._Most(directories=3, shards=3))
+    monkeypatch.setattr("shardfs.serve.pages.page._LOCAL", page_module._Most(directories=3, shards=3, pictures=3))
     store(tmp_path / "image", array((8, 8), (4, 4), sharding((2, 2), LITTLE)))
     with served(tmp_path) as site:
         assert "too many shards to look at now" in page(site, "/image/")

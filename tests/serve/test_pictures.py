@@ -39,17 +39,16 @@ def refused(site: Served, target: str) -> str:
 
 
 def gray(values: np.ndarray, low: float = 1.0, high: float = 99.0) -> np.ndarray:
-    """The grays of finite numbers."""
+    """The grays of finite numbers, of which there are 252."""
     numbers = values.astype(np.float64)
     black, white = np.percentile(numbers, [low, high])
-    return (255 * np.clip((numbers - black) / (white - black), 0, 1)).astype(np.uint8)
+    return np.round(255 / 251 * np.round(251 * np.clip((numbers - black) / (white - black), 0, 1))).astype(np.uint8)
 
 
 def close(pixels: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether grays are the same, up to rounding."""
-    return pixels.shape == (*expected.shape, 1) and bool(
-        (np.abs(pixels[..., 0].astype(int) - expected.astype(int)) <= 1).all()
-    )
+    """Whether all is opaque, and grays are the same, up to rounding."""
+    far = np.abs(pixels[..., :3].astype(int) - expected.astype(int)[..., np.newaxis]) > 1
+    return pixels.shape == (*expected.shape, 4) and not far.any() and bool((pixels[..., 3] == 255).all())
 
 
 NUMBERS = [
@@ -88,12 +87,12 @@ def test_what_is_no_number_is_transparent_and_infinity_is_black_or_white(tmp_pat
     put(tmp_path / "wide", np.array([[-1.7e308, 0, 1.7e308]]), (1, 3), (1, 3), fill_value=0.0)
     with served(tmp_path) as site:
         pixels, _ = picture(site, "image?low=0&high=100")
-        assert list(zip(*np.nonzero(pixels[..., 1] == 0), strict=True)) == [(2, 3)]
+        assert list(zip(*np.nonzero(pixels[..., 3] == 0), strict=True)) == [(2, 3)]
         assert (pixels[4, 5, 0], pixels[6, 7, 0]) == (255, 0)
         finite = np.isfinite(values)
         assert np.abs(pixels[..., 0].astype(int) - expected)[finite].max() <= 4
-        assert not picture(site, "nothing")[0][..., 1].any()
-        assert picture(site, "wide?low=0&high=100")[0].ravel().tolist() == [0, 127, 255]
+        assert not picture(site, "nothing")[0][..., 3].any()
+        assert picture(site, "wide?low=0&high=100")[0][0, :, 0].tolist() == [0, 128, 255]
 
 
 def test_complex_numbers_are_drawn_by_part(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_times_are_drawn_and_no_time_is_transparent(tmp_path: Path) -> None:
     with served(tmp_path) as site:
         pixels, _ = picture(site, "times?low=0&high=100")
     assert (pixels[0, 0, 0], pixels[2, 3, 0]) == (0, 255)
-    assert list(zip(*np.nonzero(pixels[..., 1] == 0), strict=True)) == [(1, 2)]
+    assert list(zip(*np.nonzero(pixels[..., 3] == 0), strict=True)) == [(1, 2)]
 
 
 def test_labels_have_colours_that_differ_and_zero_has_none(tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def test_arrays_of_one_axis_and_of_none_are_drawn(tmp_path: Path) -> None:
     with served(tmp_path) as site:
         assert close(picture(site, "line")[0], gray(line)[np.newaxis])
         pixels, about = picture(site, "scalar")
-        assert (pixels.shape, about["value"]) == ((1, 1, 1), "42")
+        assert (pixels.shape, about["value"]) == ((1, 1, 4), "42")
 
 
 def test_a_large_plane_is_drawn_smaller(tmp_path: Path) -> None:
@@ -301,22 +300,25 @@ def test_what_cannot_be_drawn_says_so_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_said_and_the_rest_is_drawn(tmp_path: Path) -> None:
+def test_damage_is_hatched_and_said_and_the_rest_is_drawn(tmp_path: Path) -> None:
     values = RNG.integers(10, 100, (8, 8)).astype("uint8")
     put(tmp_path / "image", values, (4, 8), (4, 4))
     (tmp_path / "image/c/1/0").write_bytes(b"no shard")
     with served(tmp_path) as site:
         reply = site.ask("/-/plane/image")
         pixels, about = pixels_of(reply.body), json.loads(reply["Shardfs-Picture"])
-        assert pixels[:4, :, 1].all()
-        assert not pixels[4:, :, 1].any()
-        assert "2 chunks damaged, shown as nothing: " in about["text"]
+        assert pixels.shape == (256, 256, 4)  # so that stripes are seen
+        stripes = {(200, 30, 30, 255), (250, 215, 215, 255)}
+        assert {tuple(pixel) for pixel in pixels[128:].reshape(-1, 4)} == stripes
+        assert not {tuple(pixel) for pixel in pixels[:128].reshape(-1, 4)} & stripes
+        assert close(pixels[:128:32, ::32], gray(values[:4]))
+        assert "2 chunks damaged, hatched: " in about["text"]
         assert reply["Cache-Control"] == "no-cache"
         (tmp_path / "image/c/0/0").write_bytes(b"no shard either")
     with served(tmp_path) as site:
-        reply = site.ask("/-/plane/image")
-        assert reply.status == 500
-        assert b"image/c/" in reply.body
+        pixels, about = picture(site, "image")
+        assert {tuple(pixel) for pixel in pixels.reshape(-1, 4)} == stripes
+        assert "4 chunks damaged, hatched: image/c/" in about["text"]
 
 
 def test_a_query_that_means_nothing_is_400(tmp_path: Path) -> None:

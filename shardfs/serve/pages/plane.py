@@ -4,8 +4,10 @@ Numbers of a document are claims: nothing is allocated by one that was not check
 `MAX_DECODED_NBYTES`.
 """
 
+import hashlib
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,10 +15,12 @@ import numpy.typing as npt
 
 from shardfs.dataset.node import DOCUMENT
 from shardfs.errors import CorruptionError, NotFoundError, NotShownError, StaleError, counted, size
-from shardfs.format.document import parse_json
+from shardfs.format.document import Json, parse_json
 from shardfs.format.dtype import DataType, fill_element
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata, parse_array
+from shardfs.serve.pages.units import shortened
+from shardfs.serve.pages.variable import ATTRIBUTES, Variable
 from shardfs.stores.base import join_key
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.paths import Paths
@@ -29,13 +33,18 @@ MAX_DECODED_NBYTES: Final = 256 * 2**20
 """How much is decoded for one picture at most."""
 
 _AT_ONCE: Final = 64
-_KINDS: Final = "biufcmM"
+NUMBERS: Final = "biufcmM"
+"""The kinds of dtypes of NumPy that can be drawn."""
+TEXTS: Final = "SUV"
+"""The kinds of those that can be read, and not drawn."""
+_MAX_ATTRIBUTE: Final = 1000
+_MAX_PATH, _MAX_REASON = 120, 300
 
 
 class Decoded(NamedTuple):
     """An array as the decoded view shows it; its document may be trusted for *ttl* seconds.
 
-    *meaning* is equal for documents with which the same bytes are the same picture.
+    *meaning* is equal for documents with which the same bytes are the same picture. *variable* says what elements mean.
     """
 
     path: str
@@ -47,6 +56,7 @@ class Decoded(NamedTuple):
     names: tuple[str | None, ...]
     ttl: float
     meaning: Hashable
+    variable: Variable
 
     @property
     def chunk_nbytes(self) -> int:
@@ -85,7 +95,7 @@ class Samples(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """The elements of a plane, where they *are_known*, and how many of its *nchunks* chunks are *missing*.
+    """The elements of a plane, where they *are_known* and *are_stored*, and how many of its *nchunks* are *missing*.
 
     *damage* says of the chunks that cannot be read what is wrong with the first one; *ndamaged* is their number.
     *seen* is which version was read.
@@ -93,11 +103,17 @@ class Plane(NamedTuple):
 
     elements: npt.NDArray[Any]
     are_known: npt.NDArray[np.bool_]
+    are_stored: npt.NDArray[np.bool_]
     nchunks: int
     missing: int
     ndamaged: int
     damage: str | None
     seen: "Seen"
+
+    @property
+    def element(self) -> Any:  # noqa: ANN401 - of any dtype
+        """The single element of a plane without axes; None if it cannot be read."""
+        return self.elements[()] if self.are_known.all() else None
 
 
 class Cut(NamedTuple):
@@ -110,6 +126,12 @@ class Cut(NamedTuple):
     axes: tuple[int, ...]
     samples: tuple[Samples, ...]
     at: tuple[int, ...]
+
+    @property
+    def nchunks(self) -> int:
+        """In how many chunks the samples are."""
+        edges = (self.array.chunk_shape[axis] for axis in self.axes)
+        return math.prod(along.nchunks(edge) for along, edge in zip(self.samples, edges, strict=True))
 
     def in_chunks(self) -> "list[_Piece]":
         """Return what is in each chunk."""
@@ -184,8 +206,35 @@ async def look_at(paths: Paths, cut: Cut) -> Seen:
     return seen
 
 
-async def open_decoded(paths: Paths, path: str) -> Decoded:
-    """Return the array at *path* of a decoded view; raises `NotShownError` with the reason if it cannot be drawn."""
+class _Said(NamedTuple):
+    """What a document of the decoded view says of an array, if *reason* is None; *attributes* are those we read."""
+
+    reason: str | None
+    array: ArrayMetadata
+    attributes: Mapping[str, Json]
+
+
+def _read_document(data: bytes) -> _Said:
+    """Parse a document, which may be very large: see `Hierarchy.work`."""
+    array = parse_array(parse_json(data))
+    found = array.document.get("attributes")
+    given = found if isinstance(found, dict) else {}
+    attributes = {
+        name: given[name] for name in ATTRIBUTES if len(repr(given.get(name))) < _MAX_ATTRIBUTE and name in given
+    }
+    edges = array.chunk_grid.configuration.get("chunk_shape")
+    is_plain = array.chunk_grid.name == "regular" and isinstance(edges, list)
+    reason = None
+    if not is_plain or [codec.name for codec in array.codecs] != ["bytes"]:
+        reason = "its chunks are not decoded here: it is shown as it is stored"
+    return _Said(reason, replace(array, document={**array.document, "attributes": {}}), attributes)
+
+
+async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded:
+    """Return the array at *path* of a decoded view, whose dtype has one of these *kinds*.
+
+    Raises `NotShownError` with the reason if it cannot be read.
+    """
     node = await paths.source.hierarchy.node(path)
     reason = paths.fs.view.left_out(node) or node.reason
     if reason is not None:
@@ -195,18 +244,27 @@ async def open_decoded(paths: Paths, path: str) -> Decoded:
     async with paths.open(join_key(path, DOCUMENT)) as handle:
         data = await handle.read(0, handle.attributes.size)
         ttl = handle.attributes.ttl
-    array = parse_array(parse_json(bytes(data)))
-    edges = array.chunk_grid.configuration.get("chunk_shape")
-    if array.chunk_grid.name != "regular" or not isinstance(edges, list) or [c.name for c in array.codecs] != ["bytes"]:
-        raise NotShownError("its chunks are not decoded here: it is shown as it is stored")
-    data_type = DataType.parse(array.document["data_type"])
-    if not data_type.is_native or data_type.dtype.kind not in _KINDS:
+    said = await paths.source.hierarchy.work(_read_document, bytes(data))
+    array, document = said.array, said.array.document
+    if said.reason is not None:
+        raise NotShownError(said.reason)
+    data_type = DataType.parse(document["data_type"])
+    if not data_type.is_native or data_type.dtype.kind not in kinds:
         raise NotShownError(f"the data type {data_type.name} has no numbers that can be drawn")
-    fill = fill_element(array.document["data_type"], array.document["fill_value"])
-    meaning = bytes(data), node.any_array.fingerprint if node.any_array is not None else None
-    names = tuple(array.document.get("dimension_names") or [None] * array.ndim)
-    encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
-    found = Decoded(path, array.shape, tuple(edges), data_type.dtype, fill, encoding, names, ttl, meaning)
+    fill = fill_element(document["data_type"], document["fill_value"])
+    meaning = hashlib.sha256(data).digest(), node.any_array.fingerprint if node.any_array is not None else None
+    found = Decoded(
+        path,
+        array.shape,
+        tuple(array.chunk_grid.configuration["chunk_shape"]),
+        data_type.dtype,
+        fill,
+        ChunkKeyEncoding.parse(array.chunk_key_encoding),
+        tuple(document.get("dimension_names") or [None] * array.ndim),
+        ttl,
+        meaning,
+        Variable.of(data_type.dtype, said.attributes),
+    )
     if found.chunk_nbytes > MAX_DECODED_NBYTES:
         limit = size(MAX_DECODED_NBYTES)
         raise NotShownError(f"a decoded chunk has {size(found.chunk_nbytes)}, more than the {limit} for a picture")
@@ -215,13 +273,16 @@ async def open_decoded(paths: Paths, path: str) -> Decoded:
     return found
 
 
-def sampled(array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]], pixels: int) -> tuple[Samples, ...]:
+def sampled(
+    array: Decoded, axes: Sequence[int], spans: Sequence[tuple[int, int]], pixels: int, nplanes: int = 1
+) -> tuple[Samples, ...]:
     """Return which elements of these *spans* along *axes* are shown in at most *pixels* by *pixels*.
 
-    They are fewer if more would take too many chunks, and as many of each axis, so that nothing is out of proportion.
+    They are fewer if more would take too many chunks, in *nplanes* planes together, and as many of each axis, so that
+    nothing is out of proportion.
     """
     pixels = max(1, min(pixels, MAX_PIXELS))
-    most = min(MAX_CHUNKS, max(1, MAX_DECODED_NBYTES // max(array.chunk_nbytes, 1)))
+    most = max(1, min(MAX_CHUNKS, MAX_DECODED_NBYTES // max(array.chunk_nbytes, 1)) // nplanes)
     step = max((-(-(stop - start) // pixels) for start, stop in spans), default=1)
     while True:
         found = [Samples(start, stop, step) for start, stop in spans]
@@ -236,7 +297,7 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
     array, axes = cut.array, cut.axes
     shape = tuple(along.length for along in cut.samples)
     elements = np.empty(shape, array.dtype)
-    are_known = np.ones(shape, np.bool_)
+    are_known, are_stored = np.ones(shape, np.bool_), np.ones(shape, np.bool_)
     elements[...] = np.frombuffer(array.fill, array.dtype)[0]
     strides = [math.prod(array.chunk_shape[axis + 1 :]) * array.dtype.itemsize for axis in range(len(array.shape))]
     fixed = sum(
@@ -268,6 +329,7 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
                 seen.add(piece, paths.place_of(path, handle), handle.attributes.ttl)
         except NotFoundError as error:
             missing += 1
+            are_stored[target] = False
             seen.add_missing(piece, str(error))
             return
         except CorruptionError as error:
@@ -281,19 +343,17 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
         elements[target] = np.ndarray(counts, array.dtype, data, strides=tuple(steps))
 
     await for_each(pieces, read, _AT_ONCE)
-    if damage and len(damage) + missing == len(pieces):
-        raise CorruptionError(damage[0])
-    return Plane(elements, are_known, len(pieces), missing, len(damage), min(damage, default=None), seen)
+    return Plane(elements, are_known, are_stored, len(pieces), missing, len(damage), min(damage, default=None), seen)
 
 
 def describe(cut: Cut, plane: Plane) -> str:
     """Say in words what a plane is, and what it lacks."""
     sides = " × ".join(f"{along.stop - along.start:,}" for along in cut.samples) or "one element"
-    text = f"{sides} of {cut.array.path or 'the array'}"
+    text = f"{sides} of {shortened(cut.array.path, _MAX_PATH) or 'the array'}"
     if any(along.step > 1 for along in cut.samples):
         text += f", one of {' × '.join(f'{along.step:,}' for along in cut.samples)} elements shown"
     if plane.missing:
         text += f"; {plane.missing:,} of {counted(plane.nchunks, 'chunk')} not stored, shown as the fill value"
     if plane.ndamaged:
-        text += f"; {counted(plane.ndamaged, 'chunk')} damaged, shown as nothing: {plane.damage}"
+        text += f"; {counted(plane.ndamaged, 'chunk')} damaged, hatched: {shortened(plane.damage or '', _MAX_REASON)}"
     return text

@@ -1,327 +1,289 @@
-"""Requests for pictures: `GET /-/plane/PATH?…`, where PATH is an array, or an image of OME-Zarr.
+"""Requests for what is drawn, in the words of `query`: pictures, plots, and values under a pointer.
 
-| field | what | default |
-|---|---|---|
-| `rows`, `columns` | the numbers of the two axes of the plane | those called y and x, or the last two |
-| `i0`, `i1`, … | the index along each of the other axes | see `default_index` |
-| `top`, `bottom`, `left`, `right` | the part of the plane, in elements | all |
-| `size` | the largest side of the picture | `DEFAULT_SIZE` |
-| `low`, `high` | the percentiles that are black and white | 1 and 99 |
-| `part` | what is shown of complex numbers, one of `PARTS` | magnitude |
-| `colors` | `gray` or `labels` | gray |
+| target | what |
+|---|---|
+| `/-/plane/PATH?…` | a picture of a plane of the array or image at PATH, as PNG |
+| `/-/plot/PATH?…&axis=N` | the values along an axis at the marked element, as SVG |
+| `/-/values/PATH?…&row=…&column=…` | the marked element as JSON, with its coordinates |
 
-Elements are those of the array, or of the finest level of an image; coarser levels are read if they have enough.
+A value is that of the level which a picture of `size` shows, or without `size` of the finest one. The header
+`Shardfs-Picture` says as JSON what a picture or a plot shows.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Final, NamedTuple
-from urllib.parse import parse_qsl
+from collections.abc import Hashable, Sequence
+from typing import Any, Final
 
+import numpy as np
 import trio
 
-from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.node import Node, groups_above
-from shardfs.errors import NotFoundError, ShardfsError
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.errors import NotShownError, printable
 from shardfs.serve.conditions import RequestConditions
 from shardfs.serve.exchange import ClientError, Exchange, Header, only
 from shardfs.serve.files import is_answered
-from shardfs.serve.pages.picture import COLORS, PARTS, Picture, Style, draw
-from shardfs.serve.pages.plane import (
-    MAX_PIXELS,
-    Cut,
-    Decoded,
-    Plane,
-    Seen,
-    describe,
-    look_at,
-    open_decoded,
-    read_plane,
-    sampled,
-)
-from shardfs.serve.pages.pyramid import Image, image_in
-from shardfs.stores.parallel import for_each
+from shardfs.serve.pages.axes import Axes
+from shardfs.serve.pages.colors import css_color
+from shardfs.serve.pages.coordinates import Axis, as_json, ratio_of, scale_bar
+from shardfs.serve.pages.picture import Picture, Range, bar_ticks, compose, draw
+from shardfs.serve.pages.plane import Cut, Decoded, Plane, Samples, describe, read_plane, sampled
+from shardfs.serve.pages.plots import WIDTH, Line, edges, svg_of
+from shardfs.serve.pages.query import Choice, Query
+from shardfs.serve.pages.scene import Read, Scene
+from shardfs.serve.pages.units import number, shortened
 from shardfs.version import __version__
 from shardfs.vfs.paths import Paths
 from shardfs.vfs.versions import text_of
 
-DEFAULT_SIZE: Final = 1024
 HEADER: Final = "Shardfs-Picture"
 """The header of a picture that says as JSON what it shows."""
+MAX_POINTS: Final = 2000
+"""How many values a plot has at most."""
+FEW_CHUNKS: Final = 64
+"""Plots of up to so many chunks are drawn without being asked for."""
 
-_MIN_SIZE: Final = 16
-_MAX_FIELDS: Final = 100
-_MAX_DIGITS: Final = 18
+_MIN_WIDTH: Final = 300
 _AT_ONCE: Final = 2
 """How many pictures are made at a time: each may take some 300 MiB."""
-_FAR_ABOVE: Final = 4
-"""How many groups above an array may say that it is a level of an image."""
-_FIRST: Final = frozenset({"c", "t", "channel", "time"})
-
-Span = tuple[int, int]
-
-
-class Query(NamedTuple):
-    """What a request asks for; None and missing entries are left to us."""
-
-    rows: int | None
-    columns: int | None
-    indices: Mapping[int, int]
-    edges: tuple[int | None, int | None, int | None, int | None]
-    size: int
-    style: Style
-
-    @classmethod
-    def parse(cls, text: str) -> "Query":
-        """Parse the query of a target; raises `ClientError` for what means nothing."""
-        try:
-            fields = dict(parse_qsl(text, keep_blank_values=False, max_num_fields=_MAX_FIELDS))
-        except ValueError:
-            raise ClientError(400, "the query has too many fields") from None
-        edges = tuple(_whole(fields, name) for name in ("top", "bottom", "left", "right"))
-        indices = {
-            int(name[1:]): _whole(fields, name) or 0
-            for name in fields
-            if name[:1] == "i" and name[1:].isascii() and name[1:].isdecimal() and len(name) < 5
-        }
-        low, high = _percent(fields, "low", 1.0), _percent(fields, "high", 99.0)
-        if low > high:
-            raise ClientError(400, "low is more than high")
-        style = Style(
-            low, high, _choice(fields, "part", PARTS), _choice(fields, "colors", COLORS) if "colors" in fields else None
-        )
-        pixels = _whole(fields, "size")
-        pixels = DEFAULT_SIZE if pixels is None else max(_MIN_SIZE, min(pixels, MAX_PIXELS))
-        return cls(_whole(fields, "rows"), _whole(fields, "columns"), indices, edges, pixels, style)  # type: ignore[arg-type]
-
-
-def _whole(fields: Mapping[str, str], name: str) -> int | None:
-    text = fields.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise ClientError(400, f"{name} must be a whole number")
-    return int(text)
-
-
-def _percent(fields: Mapping[str, str], name: str, default: float) -> float:
-    text = fields.get(name)
-    with suppress(ValueError):
-        value = default if text is None else float(text)
-        if 0 <= value <= 100:
-            return value
-    raise ClientError(400, f"{name} must be a number from 0 to 100")
-
-
-def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    value = fields.get(name, choices[0])
-    if value not in choices:
-        raise ClientError(400, f"{name} must be one of {', '.join(choices)}")
-    return value
-
-
-class Choice(NamedTuple):
-    """A plane of an array of this *shape*: its *axes*, none or one or two, a span of each, and the index of all."""
-
-    axes: tuple[int, ...]
-    spans: tuple[Span, ...]
-    at: tuple[int, ...]
-
-    @classmethod
-    def of(cls, shape: Sequence[int], names: Sequence[str | None], query: Query) -> "Choice":
-        """Return the plane that a query asks for; raises `ClientError` if the array has no such plane."""
-        axes = _axes(shape, names, query)
-        at = []
-        for axis, length in enumerate(shape):
-            index = query.indices.get(axis)
-            index = default_index(length, names[axis]) if index is None else index
-            if index >= length:
-                raise ClientError(400, f"i{axis} must be less than {length:,}")
-            at.append(index)
-        spans = []
-        bounds = [query.edges[:2], query.edges[2:]]
-        for axis, (start, stop) in zip(axes, bounds[-len(axes) :] if axes else [], strict=True):
-            start, stop = start or 0, shape[axis] if stop is None else min(stop, shape[axis])
-            if start >= stop:
-                raise ClientError(400, "that part of the plane is empty")
-            spans.append((start, stop))
-        return cls(axes, tuple(spans), tuple(at))
-
-    def scaled(self, shape: Sequence[int], smaller: Sequence[int]) -> "Choice":
-        """Return the same plane of the same image with a *smaller* shape."""
-        spans = []
-        for axis, (start, stop) in zip(self.axes, self.spans, strict=True):
-            begin = start * smaller[axis] // shape[axis]
-            spans.append((begin, max(begin + 1, -(-stop * smaller[axis] // shape[axis]))))
-        at = (index * after // before for index, before, after in zip(self.at, shape, smaller, strict=True))
-        return self._replace(spans=tuple(spans), at=tuple(at))
-
-    @property
-    def pixels(self) -> int:
-        """The longest side."""
-        return max((stop - start for start, stop in self.spans), default=1)
-
-
-def _axes(shape: Sequence[int], names: Sequence[str | None], query: Query) -> tuple[int, ...]:
-    ndim = len(shape)
-    rows, columns = query.rows, query.columns
-    if ndim < 2:
-        return tuple(range(ndim))
-    if columns is None:
-        columns = names.index("x") if "x" in names else ndim - 1
-        columns = columns if columns != rows else (ndim - 2 if rows == ndim - 1 else ndim - 1)
-    if rows is None:
-        rows = names.index("y") if "y" in names else ndim - 2
-        rows = rows if rows != columns else (ndim - 2 if columns == ndim - 1 else ndim - 1)
-    if rows == columns or max(rows, columns) >= ndim:
-        raise ClientError(400, f"rows and columns must be two of the axes 0 to {ndim - 1}")
-    return rows, columns
-
-
-def default_index(length: int, name: str | None) -> int:
-    """Return the index that is shown first: the first channel or time, the middle of anything else."""
-    return 0 if name in _FIRST else length // 2
-
-
-class Pyramid(NamedTuple):
-    """The *levels* of an image, the finest first, or an array alone; *image* is what they are part of."""
-
-    levels: tuple[Decoded, ...]
-    names: tuple[str | None, ...]
-    image: Image | None
-
-    @property
-    def base(self) -> Decoded:
-        """The array whose elements are counted."""
-        return self.levels[0]
-
-    @property
-    def usual_colors(self) -> str:
-        """How the numbers are shown if nobody says otherwise."""
-        return COLORS[1] if self.image is not None and self.image.is_labels else COLORS[0]
-
-    def fitting(self, choice: Choice, pixels: int) -> tuple[Decoded, Choice]:
-        """Return the coarsest level that has enough elements, and the plane in it."""
-        base, best = self.base, (self.base, choice)
-        wanted = min(pixels, choice.pixels)
-        for level in self.levels[1:]:
-            scaled = choice.scaled(base.shape, level.shape)
-            if wanted <= scaled.pixels < best[1].pixels:
-                best = level, scaled
-        return best
-
-
-async def find_pyramid(paths: Paths, path: str) -> Pyramid:
-    """Return what is drawn for the array or the image at *path* of a decoded view.
-
-    Raises `NotFoundError` if it is neither, and `NotShownError` with the reason if there is no picture of it.
-    """
-    node = await paths.source.hierarchy.node(path)
-    image, wanted = await find_image(paths.source.hierarchy, node)
-    opened: dict[str, Decoded] = {}
-
-    async def look(level: str) -> None:
-        try:
-            opened[level] = await open_decoded(paths, level)
-        except ShardfsError:
-            if level == wanted[0]:
-                raise
-
-    await for_each(wanted, look, len(wanted))
-    base = opened[wanted[0]]
-    levels = [opened[level] for level in wanted if level in opened]
-    usable = tuple(level for level in levels if _is_smaller(level, base))
-    names = base.names
-    if image is not None and not any(names) and len(image.axes) == len(base.shape):
-        names = image.axes
-    return Pyramid(usable, names, image)
-
-
-def _is_smaller(level: Decoded, base: Decoded) -> bool:
-    if level is base:
-        return True
-    return len(level.shape) == len(base.shape) and all(
-        after <= before for after, before in zip(level.shape, base.shape, strict=True)
-    )
-
-
-async def find_image(hierarchy: Hierarchy, node: Node) -> tuple[Image | None, Sequence[str]]:
-    """Return the image that *node* is, or is a level of, and the paths of its levels from the node on.
-
-    Raises `NotFoundError` for a node that is no array either.
-    """
-    image = image_in(node)
-    if image is not None:
-        return image, image.levels
-    if not isinstance(node.metadata, ArrayMetadata) and node.reason is None:
-        raise NotFoundError(f"{node.path or 'the source'} is neither a Zarr v3 array nor an image of OME-Zarr")
-    for above, _ in list(groups_above(node.path))[:_FAR_ABOVE]:
-        image = image_in(await hierarchy.node(above))
-        if image is not None and node.path in image.levels:
-            return image, image.levels[image.levels.index(node.path) :]
-    return None, [node.path]
+_MAX_WHERE: Final = 12
+_MAX_TEXT: Final = 500
+_MAX_NOTES, _MAX_NOTE = 4, 200
 
 
 class Planes:
-    """Answers requests for pictures of the arrays of a decoded view."""
+    """Answers requests for what is drawn of the arrays of a decoded view, *may_be_cached* by who asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_cached: bool) -> None:
         self._turns = trio.CapacityLimiter(_AT_ONCE)
+        self._may_be_cached = may_be_cached
 
-    async def show(self, exchange: Exchange, paths: Paths, path: str, query: Query, *, may_be_cached: bool) -> None:
+    def _head(self, version: Hashable, ttl: float) -> tuple[str | None, list[Header]]:
+        """Return the version of a picture, and the headers that tell it."""
+        text = None if version is None else text_of((__version__, version))
+        seconds = int(min(ttl, 2**31)) if self._may_be_cached else 0
+        tag = [("ETag", f'"{text}"')] if text is not None else []
+        return text, [*tag, ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache")]
+
+    async def show(self, exchange: Exchange, paths: Paths, path: str, query: Query) -> None:
         """Send the picture of a plane; raises the error that prevents it.
 
         Nothing is drawn for a client that has the picture, asks for its head alone, or goes away.
         """
-
-        def head_of(seen: Seen) -> tuple[str | None, list[Header]]:
-            """Return the version of the picture, and the headers that tell it."""
-            version = None if seen.version is None else text_of((__version__, seen.version, style))
-            seconds = int(min(seen.ttl, 2**31)) if may_be_cached else 0
-            tag = [("ETag", f'"{version}"')] if version is not None else []
-            return version, [*tag, ("Cache-Control", f"max-age={seconds}" if seconds else "no-cache")]
-
         async with exchange.connection.while_present():
-            pyramid = await find_pyramid(paths, path)
-            choice = Choice.of(pyramid.base.shape, pyramid.names, query)
-            level, scaled = pyramid.fitting(choice, query.size)
-            cut = Cut(level, scaled.axes, sampled(level, scaled.axes, scaled.spans, query.size), scaled.at)
-            style = query.style._replace(colors=query.style.colors or pyramid.usual_colors)
+            scene = await Scene.find(paths, path, query)
             is_asked = exchange.method == "HEAD" or RequestConditions.of(exchange).name_versions
-            seen = await look_at(paths, cut) if is_asked else None
+            seen = await scene.look() if is_asked else None
+        limit = query.most_chunks
+        nchunks = sum(cut.nchunks for cut in scene.cuts)
+        if limit is not None and nchunks > limit:
+            raise NotShownError(f"it takes {nchunks:,} chunks, more than {limit:,}")
         kind = [("Content-Type", "image/png"), ("X-Content-Type-Options", "nosniff")]
         if seen is not None:
-            version, head = head_of(seen)
-            if await is_answered(exchange, version, head):
+            version, ttl = seen
+            text, head = self._head(version and (version, scene.meaning), ttl)
+            if await is_answered(exchange, text, head):
                 return
             if exchange.method == "HEAD":
                 await exchange.reply(200, [*head, *kind])
                 return
         async with exchange.connection.while_present(), self._turns:
-            plane = await read_plane(paths, cut)
-            picture = await trio.to_thread.run_sync(_draw, plane, len(cut.axes), style)
-        _, head = head_of(plane.seen)
-        head += [(HEADER, _about(cut, plane, picture)), *kind]
+            read = await scene.read()
+            picture, ranges = await trio.to_thread.run_sync(_draw, scene, read)
+        _, head = self._head(read.version and (read.version, scene.meaning), read.ttl)
+        head += [(HEADER, json.dumps(_about(scene, read, picture, ranges), separators=(",", ":"))), *kind]
         await exchange.reply(200, head, only(picture.png), len(picture.png))
 
+    async def plot(self, exchange: Exchange, paths: Paths, path: str, query: Query) -> None:
+        """Send the plot of the values along an axis; raises the error that prevents it."""
+        async with exchange.connection.while_present():
+            scene = await Scene.find(paths, path, query)
+            cut = _along(scene)
+            async with self._turns:
+                plane = await read_plane(paths, cut)
+                axes = await scene.axes()
+            line, text = _line(scene, cut, plane, axes)
+            width = min(max(query.size or WIDTH, _MIN_WIDTH), MAX_POINTS)
+            svg = (await trio.to_thread.run_sync(svg_of, line, text, width)).encode()
+        about = {
+            "text": text,
+            "edges": edges(width),
+            "span": cut.samples[0][:2],
+            "chunks": plane.nchunks,
+            **_notes(axes),
+        }
+        kind = [
+            ("Content-Type", "image/svg+xml; charset=utf-8"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Content-Security-Policy", "default-src 'none'; sandbox"),
+            ("Cache-Control", "no-cache"),
+        ]
+        await exchange.reply(200, [(HEADER, json.dumps(about)), *kind], only(svg), len(svg))
 
-def _draw(plane: Plane, naxes: int, style: Style) -> Picture:
-    shape = {0: (1, 1), 1: (1, -1), 2: plane.elements.shape}[naxes]
-    return draw(plane.elements.reshape(shape), plane.are_known.reshape(shape), style)
+    async def values(self, exchange: Exchange, paths: Paths, path: str, query: Query) -> None:
+        """Send the marked element, and where it is."""
+        async with exchange.connection.while_present():
+            scene = await Scene.find(paths, path, query)
+            level, choice, planes, labels = await scene.read_at(is_finest=query.size is None)
+            axes = await scene.axes()
+        about = {
+            "values": _values(scene, level, planes),
+            "labels": [[name, str(plane.element)] for name, plane in labels.items()],
+            "where": _where(scene, axes, range(len(choice.at)), choice.at),
+            "level": shortened(level.path) if level is not scene.pyramid.base else None,
+            "plots": _costs(scene, choice) if query.size is None else [],
+        }
+        data = json.dumps(about).encode()
+        kind = [("Content-Type", "application/json"), ("Cache-Control", "no-cache")]
+        await exchange.reply(200, kind, only(data), len(data))
 
 
-def _about(cut: Cut, plane: Plane, picture: Picture) -> str:
-    about: dict[str, object] = {
-        "text": describe(cut, plane),
-        "black": _number(picture.black),
-        "white": _number(picture.white),
-    }
-    if plane.elements.size == 1:
-        about["value"] = str(plane.elements.ravel()[0])
-    return json.dumps(about)
+def _draw(scene: Scene, read: Read) -> tuple[Picture, list[Range | None]]:
+    layers = read.layers(scene)
+    if scene.shown:
+        return compose(layers, scene.tints, scene.style, read.labels)
+    return draw(layers[0], scene.style, read.labels), []
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.6g}"
+def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[Range | None]) -> dict[str, Any]:
+    """Say what a picture shows: less than 3 KiB, as proxies take no longer headers."""
+    axes, choice, variable = read.axes, scene.choice, scene.level.variable
+    about: dict[str, Any] = {"text": shortened(describe(scene.cuts[0], read.planes[0]), _MAX_TEXT)}
+    about |= {"notes": _notes_on(scene, read, picture), "black": None, "white": None}
+    if picture.range is not None:
+        about |= {"black": number(picture.range.low), "white": number(picture.range.high)}
+        about["bar"] = {
+            "colors": picture.colors,
+            "ticks": bar_ticks(picture, variable),
+            "unit": variable.unit,
+            "title": variable.title,
+            "histogram": picture.histogram,
+        }
+    if scene.shown and scene.pyramid.channels is not None:
+        of = scene.pyramid.channels.channels
+        about["channels"] = [
+            [channel, shortened(of[channel].name, 24), css_color(of[channel].color), *_ends(chosen)]
+            for channel, chosen in zip(scene.shown, ranges, strict=True)
+        ]
+    about["where"] = _where(scene, axes, _others(scene), choice.at)
+    if len(choice.axes) == 2:
+        rows, columns = (axes[axis] for axis in choice.axes)
+        (top, bottom), (left, right) = choice.spans
+        down = [(1 - tick.place if read.are_flipped else tick.place, tick.label) for tick in rows.ticks(top, bottom, 6)]
+        about["rows"], about["columns"] = down, as_json(columns.ticks(left, right, 6))
+        about["ratio"] = round(ratio_of(rows, columns, bottom - top, right - left), 5)
+        about["flipped"] = read.are_flipped
+        bar = scale_bar(columns, right - left)
+        if bar is not None:
+            about["scale"] = bar
+    if not choice.axes:
+        element = read.planes[0].element
+        about["value"] = "damaged" if element is None else variable.element_text(element, scene.style.part)
+    return about
+
+
+def _ends(chosen: Range | None) -> tuple[str, str] | tuple[()]:
+    return () if chosen is None else (number(chosen.low), number(chosen.high))
+
+
+def _notes_on(scene: Scene, read: Read, picture: Picture) -> list[str]:
+    """Say what else is to be known of a picture."""
+    notes = ["north is up: the last row is drawn first"] if read.are_flipped else []
+    counts = picture.counts.text()
+    notes += [counts] if counts else []
+    notes += [axis.note for axis in read.axes.axes if axis.note is not None]
+    return [shortened(note, _MAX_NOTE) for note in [*notes, *scene.problems][:_MAX_NOTES]]
+
+
+def _others(scene: Scene) -> list[int]:
+    """Return the axes along which one index is shown."""
+    hidden = {scene.pyramid.channels.axis} if scene.shown and scene.pyramid.channels is not None else set()
+    return [axis for axis in range(len(scene.choice.at)) if axis not in scene.choice.axes and axis not in hidden]
+
+
+def _where(scene: Scene, axes: Axes, numbers: Sequence[int], at: Sequence[int]) -> list[tuple[int, str, str, int]]:
+    """Return for each axis its number, its name, and what the index stands for."""
+    hidden = scene.pyramid.channels.axis if scene.shown and scene.pyramid.channels is not None else None
+    wanted = [number for number in numbers if number != hidden][:_MAX_WHERE]
+    return [(axis, shortened(axes[axis].name, 24), axes[axis].label(at[axis]), at[axis]) for axis in wanted]
+
+
+def _notes(axes: Axes) -> list[str]:
+    return [axis.note for axis in axes.axes if axis.note is not None][:_MAX_NOTES]
+
+
+def _values(scene: Scene, level: Decoded, planes: Sequence[Plane]) -> list[tuple[str, str]]:
+    """Return the name of each channel, "" for none, and its element."""
+    variable, found = level.variable, []
+    of = scene.pyramid.channels
+    for number_of, plane in enumerate(planes):
+        name = of.channels[scene.shown[number_of]].name if scene.shown and of is not None else ""
+        element = plane.element
+        text = "damaged" if element is None else variable.element_text(element, scene.style.part)
+        found.append((name, f"{text} (not stored)" if plane.missing else text))
+    return found
+
+
+def _costs(scene: Scene, choice: Choice) -> list[dict[str, Any]]:
+    """Return along which axes there are plots, and how many chunks each takes."""
+    base, found = scene.pyramid.base, []
+    for axis, length in enumerate(base.shape):
+        if length > 1:
+            samples = sampled(base, (axis,), ((0, length),), MAX_POINTS)
+            nchunks = Cut(base, (axis,), samples, choice.at).nchunks
+            is_channel = (
+                bool(scene.shown) and scene.pyramid.channels is not None and axis == scene.pyramid.channels.axis
+            )
+            is_plane = axis in scene.choice.axes or is_channel
+            name = printable(shortened(scene.pyramid.names[axis] or f"axis {axis}"))
+            found.append(
+                {"axis": axis, "name": name, "chunks": nchunks, "plane": is_plane, "few": nchunks <= FEW_CHUNKS}
+            )
+    return found
+
+
+def _along(scene: Scene) -> Cut:
+    """Return the cut along the axis of a plot; raises `ClientError` if there is none."""
+    base, choice = scene.pyramid.base, scene.choice
+    axis = scene.query.axis if scene.query.axis is not None else (choice.axes[-1] if choice.axes else 0)
+    if axis >= len(base.shape):
+        raise ClientError(400, f"axis must be less than {len(base.shape)}")
+    at = scene.at(choice.placed(base.shape, scene.query.place).at)[0]
+    span = dict(zip(choice.axes, choice.spans, strict=True)).get(axis) if len(choice.axes) == 1 else None
+    return Cut(base, (axis,), sampled(base, (axis,), [span or (0, base.shape[axis])], MAX_POINTS), at)
+
+
+def _line(scene: Scene, cut: Cut, plane: Plane, axes: Axes) -> tuple[Line, str]:
+    """Return the line of a plot, and what it is in words."""
+    (axis,), (samples,) = cut.axes, cut.samples
+    variable, style = cut.array.variable, scene.style
+    numbers = variable.numbers(plane.elements, style.part)
+    numbers = np.where(plane.are_known, numbers, np.nan)
+    places = (np.arange(samples.length) * samples.step + 0.5) / (samples.stop - samples.start)
+    of: Axis = axes[axis]
+    is_whole = len(scene.choice.axes) == 1
+    mark = (
+        None
+        if is_whole and scene.query.place[1] is None
+        else (cut.at[axis] + 0.5 - samples.start) / (samples.stop - samples.start)
+    )
+    mark = mark if mark is not None and 0 <= mark <= 1 else None
+    title = variable.title or shortened(cut.array.path.rpartition("/")[2] or "values")
+    line = Line(
+        places, numbers, variable, title, of.name, of.ticks(samples.start, samples.stop, 6), style.scale == "log", mark
+    )
+    channels = scene.pyramid.channels
+    name = (
+        channels.channels[scene.shown[0]].name if scene.shown and channels is not None and axis != channels.axis else ""
+    )
+    return line, _words_of_line(cut, plane, of, samples, name)
+
+
+def _words_of_line(cut: Cut, plane: Plane, of: Axis, samples: Samples, name: str) -> str:
+    unit = f" in {cut.array.variable.unit}" if cut.array.variable.unit else ""
+    text = f"{samples.length:,} values{f' of {name}' if name else ''}{unit} along {of.name}"
+    text += f", one of {samples.step:,}" if samples.step > 1 else ""
+    text += f", from {plane.nchunks:,} {'chunk' if plane.nchunks == 1 else 'chunks'}"
+    if plane.missing:
+        text += f"; {plane.missing:,} not stored, shown as the fill value"
+    if plane.ndamaged:
+        text += f"; {plane.ndamaged:,} damaged, left out: {shortened(plane.damage or '', 200)}"
+    return text

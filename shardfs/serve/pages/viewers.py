@@ -32,7 +32,8 @@ class Subject(NamedTuple):
 
     *axes* are the names of its axes, None for those without, and *shape* their lengths, if they are known. *numbers*
     is the data type of an array, or of the levels of an image, if its chunks are numbers that every library decodes.
-    *in_v2*: the view v2 shows it. *is_dataset*: a group that describes the arrays in it, which have names of axes.
+    *in_v2*, *in_npy*: these views show it. *is_dataset*: a group that describes the arrays in it, which have names of
+    axes.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Subject(NamedTuple):
     shape: Sequence[int] = ()
     numbers: str | None = None
     in_v2: bool = False
+    in_npy: bool = False
     is_dataset: bool = False
 
 
@@ -99,6 +101,14 @@ def snippets(address: str, subject: Subject) -> list[tuple[str, str]]:
         found.append(("ngff-zarr", f'ngff_zarr.from_ngff_zarr("{url}")'))
         if ".zarr" in url:  # its plugin opens no other URLs
             found.append(("napari", f"napari --plugin napari-ome-zarr {url}"))
+    found.append(("fsspec", f'fsspec.get_mapper("{url}")'))
+    if subject.in_npy:
+        npy = f"{address}-/npy/{_quoted(subject.path)}.npy"
+        found.append(("NumPy", f'numpy.load(io.BytesIO(urllib.request.urlopen("{npy}").read()))'))
+        if subject.numbers is not None:
+            found.append(("Julia, NPZ.jl", f'npzread(Downloads.download("{npy}"))'))
+        if subject.numbers == "float64" and 0 < len(subject.shape) < 3:
+            found.append(("R, RcppCNPy", f'{{ download.file("{npy}", f <- tempfile()); npyLoad(f) }}'))
     return found
 
 
