@@ -187,13 +187,17 @@ def draw(maps: Sequence[ArrayMap], reasons: Mapping[str, str], max_rows: int, wi
             if layout is not None:
                 yield [TextPart("    "), *_bar(layout, width)]
         if 0 < len(found.layouts) < len(found.uses):
-            yield [TextPart(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")]
+            yield [
+                TextPart(f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes")
+            ]
     for path, reason in reasons.items():
         yield [TextPart(f"no map: {path or '(root)'}: {reason}")]
     if any(found.uses for found in maps):
         full = "full" + (", or not known how full" if any(found.array.grid.is_scattered for found in maps) else "")
         yield [TextPart(f"Shards: · missing  ░▒▓ partly  █ {full}  1…9 tenths of dead bytes  ! damaged")]
-        legend = ((TextPart(f"  {sign}", use.name.lower()), TextPart(f" {word}")) for use, (sign, word) in _LAYOUT.items())
+        legend = (
+            (TextPart(f"  {sign}", use.name.lower()), TextPart(f" {word}")) for use, (sign, word) in _LAYOUT.items()
+        )
         yield [TextPart("In a shard:"), *(part for pair in legend for part in pair)]
 
 

@@ -145,9 +145,7 @@ def test_replaced_bytes_are_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
 
 HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
 
-ELEMENTS = (
-    "html head meta title style body main section h1 h2 p a ul li code div table thead tbody tr th td svg rect"
-)
+ELEMENTS = "html head meta title style body main section h1 h2 p a ul li code div table thead tbody tr th td svg rect"
 
 
 def browse(page: Path, directory: Path, *arguments: str) -> str:

@@ -140,7 +140,8 @@ def test_a_picture_is_chosen_by_keyboard_alone(browser: Page, site: Served) -> N
     assert [name for name in order if name in expected] == expected
     unlabelled = browser.run(
         "[...document.querySelectorAll('input:not([type=hidden]), select, button, [tabindex]')]"
-        ".filter(e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim() && e.closest('noscript') === null).map(e => e.outerHTML)"
+        ".filter(e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim() && e.closest('noscript') === null)"
+        ".map(e => e.outerHTML)"
     )
     assert unlabelled == []
 

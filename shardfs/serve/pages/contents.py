@@ -41,14 +41,14 @@ _AT_ONCE: Final = 8
 _MAX_DIMENSIONS: Final = 32
 
 
-class Limits(NamedTuple):
+class PageLimits(NamedTuple):
     """How many small *pictures* a page has, and whether sizes are counted without being asked for."""
 
     pictures: int
     counts: bool
 
 
-def dataset(nodes: Mapping[str, Node], up: str, target: str, limits: Limits, *, is_image: bool) -> str:
+def dataset(nodes: Mapping[str, Node], up: str, target: str, limits: PageLimits, *, is_image: bool) -> str:
     """Return the parts of a page about the arrays and groups in a group; "" if there are none."""
     arrays = {name: node for name, node in nodes.items() if isinstance(node.metadata, ArrayMetadata)}
     groups = {name: node for name, node in nodes.items() if name not in arrays and node.document is not None}

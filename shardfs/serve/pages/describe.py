@@ -28,7 +28,7 @@ _MAX_ELEMENTS: Final = 2**63
 _NOT_SHARDED: Final = "each chunk is a file of its own"
 
 
-class Stored(NamedTuple):
+class StoredSize(NamedTuple):
     """How many *objects* of an array are stored, of *possible* ones, in how many bytes, and for how many plain."""
 
     objects: int
@@ -48,7 +48,7 @@ class Stored(NamedTuple):
         )
 
 
-async def stored_in(source: Source, array: Array, most: int) -> Stored | None:
+async def stored_in(source: Source, array: Array, most: int) -> StoredSize | None:
     """Count what is stored of an array, by its listing; None if there are more than *most* objects."""
     count = nbytes = nelements = 0
     async for coords in walk_shards(array):
@@ -61,17 +61,17 @@ async def stored_in(source: Source, array: Array, most: int) -> Stored | None:
     return _stored(array, count, nbytes, nelements)
 
 
-def stored_of(found: ArrayMap) -> Stored:
+def stored_of(found: ArrayMap) -> StoredSize:
     """Count what is stored of an array of which there is a map."""
     array = found.array
     nbytes, nelements = sum(use.size for _, use in found.uses), sum(array.grid.nelements_of(at) for at, _ in found.uses)
     return _stored(array, len(found.uses), nbytes, nelements)
 
 
-def _stored(array: Array, count: int, nbytes: int, nelements: int) -> Stored:
+def _stored(array: Array, count: int, nbytes: int, nelements: int) -> StoredSize:
     itemsize = item_nbytes(array.document["data_type"])
     plain = None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements
-    return Stored(count, math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions), nbytes, plain)
+    return StoredSize(count, math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions), nbytes, plain)
 
 
 def kind_of(node: Node) -> str:

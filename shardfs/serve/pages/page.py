@@ -24,7 +24,7 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.serve.exchange import ClientError, Connection, Exchange, only
 from shardfs.serve.files import is_answered
 from shardfs.serve.pages import contents, form, html
-from shardfs.serve.pages.contents import Limits
+from shardfs.serve.pages.contents import PageLimits
 from shardfs.serve.pages.describe import attributes, facts_of, kind_of, stored_in, stored_of, title_of
 from shardfs.serve.pages.html import text
 from shardfs.serve.pages.pyramid import image_in, label_paths
@@ -340,7 +340,7 @@ class PageBuilder:
         async with client.while_present():
             kinds, nodes = await self._look(address, directories[:most])
         is_picture = node is not None and image_in(node) is not None
-        limits = Limits(0 if is_picture else self._most.pictures, self._is_local)
+        limits = PageLimits(0 if is_picture else self._most.pictures, self._is_local)
         if node is not None:
             if isinstance(node.metadata, GroupMetadata):
                 target = quote(os.fsencode(address.path), safe="/")

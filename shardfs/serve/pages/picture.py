@@ -32,7 +32,7 @@ _OPAQUE: Final = 255
 Mask = npt.NDArray[np.bool_]
 
 
-class Range(NamedTuple):
+class ColorRange(NamedTuple):
     """The numbers at the ends of the colours; on a logarithmic *scale*, both are positive."""
 
     low: float
@@ -64,7 +64,7 @@ class Range(NamedTuple):
         return [(round(float(share), 4), text) for share, text in zip(shares, texts, strict=True)]
 
 
-class Counts(NamedTuple):
+class ElementCounts(NamedTuple):
     """How many elements there are, how many are no numbers, infinite, or not positive where these have no place.
 
     *fills* have the fill value of the array, which is *fill*.
@@ -101,13 +101,13 @@ class Picture(NamedTuple):
     """
 
     png: bytes
-    range: Range | None
-    counts: Counts
+    range: ColorRange | None
+    counts: ElementCounts
     histogram: tuple[int, ...] = ()
     colors: str = LABELS
 
 
-class Layer(NamedTuple):
+class PlaneLayer(NamedTuple):
     """Elements to be drawn, where they *are_known* and *are_stored*, and what they mean; *fill* is the fill value."""
 
     elements: Elements
@@ -124,7 +124,7 @@ class Tint(NamedTuple):
     window: tuple[float, float] | None
 
 
-def draw(layer: Layer, style: Style, overlays: Sequence[tuple[Elements, Mask]] = ()) -> Picture:
+def draw(layer: PlaneLayer, style: Style, overlays: Sequence[tuple[Elements, Mask]] = ()) -> Picture:
     """Return the picture of booleans, numbers or times, with *overlays* of labels; what is no number is transparent."""
     marked = style.marks_missing and not layer.are_stored.all()
     if style.colors == LABELS and layer.elements.dtype.kind in "iu":
@@ -135,11 +135,11 @@ def draw(layer: Layer, style: Style, overlays: Sequence[tuple[Elements, Mask]] =
     numbers = layer.variable.numbers(layer.elements, style.part)
     is_log = style.scale == "log" and not is_bool
     counts = _counts(layer, numbers, is_log=is_log)
-    chosen = Range(0.0, 1.0) if is_bool else range_of(numbers[layer.are_known], style, is_log=is_log)
+    chosen = ColorRange(0.0, 1.0) if is_bool else range_of(numbers[layer.are_known], style, is_log=is_log)
     name = style.colors if style.colors in colors.TABLES else colors.TABLES[0]
     assert name is not None
     are_shown = layer.are_known & ~np.isnan(numbers)
-    shares = (chosen or Range(0.0, 0.0)).shares(numbers)
+    shares = (chosen or ColorRange(0.0, 0.0)).shares(numbers)
     indices = np.where(are_shown, np.round(np.nan_to_num(shares) * (_NCOLORS - 1)), _NOTHING).astype(np.uint8)
     are_counted = are_shown & np.isfinite(numbers)
     if counts.fills:
@@ -154,19 +154,19 @@ def draw(layer: Layer, style: Style, overlays: Sequence[tuple[Elements, Mask]] =
 
 
 def compose(
-    layers: Sequence[Layer], tints: Sequence[Tint], style: Style, overlays: Sequence[tuple[Elements, Mask]] = ()
-) -> tuple[Picture, list[Range | None]]:
+    layers: Sequence[PlaneLayer], tints: Sequence[Tint], style: Style, overlays: Sequence[tuple[Elements, Mask]] = ()
+) -> tuple[Picture, list[ColorRange | None]]:
     """Return the picture of several channels, whose colours are added, and the range of each."""
     sums = np.zeros((*layers[0].elements.shape, 3), np.float32)
     are_shown = np.zeros(layers[0].elements.shape, np.bool_)
-    ranges: list[Range | None] = []
+    ranges: list[ColorRange | None] = []
     for layer, tint in zip(layers, tints, strict=True):
         numbers = layer.variable.numbers(layer.elements, style.part)
         window = None if style.asks_percentiles else tint.window
         is_log = style.scale == "log"
-        chosen = Range(*window) if window is not None else range_of(numbers[layer.are_known], style, is_log=is_log)
+        chosen = ColorRange(*window) if window is not None else range_of(numbers[layer.are_known], style, is_log=is_log)
         here = layer.are_known & ~np.isnan(numbers)
-        shares = np.where(here, np.nan_to_num((chosen or Range(0.0, 0.0)).shares(numbers)), 0)
+        shares = np.where(here, np.nan_to_num((chosen or ColorRange(0.0, 0.0)).shares(numbers)), 0)
         sums += shares[..., np.newaxis].astype(np.float32) * np.array(tint.color, np.float32)
         are_shown |= here
         ranges.append(chosen)
@@ -181,14 +181,14 @@ def compose(
     return picture, ranges
 
 
-def _combined(layers: Sequence[Layer]) -> Layer:
+def _combined(layers: Sequence[PlaneLayer]) -> PlaneLayer:
     known, stored = layers[0].are_known, layers[0].are_stored
     for layer in layers[1:]:
         known, stored = known & layer.are_known, stored & layer.are_stored
     return layers[0]._replace(are_known=known, are_stored=stored)
 
 
-def range_of(numbers: Numbers, style: Style, *, is_log: bool) -> Range | None:
+def range_of(numbers: Numbers, style: Style, *, is_log: bool) -> ColorRange | None:
     """Return the numbers at the ends of the colours for these *numbers*; None if there are none."""
     finite = numbers[np.isfinite(numbers)]
     if is_log:
@@ -205,10 +205,10 @@ def range_of(numbers: Numbers, style: Style, *, is_log: bool) -> Range | None:
     if style.colors == BALANCE and not is_log and style.least is None and style.most is None:
         most = max(abs(least), abs(most))
         least = -most
-    return Range(least, most, is_log)
+    return ColorRange(least, most, is_log)
 
 
-def _counts(layer: Layer, numbers: Numbers, *, is_log: bool) -> Counts:
+def _counts(layer: PlaneLayer, numbers: Numbers, *, is_log: bool) -> ElementCounts:
     known = numbers[layer.are_known]
     finite = int(np.isfinite(known).sum())
     missing = int(np.isnan(known).sum())
@@ -219,7 +219,7 @@ def _counts(layer: Layer, numbers: Numbers, *, is_log: bool) -> Counts:
     )
     not_positive = int((known <= 0).sum()) if is_log else 0
     text = layer.variable.element_text(fill, "real") if fills else ""
-    return Counts(known.size, finite, missing, known.size - finite - missing, not_positive, fills, text)
+    return ElementCounts(known.size, finite, missing, known.size - finite - missing, not_positive, fills, text)
 
 
 def _histogram(shares: Numbers) -> tuple[int, ...]:
@@ -250,7 +250,7 @@ def _with_labels(pixels: Pixels, overlays: Sequence[tuple[Elements, Mask]]) -> P
     return pixels
 
 
-def _patterned(pixels: Pixels, layer: Layer, marked: bool) -> Pixels:
+def _patterned(pixels: Pixels, layer: PlaneLayer, marked: bool) -> Pixels:
     """Return *pixels* with stripes where chunks are damaged, and if they are *marked*, dots where they are missing."""
     is_damaged = not layer.are_known.all()
     if not is_damaged and not marked:

@@ -24,7 +24,7 @@ from shardfs.serve.files import is_answered
 from shardfs.serve.pages.axes import Axes
 from shardfs.serve.pages.colors import css_color
 from shardfs.serve.pages.coordinates import Axis, as_json, ratio_of, scale_bar
-from shardfs.serve.pages.picture import Picture, Range, bar_ticks, compose, draw
+from shardfs.serve.pages.picture import ColorRange, Picture, bar_ticks, compose, draw
 from shardfs.serve.pages.plane import Cut, Decoded, Plane, Samples, describe, read_plane, sampled
 from shardfs.serve.pages.plots import WIDTH, Line, edges, svg_of
 from shardfs.serve.pages.query import Choice, Query
@@ -108,7 +108,7 @@ class Planes:
             "edges": edges(width),
             "span": cut.samples[0][:2],
             "chunks": plane.nchunks,
-            **_notes(axes),
+            "notes": _notes(axes),
         }
         kind = [
             ("Content-Type", "image/svg+xml; charset=utf-8"),
@@ -136,14 +136,14 @@ class Planes:
         await exchange.reply(200, kind, only(data), len(data))
 
 
-def _draw(scene: Scene, read: Read) -> tuple[Picture, list[Range | None]]:
+def _draw(scene: Scene, read: Read) -> tuple[Picture, list[ColorRange | None]]:
     layers = read.layers(scene)
     if scene.shown:
         return compose(layers, scene.tints, scene.style, read.labels)
     return draw(layers[0], scene.style, read.labels), []
 
 
-def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[Range | None]) -> dict[str, Any]:
+def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[ColorRange | None]) -> dict[str, Any]:
     """Say what a picture shows: less than 3 KiB, as proxies take no longer headers."""
     axes, choice, variable = read.axes, scene.choice, scene.level.variable
     about: dict[str, Any] = {"text": shortened(describe(scene.cuts[0], read.planes[0]), _MAX_TEXT)}
@@ -180,7 +180,7 @@ def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[Range | 
     return about
 
 
-def _ends(chosen: Range | None) -> tuple[str, str] | tuple[()]:
+def _ends(chosen: ColorRange | None) -> tuple[str, str] | tuple[()]:
     return () if chosen is None else (number(chosen.low), number(chosen.high))
 
 

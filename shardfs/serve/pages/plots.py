@@ -9,7 +9,7 @@ import numpy as np
 
 from shardfs.errors import printable
 from shardfs.serve.pages.coordinates import Tick
-from shardfs.serve.pages.picture import Range
+from shardfs.serve.pages.picture import ColorRange
 from shardfs.serve.pages.variable import Numbers, Variable
 
 WIDTH: Final = 760
@@ -44,7 +44,7 @@ def svg_of(line: Line, title: str, full: int) -> str:
     if not high > low:
         pad = abs(low) * 0.05 or 0.5
         low, high = (low / 2, low * 2) if line.is_log else (low - pad, low + pad)
-    shown = Range(low, high, line.is_log)
+    shown = ColorRange(low, high, line.is_log)
     width, height = full - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {full} {_HEIGHT}" role="img" '
@@ -79,7 +79,7 @@ def svg_of(line: Line, title: str, full: int) -> str:
     return "".join([*parts, "</svg>\n"])
 
 
-def _curve(line: Line, shown: Range, width: float, height: float) -> str:
+def _curve(line: Line, shown: ColorRange, width: float, height: float) -> str:
     """Return the curve, with gaps where there are no numbers, and a dot for what is alone."""
     with np.errstate(all="ignore"):
         shares = shown.shares(line.numbers)

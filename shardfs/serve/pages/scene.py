@@ -17,7 +17,7 @@ from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.serve.pages.axes import Axes, find_axes
 from shardfs.serve.pages.colors import LABELS, TABLES
-from shardfs.serve.pages.picture import Layer, Mask, Tint
+from shardfs.serve.pages.picture import Mask, PlaneLayer, Tint
 from shardfs.serve.pages.plane import Cut, Decoded, Plane, look_at, open_decoded, read_plane, sampled
 from shardfs.serve.pages.pyramid import Channels, Image, channels_of, image_in
 from shardfs.serve.pages.query import Choice, Query, Style
@@ -138,14 +138,14 @@ class Read(NamedTuple):
     axes: Axes
     are_flipped: bool
 
-    def layers(self, scene: "Scene") -> list[Layer]:
+    def layers(self, scene: "Scene") -> list[PlaneLayer]:
         """Return what is to be drawn, of two axes."""
         found = []
         for plane in self.planes:
             shape = {0: (1, 1), 1: (1, -1), 2: plane.elements.shape}[plane.elements.ndim]
             parts = (each.reshape(shape) for each in (plane.elements, plane.are_known, plane.are_stored))
             elements, known, stored = (each[::-1] if self.are_flipped else each for each in parts)
-            found.append(Layer(elements, known, stored, scene.level.variable, scene.level.fill))
+            found.append(PlaneLayer(elements, known, stored, scene.level.variable, scene.level.fill))
         return found
 
     @property

@@ -45,7 +45,7 @@ class Table(NamedTuple):
     note: str = ""
 
 
-class _Window(NamedTuple):
+class _TableWindow(NamedTuple):
     """What is shown of an array: spans of one or two *axes*, at the indices *at* of the others."""
 
     axes: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Window(NamedTuple):
     at: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: Sequence[int], names: Sequence[str | None], query: Query) -> "_Window":
+    def of(cls, shape: Sequence[int], names: Sequence[str | None], query: Query) -> "_TableWindow":
         at = [query.indices.get(axis, default_index(length, names[axis])) for axis, length in enumerate(shape)]
         if any(index >= length for index, length in zip(at, shape, strict=True)):
             raise NotShownError("there is no element of that index")
@@ -88,7 +88,7 @@ async def read_table(decoded: Paths | SourceError, encoded: Paths | SourceError,
     if 0 in metadata.shape:
         raise NotShownError("the array has no elements")
     names = tuple(metadata.document.get("dimension_names") or [None] * metadata.ndim)
-    window = _Window.of(metadata.shape, names, query)
+    window = _TableWindow.of(metadata.shape, names, query)
     varies = type_name(metadata.document["data_type"]) in VLEN_SERIALIZERS
     paths = encoded if varies else decoded
     if isinstance(paths, SourceError):
@@ -100,7 +100,7 @@ async def read_table(decoded: Paths | SourceError, encoded: Paths | SourceError,
     return _table(elements, window, metadata.shape, names, note)
 
 
-async def _read_fixed(paths: Paths, path: str, window: _Window) -> tuple[npt.NDArray[Any], str]:
+async def _read_fixed(paths: Paths, path: str, window: _TableWindow) -> tuple[npt.NDArray[Any], str]:
     array = await open_decoded(paths, path, TEXTS)
     cut = Cut(array, window.axes, tuple(Samples(*span, 1) for span in window.spans), window.at)
     if cut.nchunks > _MAX_CHUNKS:
@@ -114,7 +114,7 @@ async def _read_fixed(paths: Paths, path: str, window: _Window) -> tuple[npt.NDA
     return elements, note
 
 
-async def _read_varying(paths: Paths, node: Node, window: _Window) -> tuple[npt.NDArray[Any], str]:
+async def _read_varying(paths: Paths, node: Node, window: _TableWindow) -> tuple[npt.NDArray[Any], str]:
     current = await paths.source.hierarchy.node(node.path)
     view, array = paths.fs.view.chunk_view(current), current.any_array
     if view is None or array is None:
@@ -154,7 +154,7 @@ async def _read_varying(paths: Paths, node: Node, window: _Window) -> tuple[npt.
 
 
 def _in_chunks(
-    window: _Window, edges: Sequence[int]
+    window: _TableWindow, edges: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[slice, ...], tuple[Any, ...]]]:
     """Return the chunks of a window: coordinates, where their elements go, and which of them."""
     found: list[tuple[dict[int, int], tuple[slice, ...], dict[int, slice]]] = [({}, (), {})]
@@ -202,7 +202,7 @@ def _texts(data: Buffer, count: int) -> npt.NDArray[Any]:
 
 
 def _table(
-    elements: npt.NDArray[Any], window: _Window, shape: Sequence[int], names: Sequence[str | None], note: str
+    elements: npt.NDArray[Any], window: _TableWindow, shape: Sequence[int], names: Sequence[str | None], note: str
 ) -> Table:
     first = window.spans[0][0] if window.spans else 0
     total = shape[window.axes[0]] if window.axes else 1
