@@ -1,4 +1,4 @@
-"""docs/maintain/promises.md makes no statement without a test that exists."""
+"""docs/maintain/promises.md makes no statement without a test that exists; docs/semantics.md is one page."""
 
 import ast
 import re
@@ -55,3 +55,9 @@ def test_promises_are_few_and_present_behaviour_is_apart() -> None:
     prose = re.sub(r"^\s*`tests/.*$|^#.*$|^\|.*$", "", promises, flags=re.MULTILINE)
     assert len(re.findall(r"\.(?=\s|$)", prose)) <= 250
     assert len(re.findall(r"^- ", behaviour, re.MULTILINE)) > 80
+
+
+def test_users_get_one_page_without_names_of_tests() -> None:
+    page = (TOP / "docs/semantics.md").read_text(encoding="utf-8")
+    assert "tests/" not in page
+    assert len(re.findall(r"\w+", page)) <= 1250
