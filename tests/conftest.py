@@ -46,7 +46,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses, option.dist = 2, "worksteal"
 
 
-_BARE = {"format", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash", "torture"}
+_BARE = {"format", "formats", "stores", "dataset", "vfs", "bulk", "serve", "support", "crash", "torture"}
 """Directories of tests that need nothing but Python packages, apart from those marked otherwise."""
 _WITH_CLIENTS = {"interop"}
 

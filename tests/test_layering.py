@@ -1,6 +1,7 @@
 """The rooms keep to themselves: what may import what, read from the source."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import TypeGuard
 import pytest
 
 import shardfs
+from shardfs.formats import documents, formats
 from tests.support.mounting import environment
 
 SOURCE = Path(shardfs.__file__).parent
@@ -19,14 +21,15 @@ HEIGHTS = {
     "version": 0,
     "format": 1,
     "stores": 1,
-    "dataset": 2,
-    "vfs": 3,
-    "service": 3,
-    "fuse": 4,
-    "bulk": 4,
-    "serve": 5,
+    "formats": 2,
+    "dataset": 3,
+    "vfs": 4,
+    "service": 4,
+    "fuse": 5,
+    "bulk": 5,
+    "serve": 6,
 }
-TOP = 6
+TOP = 7
 """The height of the command line, and of everything else beside the rooms."""
 IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs"}
@@ -153,6 +156,51 @@ def test_the_format_is_pure() -> None:
                 assert not isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)), module
                 assert not (isinstance(node, ast.Name) and node.id == "open"), module
             assert not {name.split(".")[0] for name in imported(module)} & IMPURE, module
+
+
+def test_what_a_format_parses_is_pure() -> None:
+    """Its `FORMAT` and its stores read files; all else of it takes bytes, and imports nothing of stores."""
+    for module, tree in trees().items():
+        names = set(imported(module))
+        is_store = any(name.startswith(("shardfs.stores", "shardfs.formats.virtual", "trio")) for name in names)
+        if room_of(module) == "formats" and module.name != "__init__.py" and not is_store:
+            assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree)), module
+            assert not {name.split(".")[0] for name in names} & (IMPURE - {"os"}), module
+
+
+OF_FORMATS = {"b2nd", "blosc2", "wkw", "webknossos", "precomputed", "uint64_sharded", "kerchunk", "icechunk"}
+"""Words by which formats are called, beside the names and the documents that they have in the table."""
+COMMON_WORDS = {"zarr2", "zarr3", "n5", "references"}
+"""Names in the table that Zarr and its programs have, too."""
+WRITES_REFERENCES = {"bulk/icechunk.py", "bulk/parquet.py", "bulk/refs.py", "cli/refs.py", "api/functions.py"}
+"""What `shardfs refs` writes is named in these."""
+PROGRAMS = {"cli/clients.py": "tensorstore, driver neuroglancer_precomputed"}
+"""Programs that are called after a format."""
+
+
+def test_nobody_else_names_a_format() -> None:
+    """Not in an import, and not in a string; so in no `isinstance` either. A format is one folder and one line."""
+    modules = module_names()
+    words = OF_FORMATS | ({each.name for each in formats()} - COMMON_WORDS)
+    documents_of_formats = documents() - {"zarr.json"}
+    for module, tree in trees().items():
+        if room_of(module) == "formats":
+            continue
+        within = {name for name in imported(module) if name.startswith("shardfs.formats.") and name in modules}
+        assert not within, f"{module} imports {within}: import from shardfs.formats"
+        path = module.relative_to(SOURCE).as_posix()
+        for text in strings_of(tree) - {PROGRAMS.get(path, "")}:
+            is_command = text == "info" and room_of(module) in ("cli", "__init__")
+            assert is_command or text not in documents_of_formats, f"{module} names the document {text} of a format"
+            named = {word for word in words if re.search(rf"\b{word}\b", text, re.IGNORECASE)}
+            assert not named or path in WRITES_REFERENCES, f"{module} names {named}: {text}"
+
+
+def strings_of(tree: ast.Module) -> set[str]:
+    """The strings of a module, but for those that stand by themselves, which say something to its reader."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
+    return {node.value for node in constants if isinstance(node.value, str)}
 
 
 @pytest.mark.slow

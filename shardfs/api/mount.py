@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Unpack, cast
 
 from shardfs.api.opened import TreeWords
+from shardfs.dataset.source import resolve
 from shardfs.errors import FuseUnavailableError, ShardfsError, StoreError, UnfinishedError
 from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.flush import flush_mount
@@ -16,7 +17,7 @@ from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
 from shardfs.fuse.versions import check_installed
-from shardfs.stores.url import StoreOptions, resolve
+from shardfs.stores.url import StoreOptions
 
 log = logging.getLogger(__name__)
 

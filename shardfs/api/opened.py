@@ -9,8 +9,9 @@ from typing import Final, Self, TypedDict, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import open_source
+from shardfs.dataset.source import is_remote, resolve
 from shardfs.stores.loop import LoopThread
-from shardfs.stores.url import StoreOptions, is_remote, resolve
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
 

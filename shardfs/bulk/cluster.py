@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from shardfs.bulk.engine import as_told, open_context
+from shardfs.dataset.source import is_remote, url_of
 from shardfs.errors import SourceError, StoreError, counted
-from shardfs.stores.url import StoreOptions, how_to_install, is_remote, url_of
+from shardfs.stores.url import StoreOptions, how_to_install
 from shardfs.version import __version__
 
 if TYPE_CHECKING:

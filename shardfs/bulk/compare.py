@@ -18,9 +18,10 @@ from shardfs.bulk.unpack import Unpacking
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Source
 from shardfs.dataset.maintenance.walk import among_shards, walk_nodes, walk_shards
-from shardfs.dataset.node import ForeignNode, StoredCollection, StoredValues, StoredVolume, groups_above
+from shardfs.dataset.node import groups_above
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.shard_listing import Strays
+from shardfs.dataset.source import url_of
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -34,6 +35,7 @@ from shardfs.errors import (
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import Json, canonical
 from shardfs.format.dtype import fill_element
+from shardfs.format.foreign import ForeignCodec
 from shardfs.format.lens.npy import ARRAY
 from shardfs.format.lens.packed import Decoder, decoder_at, decoder_of
 from shardfs.format.lens.unsharded import describe
@@ -49,10 +51,9 @@ from shardfs.format.lens.v2_attributes import (
 )
 from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
-from shardfs.format.precomputed import INFO, CutOffCodec, ScaleChunks
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import PART_NBYTES, Buffer, Kind, join_key
-from shardfs.stores.url import StoreOptions, url_of
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.views import name_of_source
 
 _USUAL_VIEW: Final = "v3"
@@ -181,9 +182,8 @@ async def _reads_as_missing(source: ShownFiles, files: ShownFiles, key: str) -> 
     """
     directory, _, name = key.rpartition("/")
     with suppress(NotFoundError, NotADirectoryHereError):
-        kind = (await source.tree.hierarchy.node(directory)).kind
-        chunks = kind.described.chunks if isinstance(kind, ForeignNode) else None
-        if not isinstance(chunks, ScaleChunks) or not chunks.has_raw_chunk(name):
+        foreign = (await source.tree.hierarchy.node(directory)).foreign
+        if foreign is None or foreign.chunks is None or not foreign.chunks.reads_as_zeros(name):
             return False
         async with _opened(files, key) as (read, nbytes):
             for offset in range(0, nbytes, PART_NBYTES):
@@ -214,7 +214,7 @@ class _Form:
     """
 
     array: Array
-    encoding: tuple[str, V2Decoder | CutOffCodec | None]
+    encoding: tuple[str, V2Decoder | ForeignCodec | None]
     decode: Decoder | None
     fill: bytes | str
 
@@ -448,21 +448,21 @@ async def _compare(
 async def _is_compared_as_shown(path: str, node: BulkNode | ShardfsError | None, destination: Source) -> bool:
     """Whether all from *path* on is compared by the files that mounts show: it is no Zarr, here and there.
 
-    So is a volume, unless a Zarr group was made of it, and what has no form in Zarr.
+    So is a group of another format, unless a Zarr group was made of it, and what has no form in Zarr.
     """
-    if not (isinstance(node, NotUnshardable) or (isinstance(node, BulkNode) and INFO in node.documents)):
+    if not (isinstance(node, NotUnshardable) or (isinstance(node, BulkNode) and node.own_documents)):
         return False
     try:
         if (await destination.store.stat(path)).kind is not Kind.DIRECTORY:
             return False
-        if isinstance(node, BulkNode):
-            await destination.store.stat(join_key(path, INFO))
+        for name in node.own_documents if isinstance(node, BulkNode) else ():
+            await destination.store.stat(join_key(path, name))
         other = await find_node(destination, path)
     except NotUnshardable:
         return True
     except ShardfsError:  # it is missing, or is reported when it is looked at
         return False
-    return other is None or INFO in other.documents
+    return other is None or bool(other.own_documents)
 
 
 async def _is_of_files(source: Source, destination: Source) -> bool:
@@ -513,14 +513,11 @@ async def _shown(
 
 
 async def _is_described(hierarchy: Hierarchy, directory: str) -> bool:
-    """Whether an `info` says that the files in *directory* are chunks or values, even if there are none."""
+    """Whether a document says that the files in *directory* are chunks or values, even if there are none."""
     for above, relative in ((directory, ""), *groups_above(directory)):
         with suppress(NotFoundError, NotADirectoryHereError):
-            kind = (await hierarchy.node(above)).kind
-            if isinstance(kind, StoredVolume) and relative in kind.volume.scales:
-                return True
-            collection = kind.within if isinstance(kind, StoredValues) else kind
-            if isinstance(collection, StoredCollection) and relative in collection.collection.values:
+            foreign = (await hierarchy.node(above)).foreign
+            if foreign is not None and (relative in foreign.below or (not relative and foreign.names is not None)):
                 return True
     return False
 

@@ -23,13 +23,14 @@ from uuid import uuid4
 import trio
 
 from shardfs.dataset.hierarchy import Source, open_outlines, open_source
+from shardfs.dataset.source import applicable, open_store_in
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.format.document import drafts_of
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.local.syscalls import count_processors, keep_freed_memory
 from shardfs.stores.loop import LoopThread
 from shardfs.stores.parallel import for_each
-from shardfs.stores.url import StoreOptions, applicable, open_session, open_store_in
+from shardfs.stores.url import StoreOptions, open_session
 
 log = logging.getLogger(__name__)
 

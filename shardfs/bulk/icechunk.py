@@ -15,10 +15,11 @@ from typing import Any, Final
 from shardfs.bulk.engine import in_batches
 from shardfs.bulk.refs import Add, Reference, References
 from shardfs.dataset.node import Node
+from shardfs.dataset.source import is_remote, url_of
 from shardfs.errors import RefusedError, UsageError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.stores.base import join_key
-from shardfs.stores.url import StoreOptions, how_to_install, is_remote, url_of
+from shardfs.stores.url import StoreOptions, how_to_install
 from shardfs.vfs.chunk_cache import ChunkView
 
 _BATCH: Final = 100_000

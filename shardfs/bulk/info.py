@@ -10,16 +10,15 @@ from shardfs.bulk.nodes import BulkNode, find_node, walk
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Advance, Progress, array_nodes, no_progress, walk_shards
-from shardfs.dataset.node import Node, StoredValues
+from shardfs.dataset.node import Node
 from shardfs.errors import MetadataError, NotFoundError, ShardfsError, UnsupportedError, size
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.lens.v2 import ZARRAY
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.uint64_sharded import UINT64_SHARDED
+from shardfs.formats import VirtualStore
 from shardfs.stores.base import Kind, Stat
-from shardfs.stores.references.store import ReferenceStore
 from shardfs.vfs.views import View, make_view
 
 Described = dict[str, Any]
@@ -74,8 +73,8 @@ async def describe_source(
 ) -> list[Described]:
     """Describe every array of *source*, or the one at *array*, and how it appears in every view, as plain values.
 
-    Also nodes whose document is broken, and stored names that a file of the npy view hides; and of references, arrays
-    of Zarr v2.
+    Also nodes whose document is broken, and stored names that a file of the npy view hides; and in a file that is a
+    source, arrays of Zarr v2.
     """
     views = views_of(source)
     with progress("counting", None, "shard") as advance:
@@ -94,8 +93,8 @@ async def describe_source(
 
 
 async def _v2_arrays(source: Source, path: str | None) -> AsyncIterator[BulkNode]:
-    """Yield the arrays of Zarr v2, or the one at *path*, of references: nothing but a mount shows them to programs."""
-    if not isinstance(source.store, ReferenceStore):
+    """Yield the arrays of Zarr v2, or the one at *path*, that nothing but a mount shows to programs."""
+    if not isinstance(source.store, VirtualStore):
         return
     if path is None:
         nodes = [found async for _, _, found in walk(source) if isinstance(found, BulkNode)]
@@ -142,8 +141,8 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
             "chunk_grid": _shallow(grid),
             "codecs": [codec.name for codec in metadata.codecs],
         }
-    if isinstance(node.kind, StoredValues):
-        item |= {"values": node.kind.values.kind, "sharded": True, "shard_type": UINT64_SHARDED}
+    if node.foreign is not None:
+        item |= node.foreign.facts
     if node.any_array is not None:
         item |= {
             "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
@@ -154,7 +153,7 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
         }
     shown = {each: view.shown(node) for each, view in views.items()}
     left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
-    if isinstance(node.kind, StoredValues):
+    if node.foreign is not None and node.foreign.names is not None:
         left_out[_NPY.text] = "values by id are shown as they are stored"
     caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
     return item | {

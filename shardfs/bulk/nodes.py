@@ -12,7 +12,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.walk import DescribedNodes
-from shardfs.dataset.node import DOCUMENT, ForeignNode, Node, StoredCollection, StoredValues, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -27,15 +27,14 @@ from shardfs.errors import (
     UnreachableError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
-from shardfs.format.foreign import ForeignArray
+from shardfs.format.foreign import Foreign, ForeignCodec
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
 from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usual_nbytes
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP, ZMETADATA, parse_consolidated
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array, parse_group
-from shardfs.format.precomputed import INFO, CutOffCodec
+from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Kind, ListedName, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
@@ -46,7 +45,8 @@ class BulkNode:
     """A node at *path*: its v3 *metadata*, from the stored *documents*, which had these *states* when they were read.
 
     *array* has its chunks; None for a group, or for an array whose chunks cannot be located. *decoder* decodes the
-    chunks if libraries have no v3 form of their codecs; *metadata* then states other codecs.
+    chunks if libraries have no v3 form of their codecs; *metadata* then states other codecs. *foreign* is what it is in
+    another format.
     """
 
     path: str
@@ -54,7 +54,13 @@ class BulkNode:
     documents: Mapping[str, bytes]
     states: Mapping[str, str]
     array: Array | None = None
-    decoder: V2Decoder | CutOffCodec | None = None
+    decoder: V2Decoder | ForeignCodec | None = None
+    foreign: Foreign | None = None
+
+    @property
+    def own_documents(self) -> Collection[str]:
+        """The names of documents by which programs of its own format read a copy of it without shards."""
+        return self.foreign.documents if self.foreign is not None else ()
 
     @property
     def is_v2(self) -> bool:
@@ -86,13 +92,8 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     node = await source.hierarchy.node(path)
     if node.sharded_copy is not None:
         raise CorruptionError(str(node.reason))
-    if isinstance(node.kind, StoredVolume):
-        group = parse_group({"zarr_format": 3, "node_type": "group", "attributes": {}})
-        return BulkNode(path, group, {INFO: node.kind.volume.shown}, {INFO: state_of(node.kind.info_stat)})
-    if isinstance(node.kind, ForeignNode):
-        return _foreign(node, node.kind.described)
-    if isinstance(node.kind, StoredCollection | StoredValues):
-        raise NotUnshardable("meshes, skeletons and annotations have no form in Zarr")
+    if node.foreign is not None:
+        return _foreign(node, node.foreign)
     if node.metadata is None or node.document is None:
         if node.reason is None:
             return None
@@ -103,18 +104,19 @@ async def _find_v3(source: Source, path: str) -> BulkNode | None:
     return BulkNode(path, metadata, {DOCUMENT: node.document}, states, node.any_array)
 
 
-def _foreign(node: Node, described: ForeignArray) -> BulkNode:
-    """Return an array of another format as one of Zarr; raises `NotUnshardable` with the reason why it is none."""
-    chunks = described.chunks
-    if chunks is None:
-        raise NotUnshardable(described.reason or "")
-    try:
-        codec = chunks.codec()
-    except NotShownError as error:
-        raise NotUnshardable(str(error)) from None
-    decoder = codec if isinstance(codec, CutOffCodec) else None
+def _foreign(node: Node, foreign: Foreign) -> BulkNode:
+    """Return a node of another format as one of Zarr; raises `NotUnshardable` with the reason why it is none."""
+    metadata = foreign.as_zarr()
     states = {name: state_of(stat) for name, stat in node.describing.items()}
-    return BulkNode(node.path, parse_array(chunks.document), dict.fromkeys(states, b""), states, node.array, decoder)
+    documents = {name: foreign.documents.get(name, b"") for name in states}
+    decoder: ForeignCodec | None = None
+    if foreign.chunks is not None:
+        try:
+            codec = foreign.chunks.codec()
+        except NotShownError as error:
+            raise NotUnshardable(str(error)) from None
+        decoder = codec if isinstance(codec, ForeignCodec) else None
+    return BulkNode(node.path, metadata, documents, states, node.array, decoder, foreign)
 
 
 async def _find_v2(source: Source, path: str) -> BulkNode | None:

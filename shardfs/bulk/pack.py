@@ -41,7 +41,6 @@ from shardfs.format.dtype import DataType
 from shardfs.format.grid import index_in_c_order
 from shardfs.format.lens.packed import Packing, Transcoder
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
-from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.lens.v3 import Consolidated, every_copy
 from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
@@ -233,7 +232,7 @@ class PlannedArray:
 
     Without *shards*, its chunks stay files. *shard_nbytes* is the size of a full shard without compression, approximate
     if elements vary in size. *transcoded* says why chunks are transcoded: "--codecs", "v2" for codecs that v3 does not
-    have, or "precomputed" for chunks that are cut off at the edge. *was* and *becomes* are the codecs.
+    have, or the name of another format whose chunks no codecs of Zarr decode. *was* and *becomes* are the codecs.
     """
 
     path: str
@@ -255,7 +254,7 @@ class PlannedArray:
         grid, element = transfer.target.grid, DataType.find(transfer.document["data_type"])
         origin, why = (0,) * grid.ndim, None
         if transfer.transcoder is not None:
-            why = "--codecs" if node.decoder is None else "v2" if isinstance(node.decoder, V2Decoder) else "precomputed"
+            why = "--codecs" if node.decoder is None else node.foreign.format if node.foreign is not None else "v2"
         found = cls(node.path, grid.nchunks, was=transfer.was, becomes=transfer.becomes, transcoded=why)
         if grid.is_unsharded:
             return found

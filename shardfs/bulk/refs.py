@@ -38,8 +38,8 @@ from shardfs.format.index import are_sound
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
+from shardfs.formats import VirtualStore
 from shardfs.stores.base import join_key
-from shardfs.stores.references.store import ReferenceStore
 from shardfs.vfs.chunk_cache import ChunkView
 from shardfs.vfs.views import View, make_view
 
@@ -201,13 +201,10 @@ async def write_references(
 
     Returns how many arrays are left out because they could not be read or referenced; *tell* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
-    encoded as a whole. Raises `UsageError` if the source is a set of references itself.
+    encoded as a whole. Raises `UsageError` if nothing can refer to what is in the source.
     """
-    if isinstance(source.store, ReferenceStore):
-        raise UsageError(
-            f"{source.store.url} is a set of references already: programs that read references read it; `shardfs pack` "
-            "and `unpack` copy the chunks"
-        )
+    if isinstance(source.store, VirtualStore) and source.store.no_references is not None:
+        raise UsageError(source.store.no_references)
     view = make_view(view_name, source.store, drafts=source.hierarchy.drafts)
     source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []

@@ -14,6 +14,7 @@ from shardfs.bulk.engine import WorkerContext, in_batches, open_context, run_tas
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.journal.recovery import find_unstored
 from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, what_else
+from shardfs.dataset.source import is_remote, url_of
 from shardfs.dataset.state.directory import needed
 from shardfs.dataset.state.holding import hold_alone
 from shardfs.errors import (
@@ -26,10 +27,10 @@ from shardfs.errors import (
     UsageError,
     counted,
 )
+from shardfs.formats import VirtualStore
 from shardfs.stores.base import Reader, Store, is_reserved
 from shardfs.stores.parallel import for_each
-from shardfs.stores.references.store import ReferenceStore
-from shardfs.stores.url import StoreOptions, is_remote, url_of
+from shardfs.stores.url import StoreOptions
 
 _NOT_LISTED: Final = (
     "SOURCE is on a web server, which lists nothing: only nodes that documents name are copied, and no other files"
@@ -131,7 +132,7 @@ async def fill(
             announce(_NOT_LISTED)
         async for line in plan.look(job, context):
             announce(line)
-        is_there = plan.sources or plan.report.problems or isinstance(job.reading(context).store, ReferenceStore)
+        is_there = plan.sources or plan.report.problems or isinstance(job.reading(context).store, VirtualStore)
         if not is_there:  # perhaps a disk is not mounted: all of DEST would be removed
             read = job.reading(context)
             what = await what_else(read) if read.store.lists else NO_ZARR

@@ -19,7 +19,7 @@ from shardfs.dataset.maintenance.walk import (
     some_arrays,
     walk_all_shards,
 )
-from shardfs.dataset.node import ForeignNode, Node, StoredArray, StoredValues
+from shardfs.dataset.node import Node, StoredArray
 from shardfs.dataset.shard_listing import Strays
 from shardfs.errors import NotUnshardable, ShardfsError, UnsupportedError, counted, first_of
 from shardfs.format.document import brief
@@ -27,9 +27,9 @@ from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import describe, fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
+from shardfs.formats import VirtualStore
 from shardfs.stores.base import in_pieces
 from shardfs.stores.parallel import for_each
-from shardfs.stores.references.store import ReferenceStore
 from shardfs.stores.url import StoreOptions
 
 NO_CHECKSUM: Final = (
@@ -37,9 +37,9 @@ NO_CHECKSUM: Final = (
     "natively"
 )
 _MAX_NAMED: Final = 3
-_REFERENCES: Final = 4096
-_REFERENCES_AT_ONCE: Final = 64
-"""How many references are taken, and looked at, at a time."""
+_PARTS: Final = 4096
+_PARTS_AT_ONCE: Final = 64
+"""How many files of a virtual store are taken, and looked at, at a time."""
 
 
 @dataclass
@@ -49,15 +49,16 @@ class VerifyReport:
     The chunks of *chunk_files* arrays, which are stored unsharded, were decoded. Those of arrays *without_checksum* may
     have other bytes than were written, and still decode to something.
 
-    For chunks that are too large to be decoded, it is unknown whether they are sound. *references* are those of a
-    source that has them, None for another one.
+    For chunks that are too large to be decoded, it is unknown whether they are sound. *parts* are files that are parts
+    of others, such as references, and *part* is what one is called; "" in a source that has none.
     """
 
     arrays: int = 0
     shards: int = 0
     chunk_files: int = 0
     without_checksum: list[str] = field(default_factory=list)
-    references: int | None = None
+    part: str = ""
+    parts: int = 0
     found: list[Problem] = field(default_factory=list)
     unchecked: list[dict[str, str]] = field(default_factory=list)
 
@@ -72,7 +73,7 @@ class VerifyReport:
             "arrays": self.arrays,
             "shards": self.shards,
             "chunk_files": self.chunk_files,
-            **({} if self.references is None else {"references": self.references}),
+            **({f"{self.part}s": self.parts} if self.part else {}),
             "problems": found[False],
             "too_large": found[True],
             "unchecked": self.unchecked,
@@ -94,8 +95,8 @@ class VerifyReport:
             verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
         looked_at = f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}"
         looked_at += f", {counted(self.chunk_files, 'chunk file')}" if self.chunk_files else ""
-        if self.references is not None:
-            looked_at = counted(self.references, "reference") + (f", {looked_at}" if self.arrays else "")
+        if self.part:
+            looked_at = counted(self.parts, self.part) + (f", {looked_at}" if self.arrays else "")
         return [*lines, *large, *damaged, f"{looked_at}: {verdict}"]
 
 
@@ -110,16 +111,17 @@ async def verify_source(
 ) -> VerifyReport:
     """Check every shard of *source*, which was opened with *options*; with *data*, decode all chunks too.
 
-    Of references, each is checked: whether its file is there, and has the range; with *data*, whether it can be read.
+    If files are parts of others, each is checked: whether the other file is there, and has the range; with *data*,
+    whether it can be read.
     *executor* and *jobs* are those of `run_tasks`. Raises `SourceError` if there are no arrays.
     """
     report = VerifyReport()
-    has_references = isinstance(source.store, ReferenceStore)
-    if isinstance(source.store, ReferenceStore):
-        await _check_references(source.store, report, progress, data=data)
+    is_virtual = isinstance(source.store, VirtualStore)
+    if isinstance(source.store, VirtualStore):
+        await _check_parts(source.store, report, progress, data=data)
 
     async def nodes() -> AsyncIterator[Node]:
-        async for node in array_nodes(source) if has_references else some_arrays(source):
+        async for node in array_nodes(source) if is_virtual else some_arrays(source):
             array = node.shards
             if data and isinstance(node.kind, StoredArray) and array is None and fault_of(node.kind.metadata) is None:
                 array = node.kind.array
@@ -130,13 +132,13 @@ async def verify_source(
                 if node.checksum is None and isinstance(node.metadata, ArrayMetadata):
                     report.without_checksum.append(node.path)
                 yield node
-            elif isinstance(node.kind, StoredValues) or (node.is_link and not node.is_only_described):
+            elif _is_not_read(node):
                 report.unchecked.append({"array": node.path, "reason": str(node.reason)})
-            elif node.metadata is None or (isinstance(node.kind, ForeignNode) and node.kind.described.is_damaged):
+            elif node.metadata is None or (node.foreign is not None and node.foreign.is_damaged):
                 report.found.append(Problem(None, None, str(node.reason), node.path or "(root)"))
             elif isinstance(node.metadata, ArrayMetadata):
                 reason = node.reason or fault_of(node.metadata)
-                if reason is None and has_references:
+                if reason is None and is_virtual:
                     continue
                 reason = reason or _why_not_checked(node.metadata, data=data)
                 report.unchecked.append({"array": node.path, "reason": reason})
@@ -170,6 +172,13 @@ async def verify_source(
     return report
 
 
+def _is_not_read(node: Node) -> bool:
+    """Whether a node without a form in Zarr is just not supported, or is a link to a node that is read elsewhere."""
+    if node.foreign is not None:
+        return node.metadata is None and not node.foreign.is_damaged
+    return node.is_link and not node.is_only_described
+
+
 def _why_not_checked(array: ArrayMetadata, *, data: bool) -> str:
     """Say why nothing of an unsharded array was checked."""
     if not data:
@@ -181,9 +190,9 @@ def _why_not_checked(array: ArrayMetadata, *, data: bool) -> str:
     return "its chunks are not those of an array of Zarr"
 
 
-async def _check_references(store: ReferenceStore, report: VerifyReport, progress: Progress, *, data: bool) -> None:
-    """Open the file of each reference, and with *data* read it."""
-    report.references = 0
+async def _check_parts(store: VirtualStore, report: VerifyReport, progress: Progress, *, data: bool) -> None:
+    """Open each file, and with *data* read it."""
+    report.part = store.part
 
     async def look(key: str) -> None:
         try:
@@ -193,16 +202,11 @@ async def _check_references(store: ReferenceStore, report: VerifyReport, progres
         except ShardfsError as error:
             report.found.append(Problem(key, None, str(error).removeprefix(f"{key}: ").removeprefix(f"{key} ")))
 
-    with progress("looking at references", None, "reference") as advance:
-        async for keys, _ in batched(_keys(store), lambda _: 0, most=_REFERENCES, nbytes=1):
-            await for_each(keys, look, _REFERENCES_AT_ONCE)
-            report.references += len(keys)
+    with progress(f"looking at {store.part}s", None, store.part) as advance:
+        async for keys, _ in batched(store.walk(), lambda _: 0, most=_PARTS, nbytes=1):
+            await for_each(keys, look, _PARTS_AT_ONCE)
+            report.parts += len(keys)
             advance(len(keys))
-
-
-async def _keys(store: ReferenceStore) -> AsyncIterator[str]:
-    async for key, _ in store.walk():
-        yield key
 
 
 def _unknown_codecs(array: Array) -> str:

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -27,9 +27,9 @@ class Tool:
     dataset mounted at /mnt/x with an array `image`, "" if it reads no Zarr. *opens_without* is how to open in Python,
     without a mount, what `shardfs.open({})` returns, "" if the program is not written in Python, or does not take it;
     *opens_array* is how to open the array at the path that is the second {} in it, if the dataset is no group at its
-    top. *opens_volume* is how to open the volume of neuroglancer at {} of a mount, or of a server, "" if it does not.
-    *caveat* says what else it gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve`
-    serves; one that is *remote* reads nothing else, and *opens* is a URL then.
+    top. How it opens groups of other formats, those say: `Foreign.programs`, by its name. *caveat* says what else it
+    gets wrong. A program that reads URLs, *reads_urls*, is given what `shardfs serve` serves; one that is *remote*
+    reads nothing else, and *opens* is a URL then.
 
     It knows the *data_types* and the *codecs* (None is all, "numcodecs.*" every codec with that prefix), up to
     *max_codecs* of them, and both byte orders unless it *assumes_little_endian*. If it *inverts_transposes*, it reads
@@ -55,7 +55,6 @@ class Tool:
     copies: bool = False
     reads_urls: bool = False
     is_remote: bool = False
-    opens_volume: str = ""
     caveat: str = ""
 
     def without_mount(
@@ -87,9 +86,10 @@ class Tool:
             return self.opens_array.format(", ".join(arguments), _code(array))
         return self.opens_without.format(", ".join(arguments))
 
-    def to_open(self, volume: str) -> str:
-        """Return how it opens the volume of neuroglancer at the path *volume* of a mount at /MNT, or of a server."""
-        return self.opens_volume.format(join_key("" if self.is_remote else "/MNT", volume))
+    def to_open(self, own: "OwnForm") -> str | None:
+        """Return how it opens a group of another format, of a mount at /MNT or a server; None if it does not."""
+        line = own.programs.get(self.name)
+        return line.format(join_key("" if self.is_remote else "/MNT", own.path)) if line is not None else None
 
     def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
         """Return why this tool cannot read the array of *node* in the view *shown*; None if it can.
@@ -99,11 +99,11 @@ class Tool:
         metadata, reason = node.metadata, left_out or node.reason
         if reason is not None or self.copies or not isinstance(metadata, ArrayMetadata):
             return reason
-        is_scale = volume_of(node) is not None
-        if is_scale and self.opens_volume:
-            return None if shown == _V3 else f"it opens the volume in the format precomputed, which {_V3.text} shows"
-        if is_scale and shown == _V3:
-            return "it is shown in the format precomputed, not as Zarr"
+        own = own_form_of(node)
+        if own is not None and self.name in own.programs:
+            return None if shown == _V3 else f"it opens it in the format {own.format}, which {_V3.text} shows"
+        if own is not None and shown == _V3:
+            return f"it is shown in the format {own.format}, not as Zarr"
         if not self.opens:
             return "it does not read Zarr"
         data_type = _name_of(metadata.document["data_type"])
@@ -143,13 +143,25 @@ class Tool:
         return None
 
 
-def volume_of(node: Node) -> str | None:
-    """Return the path of the volume of neuroglancer that *node* is a scale of; None if it is none."""
+@dataclass(frozen=True)
+class OwnForm:
+    """A group of another *format* at *path*, which is shown as such in the usual view, and how *programs* open it."""
+
+    format: str
+    path: str
+    programs: Mapping[str, str]
+
+
+def own_form_of(node: Node) -> OwnForm | None:
+    """Return the group that the array *node* is described with; None if there is none, or it is shown as Zarr alone."""
     kind = node.kind
-    if not isinstance(kind, ForeignNode) or kind.within is None:
+    if not isinstance(kind, ForeignNode) or kind.within is None or node.metadata is None:
         return None
-    key = next(key for key, scale in kind.within.volume.scales.items() if scale is kind.described)
-    return node.path.removesuffix(key).rstrip("/")
+    within = kind.within.foreign
+    if not within.documents:
+        return None
+    key = next(key for key, below in within.below.items() if below is kind.foreign)
+    return OwnForm(within.format, node.path.removesuffix(key).rstrip("/"), within.programs)
 
 
 def _code(value: object) -> str:
@@ -252,13 +264,11 @@ TOOLS: Final = (
         codecs=_COMPRESSORS | {"crc32c"},
         assumes_little_endian=True,
         min_ndim=3,
-        opens_volume='CloudVolume("precomputed://file://{}")',
     ),
     Tool(
         "tensorstore, driver neuroglancer_precomputed",
         "nothing, it reads no Zarr",
         (_V3,),
-        opens_volume='{{"driver": "neuroglancer_precomputed", "kvstore": "file://{}/"}}',
     ),
     Tool(
         "zarr-python 3.1",
@@ -291,7 +301,6 @@ TOOLS: Final = (
         codecs=_COMPRESSORS | {"crc32c"},
         reads_urls=True,
         is_remote=True,
-        opens_volume="precomputed://http://127.0.0.1:8000/{}",
         caveat="images of OME-Zarr open with their labels",
     ),
     Tool(

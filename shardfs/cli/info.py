@@ -11,7 +11,7 @@ import click
 from shardfs.bulk.engine import in_session
 from shardfs.bulk.info import VIEW_OPTIONS, Described, ViewOptions, describe_source, facts, ratio_of, views_of
 from shardfs.bulk.verify import NO_CHECKSUM
-from shardfs.cli.clients import TOOLS, Tool, volume_of
+from shardfs.cli.clients import TOOLS, OwnForm, Tool, own_form_of
 from shardfs.cli.options import array_argument, command, draft_option, json_option
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
@@ -101,14 +101,14 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
         (tool, shown): {} for tool in TOOLS for shown in tool.views
     }
     first: dict[tuple[Tool, ViewOptions], str] = {}
-    volume: str | None = None
+    own: OwnForm | None = None
     count = 0
     with progress("reading documents", None, "array") as advance:
         async for node in array_nodes(source, array):
             advance(1)
             if isinstance(node.metadata, ArrayMetadata):
                 count += 1
-                volume = volume_of(node) if volume is None else volume
+                own = own_form_of(node) if own is None else own
                 left_out = {shown: view.left_out(node) for shown, view in views.items()}
                 for (tool, shown), reasons in missing.items():
                     reason = tool.misses(node, shown, left_out[shown])
@@ -119,7 +119,7 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
     top = await source.hierarchy.node("")
     items = []
     for tool in TOOLS if count else ():
-        if not tool.opens and volume is None:
+        if not tool.opens and own is None:
             continue
         shown = min(tool.views, key=lambda shown: len(missing[tool, shown]))  # of equals, the first is the best
         reasons = missing[tool, shown]
@@ -134,7 +134,7 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
                 "tool": tool.name,
                 "mount": command,
                 "without_mount": instead,
-                "volume": tool.to_open(volume) if tool.opens_volume and volume is not None and reads_any else None,
+                "volume": tool.to_open(own) if own is not None and reads_any else None,
                 "missing": reasons,
                 "caveat": tool.caveat or None,
             }

@@ -11,6 +11,7 @@ import click
 
 from shardfs.cli.options import Integer, command, log_options, mountpoint_argument, tree_options, writing_options
 from shardfs.cli.sources import cache_options, single_writer_option, source_options
+from shardfs.dataset.source import resolve
 from shardfs.errors import ShardfsError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
@@ -18,7 +19,7 @@ from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions, parse_fuse_options
 from shardfs.fuse.versions import check_installed, fuse_versions
 from shardfs.service.log import log_to
-from shardfs.stores.url import StoreOptions, resolve
+from shardfs.stores.url import StoreOptions
 
 _ID = Integer(0, 2**32 - 2)
 

@@ -8,10 +8,11 @@ import click
 
 from shardfs.cli.options import Integer, command, log_options, tree_options, writing_options
 from shardfs.cli.sources import cache_options, single_writer_option, source_options
+from shardfs.dataset.source import resolve
 from shardfs.errors import UsageError, printable
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.service.log import log_to
-from shardfs.stores.url import StoreOptions, resolve
+from shardfs.stores.url import StoreOptions
 
 
 @command(

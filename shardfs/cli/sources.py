@@ -42,8 +42,8 @@ _STORE_OPTIONS: Final = (
         cls=RemoteOption,
         multiple=True,
         metavar="ROOT",
-        help="If SOURCE is a file of references: let them lead to files below this directory or URL, and no other; may "
-        "be repeated. Without it, they may lead to files beside SOURCE and below.",
+        help="If SOURCE is a file that refers to others: let it lead to files below this directory or URL, and no "
+        "other; may be repeated. Without it, it may lead to files beside SOURCE and below.",
     ),
 )
 

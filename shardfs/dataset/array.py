@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import ChunkChange, Put, ShardMark, Superseded, reversed_checksum
 from shardfs.dataset.layout import ArrayLayout, OwnVersion, ShardVersion
 from shardfs.dataset.shard import THREAD_NBYTES, OpenShard, open_earlier, open_inner_shard, read_checked
@@ -33,6 +32,7 @@ from shardfs.format.index import Entries, ShardIndex, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import ChunkLocation, ChunkRun, Coordinates, Coords, ShardGrid
 from shardfs.stores.base import Buffer, Kind, Stat, in_pieces
+from shardfs.stores.cache import Cache
 
 _MAX_SUMMED_NBYTES: Final = 2**30  # an entry may name terabytes of a sparse file
 _BATCH: Final = 256  # chunk files to stat in one call

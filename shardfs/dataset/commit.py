@@ -20,7 +20,6 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.beside import Judge, Others
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
@@ -43,6 +42,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ObjectEdit, join_key
+from shardfs.stores.cache import Cache
 from shardfs.stores.parallel import QuickLock, for_each
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Group, Node, RemovedArray, StoredArray, groups_above
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
@@ -32,6 +31,7 @@ from shardfs.format.lens.show import read_group, read_large_group
 from shardfs.format.lens.v2 import is_relative_path
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.stores.base import Reader, Stat, join_key
+from shardfs.stores.cache import Cache
 from shardfs.stores.parallel import for_each
 from shardfs.stores.ttl import within_ttl
 

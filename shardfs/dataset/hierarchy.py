@@ -12,12 +12,9 @@ from functools import cached_property, partial
 from stat import S_IFDIR
 from typing import Final, ParamSpec, TypeVar
 
-import trio
-
 from shardfs.dataset.array import Array
-from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
-from shardfs.dataset.foreign import find_array
+from shardfs.dataset.foreign import Outlines, find_foreign
 from shardfs.dataset.node import (
     DOCUMENT,
     BrokenNode,
@@ -27,13 +24,11 @@ from shardfs.dataset.node import (
     Plain,
     RemovedArray,
     StoredArray,
-    StoredCollection,
-    StoredValues,
-    StoredVolume,
     groups_above,
 )
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.dataset.shard_cache import ShardCache
+from shardfs.dataset.source import open_store
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
@@ -47,8 +42,8 @@ from shardfs.errors import (
     StoreError,
     TooDeepError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, parse_json
-from shardfs.format.keyed import Collection, ShardedValues, parse_collection
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.foreign import Foreign
 from shardfs.format.lens import ArrayAbove, Lens, NodeContext, Shown
 from shardfs.format.lens.show import (
     Contents,
@@ -57,14 +52,13 @@ from shardfs.format.lens.show import (
     read_document,
     read_large_document,
 )
-from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign, describe_values
+from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from shardfs.format.outline import Outline, outline_of
-from shardfs.format.precomputed import INFO, Scale, Volume, parse_volume
+from shardfs.formats import Found
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
-from shardfs.stores.clouds.outline import OutlineOf
+from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.ttl import derived_at, within_ttl
-from shardfs.stores.url import StoreOptions, open_store
+from shardfs.stores.url import StoreOptions
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +68,6 @@ T = TypeVar("T")
 _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and some others
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
-_MAX_INFO_NBYTES: Final = 4 * 2**20  # a larger `info` lists the segments of a volume
 _MAX_DEPTH: Final = 100  # what a directory is depends on all those above it
 _SETTLED_NS: Final = 2 * 10**9
 _MAX_SEEN: Final = 100_000
@@ -425,75 +418,47 @@ class Hierarchy:
         """Return *node*, which has no `zarr.json`, as what it is in another format, if it is something in one."""
         for above, relative in groups_above(node.path):
             with suppress(NotFoundError, NotADirectoryHereError):
-                kind = (await self.node(above)).kind
-                if isinstance(kind, StoredVolume) and relative in kind.volume.scales:
-                    return self._load_scale(node, kind.volume.scales[relative], kind, known)
-                if isinstance(kind, StoredCollection) and relative in kind.collection.values:
-                    return self._load_values(node, kind.collection.values[relative], kind, known)
-        if known is None or not known.is_read_only:  # else one document is asked for: that of the known format
-            await self._store.expect_names(node.path)
+                within = (await self.node(above)).kind
+                below = within.foreign.below.get(relative) if isinstance(within, ForeignNode) else None
+                if below is not None and isinstance(within, ForeignNode):
+                    return self._foreign(node, below, known, within=within)
         was = known.kind if known is not None else None
-        before = was.described_by if isinstance(was, ForeignNode) else None
-        if before is None:
-            node = await self._load_info(node, known)
-            if not isinstance(node.kind, Plain):
-                return node
-        described = await find_array(self._store, node.stat, node.path, before)
-        if described is None:
-            return node if before is None else await self._load_info(node, None)
-        if known is not None and described is before:
-            return known
-        return self._foreign(node, ForeignNode(described.array, described.origin, described_by=described), known)
+        if not isinstance(was, ForeignNode):  # else one document is asked for: that of the known format
+            await self._store.expect_names(node.path)
+        seen: Mapping[str, Found] = {}
+        if isinstance(was, ForeignNode):
+            seen = was.answers
+        elif isinstance(was, Plain):
+            seen = was.seen
+        answer, now = await find_foreign(self._store, node.stat, node.path, seen)
+        if answer is not None and answer.node is not None:
+            return self._foreign(node, answer.node, known, now)
+        for name, other in now.items():
+            is_new = abs(time.time_ns() - other.origin.mtime_ns) < _SETTLED_NS
+            if name in seen and seen[name].node is not None and is_new:
+                key = join_key(node.path, known.foreign.describing if known is not None and known.foreign else "")
+                raise StoreError(f"{key} is being written: it is not what it was")
+        return replace(node, kind=Plain(now)) if now else node
 
-    async def _load_info(self, node: Node, known: Node | None) -> Node:
-        """Return *node* as what an `info` in it says it is; as it is if there is none of a known kind."""
-        key = join_key(node.path, INFO)
-        info_stat = known.info_below if known is not None else None
-        version = info_stat.version if info_stat is not None else None
-        version = known.kind.info if known is not None and isinstance(known.kind, Plain) else version
-        try:
-            if known is not None and version is not None and (await self._store.stat(key)).version == version:
-                return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
-            text, stat = await while_it_changes(partial(self._read, key, _MAX_INFO_NBYTES))
-        except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError, MetadataError, CorruptionError):
-            return node
-        is_large = len(text) > LARGE_NBYTES
-        volume, collection = await trio.to_thread.run_sync(_parse_info, text) if is_large else _parse_info(text)
-        if volume is not None:
-            shown = self._generated(lambda lens: lens.show_volume(volume))
-            return replace(node, kind=StoredVolume(volume, stat), shown=shown)
-        if collection is not None:
-            kind = StoredCollection(collection, stat)
-            if "" in collection.values:
-                return self._load_values(node, collection.values[""], kind, known)
-            return replace(node, kind=kind, shown=self._generated(lambda lens: lens.show_collection(collection)))
-        if info_stat is not None and abs(time.time_ns() - stat.mtime_ns) < _SETTLED_NS:
-            raise StoreError(f"{key} is being written: it is not what it was")
-        return replace(node, kind=Plain(stat.version))
-
-    def _load_scale(self, node: Node, scale: Scale, within: StoredVolume, known: Node | None) -> Node:
-        if known is not None and isinstance(known.kind, ForeignNode) and known.kind.within is within:
+    def _foreign(
+        self,
+        node: Node,
+        foreign: Foreign,
+        known: Node | None,
+        answers: Mapping[str, Found] | None = None,
+        *,
+        within: ForeignNode | None = None,
+    ) -> Node:
+        """Return *node* as one of another format, of which formats gave *answers*, or described *within* one."""
+        was = known.kind if known is not None else None
+        if known is not None and isinstance(was, ForeignNode) and was.foreign is foreign:
             return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
-        return self._foreign(node, ForeignNode(scale, within.info_stat, within=within), known)
-
-    def _foreign(self, node: Node, kind: ForeignNode, known: Node | None) -> Node:
-        """Return *node* as an array of another format."""
-        chunks = kind.described.chunks
+        chunks = foreign.chunks
+        shards = None
         if chunks is not None:
-            kind = replace(kind, array=self._array(node.path, describe_foreign(chunks), chunks.fingerprint))
-        shown = self._generated(lambda lens: lens.show_foreign(kind.described))
-        node = replace(node, kind=kind, shown=shown)
-        self._log(node, known)
-        return node
-
-    def _load_values(self, node: Node, values: ShardedValues, within: StoredCollection, known: Node | None) -> Node:
-        if known is not None and isinstance(known.kind, StoredValues) and known.kind.within is within:
-            return known if known.stat.version == node.stat.version else replace(known, stat=node.stat)
-        has_info = within.collection.values.get("") is values
-        described = describe_values(values)
-        shards = None if described is None else self._array(node.path, described, values.fingerprint)
-        shown = self._generated(lambda lens: lens.show_collection(within.collection)) if has_info else None
-        node = replace(node, kind=StoredValues(values, within, has_info, shards), shown=shown or Shown())
+            shards = self._array(node.path, describe_foreign(chunks), chunks.fingerprint)
+        shown = self._generated(lambda lens: lens.show_foreign(foreign))
+        node = replace(node, kind=ForeignNode(foreign, answers or {}, within, shards), shown=shown)
         self._log(node, known)
         return node
 
@@ -581,15 +546,6 @@ class Hierarchy:
         return Array(layout, unsharded, self._shards, fingerprint)
 
 
-def _parse_info(text: bytes) -> tuple[Volume | None, Collection | None]:
-    """Return the volume or the collection of values by id that an `info` describes, if it does."""
-    try:
-        document = parse_json(text)
-    except MetadataError:
-        return None, None
-    return parse_volume(document), parse_collection(document)
-
-
 class _SeenArrays:
     """The arrays whose documents programs may have read, with the identities of these: the `_MAX_SEEN` seen last.
 
@@ -669,14 +625,10 @@ async def open_source(
 
 
 @asynccontextmanager
-async def open_outlines() -> AsyncIterator[OutlineOf]:
+async def open_outlines() -> AsyncIterator[Outlines]:
     """Yield what reads documents of sources that list nothing: the large ones in a process that ends with the block."""
     worker = Worker()
-
-    async def outline(path: str, documents: Mapping[str, bytes]) -> Outline | None:
-        return await worker.work(outline_of, path, tuple(documents), *documents.values())
-
     try:
-        yield outline
+        yield Outlines(worker)
     finally:
         await worker.end()

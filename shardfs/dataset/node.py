@@ -1,6 +1,6 @@
 """What a directory of a source is: the kinds of nodes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -8,19 +8,17 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.foreign import Described
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import ConflictError, LockedError, NotADirectoryHereError, NotFoundError, StoreError
 from shardfs.format.codecs import checksum_in
-from shardfs.format.foreign import ForeignArray
-from shardfs.format.keyed import Collection, ShardedValues
+from shardfs.format.foreign import Foreign
 from shardfs.format.lens import NO_CONTEXT, NodeContext, Shown
 from shardfs.format.lens.show import NO_COPIES, Copies
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.outline import tree_of
-from shardfs.format.precomputed import INFO, Volume
+from shardfs.formats import Found
 from shardfs.stores.base import ObjectWriter, Reader, Stat, join_key
 
 DOCUMENT: Final = ZARR_JSON
@@ -30,9 +28,9 @@ _ATTEMPTS: Final = 8
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """A directory without a document; an `info` of the version *info* is not that of a volume."""
+    """A directory without a document; formats have *seen* files that might have been one of theirs."""
 
-    info: object = None
+    seen: Mapping[str, Found] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,62 +87,27 @@ class StoredArray:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredVolume:
-    """A directory with the `info` of a *volume* of which scales are sharded; *info_stat* is the status of that file."""
-
-    volume: Volume
-    info_stat: Stat
-
-    @cached_property
-    def described(self) -> Mapping[str, frozenset[str]]:
-        """The names of the directories that lead to its scales, by directory: they exist, whatever is stored."""
-        return tree_of(self.volume.scales)
-
-
-@dataclass(frozen=True, eq=False)
 class ForeignNode:
-    """An array of a format that is only read, *described* by a file with the status *origin*.
+    """A node of a format that is only read.
 
-    *array* is set if its shards can be read. *within* is the volume that it is a scale of; else it is *described_by*
-    what was found in its directory.
+    It was found in its directory, as the *answers* of formats say, by name; or described with the node *within*,
+    which is in a directory above. *shards* is set if its shards can be read: of an array, or of values by id.
     """
 
-    described: ForeignArray
-    origin: Stat
-    array: Array | None = None
-    within: StoredVolume | None = None
-    described_by: Described | None = None
+    foreign: Foreign
+    answers: Mapping[str, Found] = field(default_factory=dict)
+    within: "ForeignNode | None" = None
+    shards: Array | None = None
 
-    def hides(self, name: str) -> bool:
-        """Whether *name*, in its directory, describes it, so that documents are shown in its place."""
-        return self.described.reason is None and name == self.described.describing
-
-
-@dataclass(frozen=True, eq=False)
-class StoredCollection:
-    """A directory with the `info` of a *collection* of sharded values by id; *info_stat* is the status of that file."""
-
-    collection: Collection
-    info_stat: Stat
+    @property
+    def origin(self) -> Stat:
+        """The status of the file that describes it."""
+        return self.within.origin if self.within is not None else next(iter(self.answers.values())).origin
 
     @cached_property
     def described(self) -> Mapping[str, frozenset[str]]:
-        """The names of the directories that lead to its values, by directory: they exist, whatever is stored."""
-        return tree_of(key for key in self.collection.values if key)
-
-
-@dataclass(frozen=True, eq=False)
-class StoredValues:
-    """A directory of sharded *values* by id, of the collection *within*. They are only read.
-
-    *shards* is set if they can be read: to find a value, its id is the one coordinate of an array that no view shows.
-    *has_info*: the `info` of the collection is in this directory.
-    """
-
-    values: ShardedValues
-    within: StoredCollection
-    has_info: bool
-    shards: Array | None = None
+        """The names of the directories that lead to nodes below, by directory: they exist, whatever is stored."""
+        return tree_of(self.foreign.below)
 
 
 class RemovedArray:
@@ -242,17 +205,7 @@ class Node:
 
     path: str
     stat: Stat
-    kind: (
-        Plain
-        | BrokenNode
-        | Group
-        | StoredArray
-        | StoredVolume
-        | ForeignNode
-        | StoredCollection
-        | StoredValues
-        | RemovedArray
-    ) = PLAIN
+    kind: Plain | BrokenNode | Group | StoredArray | ForeignNode | RemovedArray = PLAIN
     in_image: bool = False
     context: NodeContext = NO_CONTEXT
     shown: Shown | None = None
@@ -270,34 +223,25 @@ class Node:
         return kind.document_stat if isinstance(kind, BrokenNode | Group | StoredArray) else None
 
     @property
-    def origin(self) -> Stat | None:
-        """The status of the file that describes it in a format that is only read: of the `info` of a volume, say."""
-        if isinstance(self.kind, ForeignNode):
-            return self.kind.origin
-        kind = self.kind.within if isinstance(self.kind, StoredValues) else self.kind
-        return kind.info_stat if isinstance(kind, StoredVolume | StoredCollection) else None
+    def foreign(self) -> Foreign | None:
+        """What it is in a format that is only read; None if it is of none."""
+        return self.kind.foreign if isinstance(self.kind, ForeignNode) else None
 
     @property
-    def info_below(self) -> Stat | None:
-        """The status of the `info` that is in this directory, if it is that of a volume or of a collection."""
-        is_above = isinstance(self.kind, ForeignNode) or (
-            isinstance(self.kind, StoredValues) and not self.kind.has_info
-        )
-        return None if is_above else self.origin
+    def origin(self) -> Stat | None:
+        """The status of the file that describes it in a format that is only read."""
+        return self.kind.origin if isinstance(self.kind, ForeignNode) else None
 
     @property
     def described(self) -> Mapping[str, frozenset[str]]:
         """The directories below it that exist because its document names them: names by directory, relative to it."""
-        kind = self.kind.within if isinstance(self.kind, StoredValues) and self.kind.has_info else self.kind
-        return kind.described if isinstance(kind, StoredVolume | StoredCollection) else {}
+        return self.kind.described if isinstance(self.kind, ForeignNode) else {}
 
     @property
     def describing(self) -> Mapping[str, Stat]:
         """The files in its directory that describe it in a format that is only read, by name."""
-        if isinstance(self.kind, ForeignNode):
-            name = self.kind.described.describing
-            return {name: self.kind.origin} if name else {}
-        return {INFO: self.info_below} if self.info_below is not None else {}
+        name = self.foreign.describing if self.foreign is not None else ""
+        return {name: self.origin} if name and self.origin is not None else {}
 
     @property
     def stamp(self) -> object:
@@ -312,14 +256,16 @@ class Node:
         """
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
         if isinstance(kind, ForeignNode):
-            return kind.described.metadata
+            return kind.foreign.metadata
         return kind.metadata if isinstance(kind, Group | StoredArray) else None
 
     @property
     def any_array(self) -> Array | None:
         """The array whose chunks can be read, sharded or not."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
-        return kind.array if isinstance(kind, StoredArray | ForeignNode) else None
+        if isinstance(kind, ForeignNode):
+            return kind.shards if kind.foreign.metadata is not None else None
+        return kind.array if isinstance(kind, StoredArray) else None
 
     @property
     def array(self) -> Array | None:
@@ -330,7 +276,8 @@ class Node:
     @property
     def shards(self) -> Array | None:
         """What is stored in shards here: the array, or values by id."""
-        return self.kind.shards if isinstance(self.kind, StoredValues) else self.array
+        kind = self.kind
+        return kind.shards if isinstance(kind, ForeignNode) and kind.foreign.metadata is None else self.array
 
     @property
     def checksum(self) -> str | None:
@@ -344,26 +291,19 @@ class Node:
         """Why only the stored files are shown."""
         kind = self.kind.was if isinstance(self.kind, RemovedArray) else self.kind
         if isinstance(kind, ForeignNode):
-            return kind.described.reason
-        if isinstance(kind, StoredValues):
-            return kind.values.reason
+            return kind.foreign.reason
         return kind.reason if isinstance(kind, BrokenNode | StoredArray) else None
 
     @property
     def is_read_only(self) -> bool:
         """Whether it is of a format that is only read."""
-        return isinstance(self.kind, StoredVolume | ForeignNode | StoredCollection | StoredValues)
+        return isinstance(self.kind, ForeignNode)
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in its directory, is needed by a format that is only read, so that nobody may change it."""
-        keys: Iterable[str] = ()
-        if isinstance(self.kind, StoredVolume):
-            keys = self.kind.volume.scales
-        elif isinstance(self.kind, StoredCollection):
-            keys = self.kind.collection.values
-        elif isinstance(self.kind, ForeignNode):
-            return self.kind.hides(name) or (self.any_array is not None and self.has_shards_at(name))
-        return (name == INFO and self.info_below is not None) or any(key.split("/")[0] == name for key in keys)
+        if self.foreign is None:
+            return False
+        return self.foreign.needs(name) or (self.any_array is not None and self.has_shards_at(name))
 
     def has_shards_at(self, name: str) -> bool:
         """Whether *name*, in the directory of an array, is a shard or leads to shards."""

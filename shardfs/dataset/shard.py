@@ -13,12 +13,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, ReadOnlyError, StaleError, StoreError
 from shardfs.format.codecs import encode
-from shardfs.format.index import ENTRY_NBYTES, IndexLayout, ShardIndex
+from shardfs.format.index import ENTRY_NBYTES, IndexLayout, ListedCodecs, ListedIndex, ShardIndex
 from shardfs.format.sharding import (
     MAX_INDEX_NBYTES,
     ChunkLocation,
@@ -26,9 +25,9 @@ from shardfs.format.sharding import (
     ShardGrid,
     ShardingLevel,
 )
-from shardfs.format.uint64_sharded import ListedIndex, MinishardCodecs
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, DirectSnapshot, Kept, Snapshot, Splice
+from shardfs.stores.cache import Cache
 from shardfs.stores.memory import JoinedContent, MemoryContent
 
 THREAD_NBYTES: Final = 2**20
@@ -229,13 +228,13 @@ async def open_inner_shard(
     if place is None:
         return None
     offset, nbytes = place
-    if isinstance(level.index_codecs, MinishardCodecs):
+    if isinstance(level.index_codecs, ListedCodecs):
         return await _open_listed(level.index_codecs, outer, offset, nbytes, cache)
     return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)
 
 
 async def _open_listed(
-    codecs: MinishardCodecs, outer: OpenShard, offset: int, nbytes: int, cache: DecodedBytes | None
+    codecs: ListedCodecs, outer: OpenShard, offset: int, nbytes: int, cache: DecodedBytes | None
 ) -> OpenShard:
     """Open a shard within *outer* whose index is at *offset*, and whose chunks are anywhere."""
     if nbytes > MAX_INDEX_NBYTES:

@@ -10,7 +10,6 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion
 from shardfs.dataset.shard import THREAD_NBYTES, DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
@@ -25,6 +24,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import ChunkLocation, Coords
 from shardfs.stores.base import Reader, Snapshot, Stat, Store
+from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from shardfs.dataset.cache import Cache
-from shardfs.dataset.foreign import keys_below
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, ListedName, Reader, join_key
+from shardfs.stores.cache import Cache
+from shardfs.stores.keys import keys_below
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -98,7 +98,7 @@ class ShardListing:
         directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
         entries: Sequence[ListedName] = ()
         try:
-            entries = await keys_below(self._store, directory, encoding)
+            entries = await keys_below(self._store, directory, encoding.leads)
         except NotFoundError:
             pass
         except NotADirectoryHereError as error:

@@ -191,6 +191,65 @@ class ShardIndex:
         return are_sound(self.entries, self.shard_nbytes)
 
 
+@dataclass(frozen=True, eq=False)
+class ListedIndex(ShardIndex):
+    """An index that lists its entries: *ids* in order. An entry is an id, not a position."""
+
+    ids: npt.NDArray[np.uint64]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory taken by the index."""
+        return len(self.encoded) + self.values.nbytes + self.ids.nbytes
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """The ids."""
+        return self.ids
+
+    def range(self, entry: int) -> tuple[int, int] | None:
+        """Return offset and length of the chunk with the id *entry* in the shard; None if it is not listed."""
+        position = self._position(entry)
+        if position is None:
+            return None
+        offset, nbytes = self.values[2 * position], self.values[2 * position + 1]
+        if offset + nbytes <= self.shard_nbytes:
+            return offset, nbytes
+        raise CorruptionError(
+            f"an index that lists ids names bytes {offset} to {offset + nbytes} of a shard of {self.shard_nbytes} "
+            f"bytes for chunk {entry}"
+        )
+
+    def entry(self, entry: int) -> tuple[int, int] | None:
+        """Return offset and length of the chunk with the id *entry*, unchecked; None if it is not listed."""
+        position = self._position(entry)
+        return None if position is None else (self.values[2 * position], self.values[2 * position + 1])
+
+    def select(self, entry: int, count: int, stride: int) -> Entries:
+        """Return the row of the id *entry*; ids that follow it are in no order that readers want."""
+        return np.array([self.entry(entry) or (EMPTY, EMPTY)], dtype=np.uint64)
+
+    def _position(self, entry: int) -> int | None:
+        position = int(np.searchsorted(self.ids, np.uint64(entry)))
+        return position if position < len(self.ids) and int(self.ids[position]) == entry else None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCodecs(IndexCodecs):
+    """An index that lists ids, in bytes of its own: its chunks lie elsewhere in the shard around it.
+
+    A subclass decodes it; it has no size that is known before, so `nbytes` and `decode` have no meaning here.
+    """
+
+    def most_decoded(self, nbytes: int) -> int:
+        """Return how many bytes an index of *nbytes* bytes may become at most."""
+        raise NotImplementedError
+
+    def decode_listed(self, encoded: bytes, shard_nbytes: int) -> ListedIndex:
+        """Decode an index in a shard of *shard_nbytes* bytes; raises `CorruptionError` if that is impossible."""
+        raise NotImplementedError
+
+
 def are_sound(entries: Entries, shard_nbytes: int) -> npt.NDArray[np.bool_]:
     """Return for each entry whether its range is within a shard of *shard_nbytes* bytes."""
     offsets, nbytes, size = entries[:, 0], entries[:, 1], np.uint64(shard_nbytes)

@@ -1,14 +1,13 @@
 """What the documents of a node say of the names below it, for sources that cannot be listed.
 
 A group names nodes in its consolidated metadata, and in attributes of OME-Zarr; an array has a grid, which says what
-shards there may be. The `info` of a volume names its scales, and the properties of a dataset of webKnossos its arrays.
+shards there may be.
 
 Sources: Zarr core specification 3.1; the consolidated metadata of zarr-python; OME-Zarr 0.4 and 0.5, "Multiscales",
 "Labels", "Plate", "Well" and "Bioformats2raw.layout".
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -18,13 +17,14 @@ from typing import Final, NamedTuple, Protocol
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import DRAFTS, Json, parse_json, parse_lengths
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, parse_coordinate
-from shardfs.format.keyed import directories_of, parse_collection
 from shardfs.format.lens.unsharded import ZARR_JSON, describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZATTRS, ZGROUP, ZMETADATA, is_relative_path
 from shardfs.format.metadata import parse_array
-from shardfs.format.precomputed import INFO, parse_volume
-from shardfs.format.wkw import COMPONENTS, HEADER, PROPERTIES, array_paths, find_layer
-from shardfs.format.wkw import parse_array as parse_wkw
+
+ZARR_V3: Final = (ZARR_JSON,)
+ZARR_V2: Final = ((ZARRAY, ZATTRS), (ZGROUP, ZATTRS))
+CONSOLIDATED_V2: Final = (ZMETADATA,)
+"""The documents of nodes of Zarr that are asked for together, the first of which is there if any is."""
 
 _MAX_PATHS: Final = 100_000
 _MAX_PATH: Final = 1024
@@ -179,32 +179,27 @@ class Outline:
         return None
 
 
-def outline_of(path: str, names: tuple[str, ...], *texts: bytes) -> Outline | None:
-    """Return what the documents of the node at *path* say; None if they are not those of a node.
+def outline_of_v3(documents: Mapping[str, bytes]) -> Outline:
+    """Return what a `zarr.json` says; if it is no sound document, nothing."""
+    return replace(_outline_of_v3(parsed(documents, ZARR_JSON)), documents={"": frozenset({ZARR_JSON})})
 
-    They have these *names*, which are paths relative to the node, and *texts*. What is no sound document says nothing.
-    """
-    documents = dict(zip(names, texts, strict=True))
-    values: dict[str, Json] = {}
-    for name, document in documents.items():
-        with suppress(MetadataError):
-            values[name] = parse_json(document)
-    own = {"": frozenset(name for name in documents if "/" not in name)}
-    if HEADER in documents:
-        properties = next((values.get(name) for name in documents if name.endswith(f"/{PROPERTIES}")), None)
-        return _outline_of_wkw(path, documents[HEADER], properties, own)
-    if PROPERTIES in documents:
-        return Outline(tree_of(array_paths(values.get(PROPERTIES))), documents=own)
-    if INFO in documents:
-        found = _outline_of_info(values.get(INFO))
-        return found and replace(found, documents=own)
+
+def outline_of_v2(documents: Mapping[str, bytes]) -> Outline:
+    """Return what documents of Zarr v2 say; what is no sound document says nothing."""
     if ZMETADATA in documents:
-        return _outline_of_copies(_member(values.get(ZMETADATA), "metadata"))
+        return _outline_of_copies(_member(parsed(documents, ZMETADATA), "metadata"))
+    own = {"": frozenset(documents)}
     if ZARRAY in documents:
-        return Outline(documents=own, shards={"": _shards_of_v2(values.get(ZARRAY))})
-    if ZGROUP in documents:
-        return Outline(*_named_in(values.get(ZATTRS)), documents=own)
-    return replace(_outline_of_v3(values.get(ZARR_JSON)), documents=own)
+        return Outline(documents=own, shards={"": _shards_of_v2(parsed(documents, ZARRAY))})
+    return Outline(*_named_in(parsed(documents, ZATTRS)), documents=own)
+
+
+def parsed(documents: Mapping[str, bytes], name: str) -> Json:
+    """Return what is in the document *name*; None if it is not there, or is no JSON."""
+    try:
+        return parse_json(documents[name])
+    except (KeyError, MetadataError):
+        return None
 
 
 def _outline_of_v3(value: Json) -> Outline:
@@ -231,7 +226,7 @@ def _outline_of_copies(copies: Json) -> Outline:
     shards: dict[str, ShardPaths | None] = {}
     for key, copy in copies.items() if isinstance(copies, dict) else ():
         path, _, name = key.rpartition("/")
-        if name in V2_NAMES and (not path or _is_path(path)):
+        if name in V2_NAMES and (not path or is_path(path)):
             documents.setdefault(path, set()).add(name)
             if name == ZARRAY:
                 shards[path] = _shards_of_v2(copy)
@@ -249,43 +244,6 @@ def _shards_of_v2(document: Json) -> ShardPaths | None:
         return None
     separator = "/" if _member(document, "dimension_separator") == "/" else "."
     return shard_paths(ChunkGrid.regular(shape, chunks), ChunkKeyEncoding("v2", separator))
-
-
-def _outline_of_info(value: Json) -> Outline | None:
-    """Return what an `info` of neuroglancer says; None if it is another file of this name."""
-    if not isinstance(value, dict):
-        return None
-    volume = parse_volume(value)
-    shards: dict[str, ShardPaths | None] = {}
-    for scale in _items(value, "scales"):
-        key = _member(scale, "key")
-        if isinstance(key, str) and _is_path(key):
-            shards[key] = None
-    for key, sharded in volume.scales.items() if volume is not None else ():
-        shards[key] = shard_paths(sharded.chunks.grid.shards, sharded.chunks.shard_names) if sharded.chunks else None
-    collection = parse_collection(value)
-    for key in directories_of(value):
-        shards[key] = None
-    for key, values in collection.values.items() if collection is not None else ():
-        shards[key] = (
-            shard_paths(values.grid.shards, values.shard_names) if values.grid and values.shard_names else None
-        )
-    if not shards:
-        return None
-    others = [value.get(name) for name in ("mesh", "skeletons", "segment_properties")]
-    return Outline(tree_of([*shards, *(path for path in others if isinstance(path, str))]), shards=shards)
-
-
-def _outline_of_wkw(path: str, header: bytes, properties: Json, own: Mapping[str, frozenset[str]]) -> Outline | None:
-    """Return what the header of WKW, and the properties of its dataset, say; None if it is another file."""
-    array = parse_wkw(header, find_layer(properties, path), None)
-    if array is None:
-        return None
-    if array.chunks is None:
-        return Outline(documents=own, shards={"": None})
-    _, *counts = array.chunks.grid.shards.shape
-    levels = [Level(before, count, after) for (before, after), count in zip(COMPONENTS, reversed(counts), strict=True)]
-    return Outline(documents=own, shards={"": NestedPaths("", tuple(levels))})
 
 
 def _named_in(*attributes: Json, beside: Iterable[str] = ()) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:
@@ -325,7 +283,7 @@ def tree_of(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
     below: dict[str, set[str]] = {}
     count = 0
     for path in paths:
-        if not _is_path(path):
+        if not is_path(path):
             continue
         parts = path.split("/")
         for depth, name in enumerate(parts):
@@ -337,7 +295,8 @@ def tree_of(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
     return {directory: frozenset(names) for directory, names in below.items()}
 
 
-def _is_path(path: str) -> bool:
+def is_path(path: str) -> bool:
+    """Whether *path* is a relative one that leads to something below a directory, and not too long."""
     is_short = len(path) <= _MAX_PATH and path.count("/") < _MAX_DEPTH
     return is_short and is_relative_path(path) and all(map(_is_name, path.split("/")))
 

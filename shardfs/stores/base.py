@@ -407,9 +407,6 @@ MAX_TOP: Final = 1000
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """The names of documents of Zarr, in either version."""
 
-FRAME: Final = "chunks.b2frame"
-"""The name of a frame of Blosc2 in the directory of its array, also of one that is stored as a single file."""
-
 MAGIC_NBYTES: Final = 8
 """How many bytes at the beginning of a file show its format."""
 

@@ -1,30 +1,27 @@
-"""From what a user types as SOURCE to a store."""
+"""From the name of a place, as a user types it, to a store or a reader of it; and the options for that."""
 
 import shlex
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
-from os.path import abspath, basename, dirname, isfile, join, lexists, realpath
+from dataclasses import dataclass, fields
+from os.path import abspath, lexists
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import trio
 
 from shardfs.errors import SourceError, UsageError, without_secrets
-from shardfs.stores.base import DOCUMENTS, FRAME, Reader
+from shardfs.stores.base import Reader
 from shardfs.stores.clouds.attempts import Attempts
 from shardfs.stores.clouds.outline import OutlineOf
+from shardfs.stores.files import AnyLocation, TargetFiles
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.objects.location import SCHEMES, CloudLocation, S3Location
 from shardfs.stores.objects.options import S3Options
 from shardfs.stores.parallel import open_nursery
-from shardfs.stores.references.store import ReferenceStore
-from shardfs.stores.references.targets import OPTION, Place, TargetFiles, TargetRoot, Targets, name_of
-from shardfs.stores.single import SingleFile
 
 if TYPE_CHECKING:
     from shardfs.stores.clouds.client import CloudClient
@@ -36,10 +33,10 @@ _S3: Final = "s3://"
 S3_LIBRARIES: Final = ("boto3", "obstore")
 """The libraries that `shardfs[s3]` installs; other clouds need only the second."""
 
+ALLOW_TARGET: Final = "--allow-target"
 _FOR_ALL: Final = frozenset({"cache", "cache_size", "max_connections"})
 _FOR_WEB: Final = frozenset({"assume_complete"})
-_FOR_REFERENCES: Final = frozenset({"allow_target"})
-"""Options for all remote sources, for those on web servers, and for references; all others are for S3."""
+"""Options for all remote sources, and for those on web servers; all others are for S3, or for a format."""
 
 
 def how_to_install(extra: str) -> str:
@@ -54,9 +51,8 @@ class StoreOptions(S3Options):
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
     directory that keeps at most *cache_size* of fetched data, also for later mounts. *assume_complete*: to list the
-    chunks of a source on a web server, ask for each shard that an array may have; references, and an array that is one
-    file, list their chunks without it. *allow_target*: where files may be to which references lead; without any, where
-    the references are.
+    chunks of a source on a web server, ask for each shard that an array may have; a file that is a source lists its
+    chunks without it. *allow_target*: where other files may be to which such a file leads; without any, where it is.
     """
 
     cache: str | None = None
@@ -67,7 +63,7 @@ class StoreOptions(S3Options):
     def __post_init__(self) -> None:
         roots = (self.allow_target,) if isinstance(self.allow_target, str) else tuple(self.allow_target)
         if not all(roots):
-            raise UsageError(f"{OPTION} is empty; was a variable never set?")
+            raise UsageError(f"{ALLOW_TARGET} is empty; was a variable never set?")
         object.__setattr__(self, "allow_target", tuple(root if "://" in root else abspath(root) for root in roots))
         if self.anonymous and self.request_payer:
             raise UsageError("--request-payer contradicts --anonymous: only signed requests can be billed")
@@ -88,14 +84,15 @@ class StoreOptions(S3Options):
             if value != field.default:
                 value = abspath(value) if field.name == "cache" else value
                 for one in value if isinstance(value, tuple) else (value,):
-                    arguments.append(f"--{_option(field.name)}" + ("" if one is True else f"={one}"))
+                    arguments.append(f"--{option_of(field.name)}" + ("" if one is True else f"={one}"))
         return arguments
 
 
-_DEFAULTS: Final = StoreOptions()
+DEFAULTS: Final = StoreOptions()
 
 
-def _option(field: str) -> str:
+def option_of(field: str) -> str:
+    """Return the option, without dashes, of a field of `StoreOptions`."""
     return field.replace("_", "-")
 
 
@@ -110,40 +107,10 @@ async def open_session() -> AsyncIterator[trio.Nursery]:
         session.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def open_store(
-    source: str, options: StoreOptions = _DEFAULTS, *, outline_of: OutlineOf | None = None, ttl: float | None = None
-) -> AsyncIterator[Reader]:
-    """Open the store of *source* as `open_store_in` does, in a session that lasts as long as the block."""
-    async with open_session() as session:
-        yield open_store_in(session, source, options, outline_of=outline_of, ttl=ttl)
-
-
-def open_store_in(
-    session: trio.Nursery,
-    source: str,
-    options: StoreOptions = _DEFAULTS,
-    *,
-    outline_of: OutlineOf | None = None,
-    ttl: float | None = None,
+def open_reader(
+    session: trio.Nursery, place: AnyLocation, options: StoreOptions, outline_of: OutlineOf | None, ttl: float | None
 ) -> Reader:
-    """Open the store of *source*: a path, or a URL that begins with `file`, `s3`, `https`, `http`, `gs` or `az`.
-
-    What ends with `.json`, `.parq` or `.parquet` there is a set of references, and a file that ends with `.b2nd` is one
-    array.
-
-    *outline_of* reads the documents of a source on a web server, which lists nothing; without it, there is an error.
-    Names, sizes and listings are cached for *ttl* seconds; None is 1 for a local directory, else 60. Raises
-    `SourceError`, and `UsageError` for options that the source does not have. A remote store is not contacted yet: see
-    `Reader.check`.
-    """
-    place = _parse(source)
-    _check_options(options, place)
-    if isinstance(place, _References):
-        return _open_references(session, place, options, ttl)
-    if isinstance(place, _File):
-        home = _open_files(session, place.within, options, ttl)
-        return SingleFile(place.url, home, place.name, FRAME, ttl=LOCAL_TTL if ttl is None else ttl)
+    """Open the store at *place*; see `dataset.source.open_store_in`."""
     if isinstance(place, S3Location):
         return _open_s3(session, place, options, ttl)
     if isinstance(place, CloudLocation):
@@ -151,122 +118,33 @@ def open_store_in(
     return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
 
 
-def applicable(options: StoreOptions, source: str) -> StoreOptions:
-    """Return those of *options* that are for such sources as *source*, which is used beside another one."""
-    places = _places(_parse(source), options)
-    names = [field.name for field in fields(options) if not _is_usable(field.name, places)]
-    return replace(options, **{name: getattr(_DEFAULTS, name) for name in names})
-
-
-def _check_options(options: StoreOptions, place: "_Source") -> None:
-    """Raise `UsageError` for an option that is not for *place*."""
-    places = _places(place, options)
-    for name in (field.name for field in fields(options)):
-        if getattr(options, name) != getattr(_DEFAULTS, name) and not _is_usable(name, places):
-            kinds = "remote" if name in _FOR_ALL else "https:// and http://" if name in _FOR_WEB else "s3://"
-            kinds = "references (.json and .parq)" if name in _FOR_REFERENCES else f"{kinds} sources"
-            what = f"{place} is on this machine" if isinstance(place, str) else f"this is {place.url}"
-            raise UsageError(f"--{_option(name)} is for {kinds}, and {what}")
-
-
-def _places(place: "_Source", options: StoreOptions) -> Sequence["_Source"]:
-    """Return *place*, and if it is of references, where the references and their targets are."""
-    match place:
-        case _References():
-            return [place, place.within, *map(_parse_place, options.allow_target)]
-        case _File():
-            return [place, place.within]
-        case _:
-            return [place]
-
-
-def _is_usable(name: str, places: Sequence["_Source"]) -> bool:
-    """Whether the option *name* is for one of *places*, the first of which is the source."""
-    if name in _FOR_ALL:
-        return any(isinstance(place, S3Location | CloudLocation) for place in places)
-    if name in _FOR_WEB:
-        return any(isinstance(place, CloudLocation) and place.is_web for place in places)
-    if name in _FOR_REFERENCES:
-        return isinstance(places[0], _References)
-    return any(isinstance(place, S3Location) for place in places)
-
-
-def is_remote(source: str) -> bool:
-    """Whether *source* is no local directory; raises `SourceError` if it names nothing."""
-    return not isinstance(_parse(source), str)
-
-
-def url_of(source: str) -> str:
-    """Return the URL of *source*, or its absolute path without links; it need not exist."""
-    place = _parse(source)
-    return realpath(place) if isinstance(place, str) else place.url
-
-
-def resolve(source: str) -> tuple[str, str | None]:
-    """Return the URL of *source* for any working directory, and its path if it is local.
-
-    Raises `SourceError` for what is known without contacting a remote store.
-    """
-    place = _parse(source)
-    if not isinstance(place, str):
-        return place.url, None
-    store = LocalStore(place)
-    return store.url, store.root
-
-
-@dataclass(frozen=True, slots=True)
-class _References:
-    """The references at *url*: the file *name* in the place *within*, or if they are *in_records*, the directory."""
-
-    url: str
-    within: Place
-    name: str
-    in_records: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The array in the file at *url*: *name* in the place *within*."""
-
-    url: str
-    within: Place
-    name: str
-
-
-_Source = Place | _References | _File
-
-
-def _parse(source: str) -> _Source:
-    """Return the path, the remote location, the references or the file that *source* names; paths are looked at."""
-    place = _parse_place(source)
+def open_files(session: trio.Nursery, place: AnyLocation, options: StoreOptions, ttl: float | None) -> TargetFiles:
+    """Open a place of which only files are read whose names are known."""
     if isinstance(place, str):
-        in_records = place.rstrip("/").endswith(_IN_RECORDS) and isfile(join(place, DOCUMENTS[-1]))
-        if in_records or (place.endswith(_IN_DOCUMENT) and basename(place) not in DOCUMENTS and isfile(place)):
-            url = join(realpath(dirname(place.rstrip("/")) or "."), basename(place.rstrip("/")))
-            found = realpath(url)
-            return _References(url, dirname(found), basename(found), in_records)
-        if place.endswith(_FRAME) and isfile(place):
-            found = realpath(place)
-            return _File(join(realpath(dirname(place) or "."), basename(place)), dirname(found), basename(found))
-        return place
-    above, _, name = place.prefix.rpartition("/")
-    in_records = name.endswith(_IN_RECORDS)
-    is_file = not source.endswith("/")
-    stored = unquote(name) if isinstance(place, CloudLocation) and place.is_web else name
-    if in_records or (is_file and name.endswith(_IN_DOCUMENT) and name not in DOCUMENTS):
-        return _References(place.url, replace(place, prefix=above), stored, in_records)
-    if is_file and name.endswith(_FRAME):
-        return _File(place.url, replace(place, prefix=above), stored)
-    return place
+        return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
+    if isinstance(place, S3Location):
+        return _open_s3(session, place, options, ttl)
+    return _open_cloud_files(session, place, options, ttl)
 
 
-_IN_DOCUMENT: Final = ".json"
-_IN_RECORDS: Final = (".parq", ".parquet")
-_FRAME: Final = ".b2nd"
+def usable_kinds(name: str) -> str | None:
+    """Return for which places the option *name* is, in words; None if it is for a format alone."""
+    if name == "allow_target":
+        return None
+    return "remote" if name in _FOR_ALL else "https:// and http://" if name in _FOR_WEB else "s3://"
 
 
-def _parse_place(source: str) -> Place:
-    """Return the path or the remote location that *source* names."""
+def is_usable(name: str, place: AnyLocation) -> bool:
+    """Whether the option *name* is for *place*."""
+    if name in _FOR_ALL:
+        return isinstance(place, S3Location | CloudLocation)
+    if name in _FOR_WEB:
+        return isinstance(place, CloudLocation) and place.is_web
+    return usable_kinds(name) is not None and isinstance(place, S3Location)
+
+
+def parse_location(source: str) -> AnyLocation:
+    """Return the path or the remote location that *source* names; raises `SourceError` if it names nothing."""
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
@@ -296,44 +174,6 @@ def _parse_place(source: str) -> Place:
     if not path or parts.query or parts.fragment:
         raise SourceError(f"{shown} names no file; write ? and # in its path as %3F and %23")
     return path
-
-
-def _open_references(
-    session: trio.Nursery, references: _References, options: StoreOptions, ttl: float | None
-) -> ReferenceStore:
-    if references.in_records and find_spec("pyarrow") is None:
-        raise SourceError(f"{references.url} needs pyarrow; install it with: {how_to_install('parquet')}")
-    home = _open_files(session, references.within, options, ttl)
-    roots = [TargetRoot((name_of(references.within),), home)]
-    if options.allow_target:
-        roots = [_open_root(session, root, options, ttl) for root in options.allow_target]
-    return ReferenceStore(
-        references.url,
-        home.address._replace(url=references.url),
-        home,
-        references.name,
-        Targets(references.within, roots),
-        in_records=references.in_records,
-        ttl=LOCAL_TTL if ttl is None else ttl,
-    )
-
-
-def _open_root(session: trio.Nursery, root: str, options: StoreOptions, ttl: float | None) -> TargetRoot:
-    try:
-        place = _parse_place(root)
-        names = {name_of(place): None} | ({realpath(place): None} if isinstance(place, str) else {})
-        return TargetRoot(tuple(names), _open_files(session, place, options, ttl))
-    except SourceError as error:
-        raise SourceError(f"{OPTION}: {error}") from None
-
-
-def _open_files(session: trio.Nursery, place: Place, options: StoreOptions, ttl: float | None) -> TargetFiles:
-    """Open a place of which only files are read whose names are known."""
-    if isinstance(place, str):
-        return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
-    if isinstance(place, S3Location):
-        return _open_s3(session, place, options, ttl)
-    return _open_cloud_files(session, place, options, ttl)
 
 
 def _open_s3(session: trio.Nursery, location: S3Location, options: StoreOptions, ttl: float | None) -> Reader:

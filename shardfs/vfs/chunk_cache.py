@@ -13,7 +13,6 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array, Extent
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import Put
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard import read_checked
@@ -24,6 +23,7 @@ from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
+from shardfs.stores.cache import Cache
 from shardfs.stores.local.syscalls import count_processors
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.parallel import QuickLock

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.node import DOCUMENT, Node, StoredValues
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.worker import Worker
 from shardfs.errors import (
@@ -503,9 +503,8 @@ class Filesystem:
 
     def sharded_files(self, node: Node) -> ShardedFiles | None:
         """Return what is shown of the shards in the directory of *node*: the chunks of an array, or values by id."""
-        kind = node.kind
-        if isinstance(kind, StoredValues) and kind.shards is not None and kind.values.grid is not None:
-            return ValueFiles(self, kind.shards, kind.values.grid.names)
+        if node.foreign is not None and node.foreign.names is not None and node.shards is not None:
+            return ValueFiles(self, node.shards, node.foreign.names)
         return self.chunk_tree(node)
 
     def _use(self, tree: ChunkTree) -> None:

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import trio
 
-from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import Pending
 from shardfs.dataset.path_table import is_below
@@ -31,6 +30,7 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.stores.base import Buffer, Content, Kind, Stat, in_pieces, join_key
+from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import begin_request
 from shardfs.vfs.chunk_cache import ChunkCache

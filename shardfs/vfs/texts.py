@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.path_table import is_below
+from shardfs.stores.cache import Cache
 
 _MAX_TEXTS_NBYTES: Final = 16 * 2**20
 _OVERHEAD_NBYTES: Final = 512

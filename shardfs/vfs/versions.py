@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import trio
 
 from shardfs.dataset.array import Extent
-from shardfs.dataset.cache import Cache
 from shardfs.dataset.journal.records import Put
 from shardfs.errors import StaleError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Reader, in_pieces
+from shardfs.stores.cache import Cache
 from shardfs.vfs.chunk_cache import DecodedChunk, FillChunk
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
 

@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from shardfs.dataset.cache import Cache
-from shardfs.dataset.node import DOCUMENT, ForeignNode, Node, StoredCollection, StoredValues, StoredVolume
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -44,8 +43,8 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.lens.v3 import V3, every_copy, inline_copies, without_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
-from shardfs.format.precomputed import INFO
 from shardfs.stores.base import Kind, Reader, is_reserved, join_key
+from shardfs.stores.cache import Cache
 from shardfs.vfs.chunk_cache import ChunkView, Missing, Repeated
 from shardfs.vfs.entries.base import Tree
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
@@ -76,14 +75,8 @@ class View:
         """Return what is generated for *node*; nothing if its hierarchy was not given this view."""
         if node.shown is not None:
             return node.shown
-        if isinstance(node.kind, StoredVolume):
-            return self.lens.show_volume(node.kind.volume)
-        if isinstance(node.kind, ForeignNode):
-            return self.lens.show_foreign(node.kind.described)
-        if isinstance(node.kind, StoredCollection):
-            return self.lens.show_collection(node.kind.collection)
-        if isinstance(node.kind, StoredValues):
-            return self.lens.show_collection(node.kind.within.collection) if node.kind.has_info else Shown()
+        if node.foreign is not None:
+            return self.lens.show_foreign(node.foreign)
         if node.metadata is not None:
             return shown_by(self.lens, node.metadata, node.context._replace(in_image=node.in_image))
         return Shown() if node.reason is None else self.lens.show_broken(node.reason, None)
@@ -137,9 +130,8 @@ class View:
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name*, in the directory of *node*, belongs to another view, or to a format that is not shown."""
-        if isinstance(node.kind, ForeignNode):
-            return node.kind.hides(name)
-        return self.translates and name == INFO and isinstance(node.kind, StoredVolume)
+        is_described = name in node.describing and node.reason is None
+        return is_described and name not in self.shown(node).documents
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import RemovedArray, groups_above
@@ -23,6 +22,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.stores.base import Kind, NewAttributes, Store, is_reserved, join_key
+from shardfs.stores.cache import while_it_changes
 from shardfs.vfs.chunk_cache import ChunkCache, FillChunk
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry

@@ -15,10 +15,10 @@ from shardfs.dataset import hierarchy
 from shardfs.dataset.hierarchy import open_source as open_whole
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.errors import CorruptionError
-from shardfs.format import precomputed
 from shardfs.format.document import parse_json
-from shardfs.format.keyed import parse_collection
-from shardfs.format.uint64_sharded import MinishardCodecs
+from shardfs.formats.precomputed.uint64_sharded import MinishardCodecs
+from shardfs.formats.precomputed.values import parse_collection
+from shardfs.formats.precomputed.volume import parse_volume
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import open_paths
 from tests.support.mounting import PATIENCE
@@ -198,12 +198,12 @@ def test_an_info_of_a_million_scales_is_that_of_no_volume() -> None:
     """Each is looked at once: the work is in proportion to the document."""
     specification = sharding(0, "identity", 0, 0)
     many = info(*(scale((4, 4, 4), (2, 2, 2), specification, key=f"{n}") for n in range(1001)), data_type="uint8")
-    assert precomputed.parse_volume(many) is None
+    assert parse_volume(many) is None
     few = info(*(scale((4, 4, 4), (2, 2, 2), specification, key=f"{n % 999}") for n in range(1000)), data_type="uint8")
-    volume = precomputed.parse_volume(few)
+    volume = parse_volume(few)
     assert volume is not None
-    assert len(volume.scales) == 999
-    assert [key for key, found in volume.scales.items() if found.reason is not None] == ["0"]
+    assert len(volume.below) == 999
+    assert [key for key, found in volume.below.items() if found.reason is not None] == ["0"]
     spatial = [{"key": f"s{n}", "sharding": specification, "grid_shape": [1, 1, 1]} for n in range(1001)]
     annotations = {"@type": "neuroglancer_annotations_v1", "spatial": spatial}
     assert parse_collection(annotations) is None
@@ -218,7 +218,7 @@ async def test_a_large_info_is_parsed_beside_the_loop(tmp_path: Path, monkeypatc
         parsed.append(threading.get_ident())
         return parse_json(text)
 
-    monkeypatch.setattr("shardfs.dataset.hierarchy.parse_json", parse)
+    monkeypatch.setattr("shardfs.formats.precomputed.parse_json", parse)
     await open_source(write(tmp_path / "volume", b"", note="x" * 2**20)).hierarchy.node("")
     await open_source(write(tmp_path / "small", b"")).hierarchy.node("")
     assert parsed[0] != threading.get_ident()

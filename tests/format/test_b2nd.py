@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardfs.errors import CorruptionError, ShardfsError
-from shardfs.format.b2nd import (
+from shardfs.formats.b2nd.frame import (
     Frame,
     FrameIndex,
     contiguous_array,

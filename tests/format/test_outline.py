@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shardfs.dataset.foreign import outline_of as outline_of_all
 from shardfs.format.outline import Outline
-from shardfs.format.outline import outline_of as outline_of_all
 from tests.support.corpus import CASES
 from tests.support.precomputed import KEY, info, scale, sharding
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.format.document import parse_json
-from shardfs.format.precomputed import ChunkNames, VolumeGrid, morton_code, parse_volume, positions_of
 from shardfs.format.sharding import ChunkLocation
-from shardfs.format.uint64_sharded import ListedIndex, Uint64Sharding
+from shardfs.formats.precomputed.uint64_sharded import ListedIndex, Uint64Sharding
+from shardfs.formats.precomputed.volume import ChunkNames, VolumeGrid, morton_code, parse_volume, positions_of
 from tests.support.precomputed import KEY, chunks_in, info, opened, scale, scale_in, sharding, stored_files
 
 encodings = st.sampled_from(["raw", "gzip"])
@@ -135,11 +135,11 @@ def test_the_shown_info_lacks_only_the_sharding_of_what_is_shown() -> None:
     ]
     document = info(*scales, mesh="mesh", extra={"x": [1, 2.5, None]})
     volume = parsed(document)
-    assert list(volume.scales) == ["a", "c"]
-    assert volume.scales["a"].reason is None
-    assert "2**63" in volume.scales["c"].reason
+    assert list(volume.below) == ["a", "c"]
+    assert volume.below["a"].reason is None
+    assert "2**63" in volume.below["c"].reason
     del scales[0]["sharding"]
-    assert json.loads(volume.shown) == info(*scales, mesh="mesh", extra={"x": [1, 2.5, None]})
+    assert json.loads(volume.documents["info"]) == info(*scales, mesh="mesh", extra={"x": [1, 2.5, None]})
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_no_volume_with_sharded_scales(document: Any) -> None:
 def test_an_old_info_does_not_say_its_type() -> None:
     document = info(scale((8, 8, 8), (4, 4, 4), sharding()))
     del document["@type"]
-    assert parsed(document).scales[KEY].reason is None
+    assert parsed(document).below[KEY].reason is None
 
 
 @pytest.mark.parametrize(
@@ -192,18 +192,18 @@ def test_an_old_info_does_not_say_its_type() -> None:
 def test_a_scale_that_cannot_be_read_has_a_reason(members: dict[str, Any]) -> None:
     document = info(scale((8, 8, 8), (4, 4, 4), sharding()) | members)
     volume = parsed(document)
-    assert volume.scales[KEY].reason
-    assert volume.scales[KEY].chunks is None
-    assert json.loads(volume.shown) == document
+    assert volume.below[KEY].reason
+    assert volume.below[KEY].chunks is None
+    assert json.loads(volume.documents["info"]) == document
 
 
 def test_two_scales_of_one_key_are_shown_as_stored() -> None:
     volume = parsed(info(*[scale((8, 8, 8), (4, 4, 4), sharding())] * 2))
-    assert "several scales" in volume.scales[KEY].reason
+    assert "several scales" in volume.below[KEY].reason
 
 
 def test_numbers_may_be_written_as_floats() -> None:
     document = info(scale((8, 8, 8), (4, 4, 4), sharding(), voxel_offset=[1.0, -2.0, 0]))
     document["scales"][0]["size"] = [8.0, 8, 8.0]
-    found = parsed(document).scales[KEY]
+    found = parsed(document).below[KEY]
     assert found.chunks.grid.names.encode((1, 1, 0)) == "5-9_2-6_0-4"

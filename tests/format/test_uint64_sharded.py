@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.sharding import MAX_INDEX_NBYTES
-from shardfs.format.uint64_sharded import (
+from shardfs.formats.precomputed.uint64_sharded import (
     ListedIndex,
     MinishardCodecs,
     ShardNames,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError
-from shardfs.format.wkw import NAMES, WkwGrid, WkwHeader, WkwIndex, find_layer, parse_array
+from shardfs.formats.wkw.array import NAMES, WkwGrid, WkwHeader, WkwIndex, find_layer, parse_array
 
 
 def header(block: int = 1, file: int = 1, kind: int = 1, voxel: int = 1, nbytes: int = 1, begin: int = 0) -> bytes:

@@ -10,8 +10,9 @@ import numpy as np
 import tensorstore
 
 from shardfs.format.document import parse_json
-from shardfs.format.precomputed import Scale, parse_volume
-from shardfs.format.uint64_sharded import MinishardCodecs
+from shardfs.format.foreign import Foreign
+from shardfs.formats.precomputed.uint64_sharded import MinishardCodecs
+from shardfs.formats.precomputed.volume import parse_volume
 
 KEY = "8_8_40"
 
@@ -105,11 +106,11 @@ def chunks_in(files: Mapping[str, bytes], key: str = KEY) -> Iterator[tuple[tupl
             yield coords, gzip.decompress(data) if len(grid.levels) > 2 else data
 
 
-def scale_in(files: Mapping[str, bytes], key: str = KEY) -> Scale:
+def scale_in(files: Mapping[str, bytes], key: str = KEY) -> Foreign:
     """A scale of the volume in *files*."""
     volume = parse_volume(parse_json(files["info"]))
     assert volume is not None
-    return volume.scales[key]
+    return volume.below[key]
 
 
 def minishard_index(chunks: list[tuple[int, int, int]]) -> bytes:

@@ -25,7 +25,6 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
@@ -40,6 +39,7 @@ from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceE
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.stores.base import Address, Reader, in_pieces
+from shardfs.stores.cache import while_it_changes
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)

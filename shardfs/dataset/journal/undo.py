@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import trio
 
-from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.reading import JournalContents
 from shardfs.dataset.journal.records import (
@@ -43,6 +42,7 @@ from shardfs.errors import (
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Content, Kept, ObjectEdit, Snapshot, Splice, in_pieces, is_reserved
+from shardfs.stores.cache import while_it_changes
 
 log = logging.getLogger(__name__)
 

@@ -26,14 +26,12 @@ from shardfs.errors import (
     UnsupportedError,
     nearest,
 )
-from shardfs.format.b2nd import FRAME
 from shardfs.format.lens.v2 import V2_NAMES, is_relative_path
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.precomputed import INFO
 from shardfs.format.sharding import Coords, ShardGrid
+from shardfs.formats import VirtualStore, documents, formats
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.stores.references.store import ReferenceStore
 
 Advance = Callable[[int], None]
 
@@ -329,20 +327,18 @@ _ZARR_V2: Final = (
     "it is Zarr v2, which has no shards; programs read it without a mount, and `shardfs pack SOURCE DEST` makes "
     "sharded Zarr v3 of it"
 )
-_REFERENCES_V2: Final = (
-    "its references are of Zarr v2, which is shown as it is, for programs that read that; `shardfs pack` makes sharded "
+_IN_PARTS: Final = (
+    "its {}s are of Zarr v2, which is shown as it is, for programs that read that; `shardfs pack` makes sharded "
     "Zarr v3 of it"
 )
-_ICECHUNK: Final = "it is an Icechunk repository; read it with the library icechunk"
-_N5: Final = "it is N5, which has no Zarr shards; programs that read N5 need no mount"
 _NOT_SHARDED: Final = "the array is not sharded; programs that read Zarr v3 read it without a mount"
 _MAX_BELOW: Final = 10  # directories that are examined
 
 
-def foreign_format(entries: Sequence[ListedName], *, of_references: bool = False) -> str | None:
-    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3 in it, or an `info`.
+def foreign_format(entries: Sequence[ListedName], *, part: str = "") -> str | None:
+    """Say what a directory with these *entries* is, and what to do; None if there may be Zarr v3, or a node, in it.
 
-    If it is *of_references*, programs do not read it as it is stored.
+    If they are each a *part* of another file, programs do not read it as it is stored.
     """
     entries = [entry for entry in entries if not is_reserved(entry.name)]
     names = {entry.name for entry in entries}
@@ -351,24 +347,28 @@ def foreign_format(entries: Sequence[ListedName], *, of_references: bool = False
     if not names:
         return EMPTY
     if names & {".zgroup", ".zarray", ".zmetadata"}:
-        return _REFERENCES_V2 if of_references else _ZARR_V2
-    if "snapshots" in names and names & {"refs", "repo"}:
-        return _ICECHUNK
-    if "attributes.json" in names:
-        return _N5
-    return NO_ZARR if not names & {INFO, FRAME} and all(entry.kind is Kind.FILE for entry in entries) else None
+        return _IN_PARTS.format(part) if part else _ZARR_V2
+    for one in formats():
+        if (remark := one.remark(frozenset(names))) is not None:
+            return remark
+    return NO_ZARR if not names & documents() and all(entry.kind is Kind.FILE for entry in entries) else None
 
 
 def foreign_source(source: Source) -> str | None:
     """Say what a source is and what to do, if the names at its top tell that there is no Zarr v3 in it."""
     if source.names is None:
         return None
-    return foreign_format(source.names, of_references=isinstance(source.store, ReferenceStore))
+    return foreign_format(source.names, part=_part_of(source))
+
+
+def _part_of(source: Source) -> str:
+    """Return what the files of a source are called if they are parts of others; "" if they are none."""
+    return source.store.part if isinstance(source.store, VirtualStore) else ""
 
 
 async def note_on(source: Source) -> str | None:
     """Say what a user should know of a source who has mounted it."""
-    if isinstance(source.store, ReferenceStore):
+    if isinstance(source.store, VirtualStore):
         return await source.store.note()
     note = foreign_source(source)
     return NO_ZARR if note is None and not await _may_have_zarr(source) else note
@@ -389,7 +389,7 @@ async def _may_have_zarr(source: Source) -> bool:
         except ShardfsError:
             return True
         names = {entry.name for entry in entries}
-        if names & {DOCUMENT, INFO, FRAME, *V2_NAMES} or foreign_format(entries) not in (None, EMPTY, NO_ZARR):
+        if names & {DOCUMENT, *documents(), *V2_NAMES} or foreign_format(entries) not in (None, EMPTY, NO_ZARR):
             return True
         directories = [entry.name for entry in entries if entry.kind in (Kind.DIRECTORY, Kind.SYMLINK)]
         pending += [join_key(path, name) for name in directories if not is_reserved(name)]
@@ -405,8 +405,8 @@ def unsharded(node: Node) -> str | None:
 async def what_else(source: Source) -> str:
     """Say what a source without Zarr v3 arrays is, and what to do."""
     entries = await source.store.list("")
-    of_references = isinstance(source.store, ReferenceStore)
-    what = foreign_format(entries, of_references=of_references)
+    part = _part_of(source)
+    what = foreign_format(entries, part=part)
     if what is not None:
         return what
     if DOCUMENT in {entry.name for entry in entries}:
@@ -414,7 +414,7 @@ async def what_else(source: Source) -> str:
     names = (entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name))
     for name in sorted(names)[:_MAX_BELOW]:
         try:
-            below = foreign_format(await source.store.list(name), of_references=of_references)
+            below = foreign_format(await source.store.list(name), part=part)
         except ShardfsError:
             continue
         if below not in (None, EMPTY, NO_ZARR):

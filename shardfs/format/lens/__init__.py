@@ -15,13 +15,11 @@ from typing import Final, NamedTuple
 from shardfs.errors import NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec, FillCodec
 from shardfs.format.document import Document, Json
-from shardfs.format.foreign import ForeignArray
+from shardfs.format.foreign import Foreign
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.keyed import Collection
 from shardfs.format.lens.unsharded import UnshardedArray
-from shardfs.format.metadata import ArrayMetadata, Metadata
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
 from shardfs.format.npy import NpyFile
-from shardfs.format.precomputed import INFO, Volume
 
 
 class NodeContext(NamedTuple):
@@ -155,17 +153,21 @@ class Lens(ABC):
         """Raise `NotShownError` with the reason if the view has no name for a node, though it shows the array above."""
         return
 
-    def show_volume(self, volume: Volume) -> Shown:
-        """Return what is generated for a volume in the format precomputed: by default nothing, as it is no node."""
-        return Shown()
+    def show_foreign(self, foreign: Foreign) -> Shown:
+        """Return what is generated for a node of another format: the same in all views, if it has no form in Zarr."""
+        if foreign.metadata is not None:
+            return self.show_foreign_array(foreign)
+        if foreign.group is not None and self.translates:
+            return self.show_foreign_group(foreign.group)
+        return Shown(foreign.documents)
 
-    def show_foreign(self, array: ForeignArray) -> Shown:
+    def show_foreign_array(self, foreign: Foreign) -> Shown:
         """Return what is generated for an array of another format."""
-        return Shown(reason=array.reason or f"it is {array.kind}, which {self.name} does not show")
+        return Shown(reason=foreign.reason or f"it is {foreign.kind}, which {self.name} does not show")
 
-    def show_collection(self, collection: Collection) -> Shown:
-        """Return what is generated where the `info` of values by id is: the same in all views."""
-        return Shown({INFO: collection.shown})
+    def show_foreign_group(self, group: GroupMetadata) -> Shown:
+        """Return what is generated for a node of another format as a *group* of Zarr: by default nothing."""
+        return Shown()
 
     def show_broken(self, reason: str, document: Json) -> Shown:
         """Return what is generated for a node whose document cannot be used for this *reason*: by default nothing.

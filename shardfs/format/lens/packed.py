@@ -24,6 +24,7 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import Document, Extension, Json, brief, canonical, encode_json, parse_codecs, parse_json
 from shardfs.format.dtype import item_nbytes
+from shardfs.format.foreign import ForeignCodec
 from shardfs.format.lens import Lens
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, shard_new
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
@@ -31,7 +32,6 @@ from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata, Metadata, are_same_codecs, normal_codecs, parse_array
 from shardfs.format.numcodec import PREFIX
-from shardfs.format.precomputed import CutOffCodec
 from shardfs.format.sharding import Coords
 
 SHARD_NBYTES: Final = 256 * 2**20
@@ -211,8 +211,8 @@ class Transcoder:
 
 
 def decoder_at(decode: Decoder, coords: Coords) -> Decoder:
-    """Return the decoder of the chunk at *coords*: the same for all, unless they are cut off at the edge."""
-    return decode.at(coords) if isinstance(decode, CutOffCodec) else decode
+    """Return the decoder of the chunk at *coords*: the same for all, unless a format has others by place."""
+    return decode.at(coords).decode if isinstance(decode, ForeignCodec) else decode
 
 
 def fitting_counts(grid_shape: Sequence[int], chunk_shape: Sequence[int], most: int) -> tuple[int, ...]:

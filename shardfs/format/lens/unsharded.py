@@ -19,7 +19,6 @@ from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.foreign import ForeignChunks
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
-from shardfs.format.keyed import ShardedValues
 from shardfs.format.metadata import (
     ArrayMetadata,
     are_same_codecs,
@@ -86,15 +85,8 @@ def fault_of(array: ArrayMetadata) -> str | None:
 
 
 def describe_foreign(chunks: ForeignChunks) -> UnshardedArray:
-    """Describe an array of another format; its key encoding is that of shards."""
+    """Describe an array of another format, or values by id; its key encoding is that of shards."""
     return UnshardedArray(chunks.document, chunks.grid, chunks.shard_names, chunks.codecs)
-
-
-def describe_values(values: ShardedValues) -> UnshardedArray | None:
-    """Describe values by id as an array of bytes, whose coordinates are ids; None if they cannot be read."""
-    if values.grid is None or values.shard_names is None:
-        return None
-    return UnshardedArray({"data_type": "uint8"}, values.grid, values.shard_names, ())
 
 
 def _describe_sharded(array: ArrayMetadata, drafts: tuple[str, ...]) -> UnshardedArray:

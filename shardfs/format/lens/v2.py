@@ -63,7 +63,6 @@ from shardfs.format.lens.v2_attributes import (
 from shardfs.format.lens.v2_codecs import codecs_of, normal_codec, object_data_type, v2_codecs, v3_codecs
 from shardfs.format.lens.v3 import MAX_PATH_LENGTH, V3, every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group, parse_node
-from shardfs.format.precomputed import Volume
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"
@@ -158,9 +157,9 @@ class V2(V3):
         if ChunkKeyEncoding("v2", separator).begins(name, above.metadata.ndim):
             raise NotShownError(f"the name {name} is that of chunks of {above}: move it out of that, or use --view v3")
 
-    def show_volume(self, volume: Volume) -> Shown:
+    def show_foreign_group(self, group: GroupMetadata) -> Shown:
         """Show a group."""
-        return Shown({ZGROUP: encode_json({"zarr_format": 2})})
+        return Shown({name: encode_json(document) for name, document in self.documents(group).items()})
 
     def _show_as_array(self, chunks: ForeignChunks) -> Shown:
         """Show an array as one of Zarr v2."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
-from shardfs.format.foreign import ForeignArray, ForeignChunks
+from shardfs.format.foreign import Foreign, ForeignChunks
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import ChunkForm, Lens, NodeContext, Shown
 from shardfs.format.lens.unsharded import (
@@ -38,14 +38,12 @@ from shardfs.format.metadata import (
     parse_document,
     parse_node,
 )
-from shardfs.format.precomputed import INFO, Volume
 
 CONSOLIDATED: Final = "consolidated_metadata"
 MAX_PATH_LENGTH: Final = 4096
 """The longest path that can be that of a node."""
 
 _FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type", "storage_transformers"})
-_GROUP: Final = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
@@ -95,17 +93,15 @@ class V3(Lens):
         document = decoded_document(array) if self.decodes else array.document
         return Shown({ZARR_JSON: encode_json(document)}, ChunkForm(array.key_encoding, codec))
 
-    def show_volume(self, volume: Volume) -> Shown:
-        """Show the `info` without sharding; where arrays are shown in another form, a group of Zarr."""
-        if not self.translates:
-            return Shown({INFO: volume.shown})
-        return Shown({ZARR_JSON: encode_json(_GROUP)})
+    def show_foreign_group(self, group: GroupMetadata) -> Shown:
+        """Show a group."""
+        return Shown({ZARR_JSON: encode_json(group.document)})
 
-    def show_foreign(self, array: ForeignArray) -> Shown:
+    def show_foreign_array(self, foreign: Foreign) -> Shown:
         """Show chunks as the format itself has them without shards, if it has such a form, else as those of Zarr."""
-        chunks = array.chunks
+        chunks = foreign.chunks
         if chunks is None:
-            return Shown(reason=array.reason if self.translates else None)
+            return Shown(reason=foreign.reason if self.translates else None)
         if chunks.own_names is not None and not self.translates:
             return Shown(chunks=ChunkForm(chunks.own_names))
         try:

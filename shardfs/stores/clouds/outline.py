@@ -1,28 +1,7 @@
 """What a store has to know of documents if nothing else says what names there are: `NamesBelow`."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final, Protocol
-
-from shardfs.stores.objects.requests import DOCUMENT
-
-_V3: Final = (DOCUMENT,)
-_INFO: Final = ("info",)
-_V2: Final = ((".zarray", ".zattrs"), (".zgroup", ".zattrs"))
-_PROPERTIES: Final = ("datasource-properties.json",)
-_WKW: Final = ("header.wkw", "../../datasource-properties.json")
-NODES: Final = (_V3, _INFO, (".zmetadata",), *_V2, _PROPERTIES, _WKW)
-"""The documents that a node may have, by their paths: the first of each is there if any is."""
-
-BELOW: Final = {
-    DOCUMENT: (_V3,),
-    "info": (_INFO,),
-    ".zmetadata": _V2,
-    ".zarray": _V2,
-    ".zgroup": _V2,
-    _PROPERTIES[0]: (_WKW, _V3),
-    _WKW[0]: (),
-}
-"""The documents that nodes below a source with such a document may have: its format is that of all of them."""
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 
 class NamesBelow(Protocol):
@@ -53,8 +32,27 @@ class NamesBelow(Protocol):
         """Yield those names, and whether each is a directory."""
 
 
-OutlineOf = Callable[[str, Mapping[str, bytes]], Awaitable[NamesBelow | None]]
-"""Reads the documents of the node at a path, by their own paths relative to it; None if they are none.
+class OutlineOf(Protocol):
+    """What reads documents of nodes, and says which there may be, as no listing tells."""
 
-It lets others have their turn if that takes long. What is no sound document says nothing.
-"""
+    @property
+    def nodes(self) -> Sequence[Sequence[str]]:
+        """The documents that a node may have, by their paths: the first of each row is there if any is."""
+
+    @property
+    def below(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """The rows that nodes below a source may have, by the first document of its own: they are of one format."""
+
+    @property
+    def looked_for(self) -> Mapping[str, bool]:
+        """The documents that are looked for in each directory, and whether other files have their names, too."""
+
+    @property
+    def sources(self) -> str:
+        """In words, what a source can be that lists nothing."""
+
+    async def __call__(self, path: str, documents: Mapping[str, bytes]) -> NamesBelow | None:
+        """Return what the documents of the node at *path*, by paths relative to it, say; None if they are none.
+
+        It lets others have their turn if that takes long. What is no sound document says nothing.
+        """

@@ -19,7 +19,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import DOCUMENTS, MAX_TOP, Kind, ListedName, Snapshot, Stat, file_format, join_key
 from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.outline import BELOW, NODES, NamesBelow, OutlineOf
+from shardfs.stores.clouds.outline import NamesBelow, OutlineOf
 from shardfs.stores.objects.disk_cache import DiskCache
 from shardfs.stores.objects.heads import (
     Absent,
@@ -51,8 +51,6 @@ _MAX_OUTLINES_NBYTES: Final = 32 * 2**20
 """How large all documents may be of which is known what they say, or one of them."""
 
 _MAX_NAMES: Final = 1_000_000
-_LOOKED_FOR: Final = frozenset({DOCUMENT, "info", "header.wkw"})  # in each directory, to see whether it is a node
-_OF_ONE_FORMAT: Final = _LOOKED_FOR - {"info"}  # which other files are called, too
 
 
 class CloudStore(ObjectReader):
@@ -232,8 +230,8 @@ class WebStore(CloudStore):
         super().__init__(client, session, ttl=ttl, cache=cache)
         self._outline_of = outline_of
         self._assumes_complete = assumes_complete
-        self._top: Sequence[Sequence[str]] = NODES
-        self._below: Sequence[Sequence[str]] = NODES
+        self._top: Sequence[Sequence[str]] = outline_of.nodes
+        self._below: Sequence[Sequence[str]] = outline_of.nodes
         self._outlines = _Outlines()
         self._reading = trio.Lock()
 
@@ -264,9 +262,10 @@ class WebStore(CloudStore):
         It is of another format than the source, or in a directory below that of an array.
         """
         directory, _, name = key.rpartition("/")
-        if name not in _LOOKED_FOR:
+        is_usual = self._outline_of.looked_for.get(name)
+        if is_usual is None:
             return False
-        if name in _OF_ONE_FORMAT and all(names[0] != name for names in (self._below if directory else self._top)):
+        if not is_usual and all(names[0] != name for names in (self._below if directory else self._top)):
             return True
         if not directory:
             return False
@@ -326,7 +325,7 @@ class WebStore(CloudStore):
     async def _by_documents_above(self, key: str) -> "_Likely":
         """Return what documents above *key* say of it."""
         name = key.rpartition("/")[2]
-        likely = _Likely.FILE if any(name in names for names in NODES) else _Likely.NODE
+        likely = _Likely.FILE if any(name in names for names in self._outline_of.nodes) else _Likely.NODE
         async for path, outline in self._above(key.rpartition("/")[0]):
             relative = _relative(key, path)
             if relative:
@@ -359,7 +358,7 @@ class WebStore(CloudStore):
     async def _outline(self, path: str) -> NamesBelow | None:
         """Return what the documents of the node at *path* say; None if there is no node."""
         denied: AccessDeniedError | None = None
-        for names in self._below if path else NODES:
+        for names in self._below if path else self._outline_of.nodes:
             try:
                 outline = await self._read_outline(path, names)
             except AccessDeniedError as error:  # what a server says of all that is absent, as long as nothing is known
@@ -369,7 +368,7 @@ class WebStore(CloudStore):
                 continue
             if outline is not None:
                 if not path:
-                    self._top, self._below = (names,), BELOW[names[0]]
+                    self._top, self._below = (names,), self._outline_of.below[names[0]]
                     self._client.ask_for(names[0])
                 return outline
         if denied is not None:
@@ -432,8 +431,7 @@ class WebStore(CloudStore):
             return f"{self.url} is {file_format(name, b'')}"
         return (
             f"there is no {DOCUMENT} at {self.url}, nor a document of another format: web servers list nothing, so "
-            "SOURCE must be the URL of an array, a group or a volume itself, or of a dataset of webKnossos with its "
-            "datasource-properties.json"
+            f"SOURCE must be the URL of {self._outline_of.sources}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from shardfs.dataset.node import Node
 from shardfs.errors import ReadOnlyError, StaleError
-from shardfs.format.precomputed import INFO
 from shardfs.stores.base import NewAttributes
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.handles import Attributes, DocumentHandle, PassthroughHandle
@@ -66,5 +65,6 @@ class FixedDocument(ReadOnlyFile):
         return DocumentHandle(Attributes(ino, len(text), ttl, node.origin), text)
 
     def stored_key(self) -> str | None:
-        """Return the key of the stored `info`; None for other documents."""
-        return self.path if self.name == INFO else None
+        """Return the key of the stored file that it replaces; None if it replaces none."""
+        node = self.fs.hierarchy.last_seen(self.node_path)
+        return self.path if node is not None and self.name in node.describing else None

@@ -1,4 +1,4 @@
-"""Files of values by id: meshes, skeletons and annotations, which are stored in shards and only read.
+"""TargetFiles of values by id: meshes, skeletons and annotations, which are stored in shards and only read.
 
 There are too many ids to compute inode numbers from them, so each file that is known has a row in the table.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from shardfs.dataset.array import Array, ScatteredRun
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import NotFoundError, ReadOnlyError, StaleError
-from shardfs.format.keyed import ValueNames, ValuePart
+from shardfs.format.foreign import ValueNames, ValuePart
 from shardfs.stores.base import join_key
 from shardfs.vfs.entries.base import Entry, Tree
 from shardfs.vfs.entries.fixed import ReadOnlyFile

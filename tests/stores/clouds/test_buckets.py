@@ -8,10 +8,10 @@ import pytest
 import zarr
 
 import shardfs
+from shardfs.dataset.source import open_store
 from shardfs.errors import NotFoundError
 from shardfs.stores.clouds.buckets import make_store
 from shardfs.stores.objects.location import CloudLocation
-from shardfs.stores.url import open_store
 from tests.mounts.test_values import write_meshes
 from tests.stores.clouds.test_web_formats import VALUES as V2_VALUES
 from tests.stores.clouds.test_web_formats import write_precomputed, write_v2

@@ -24,10 +24,11 @@ from shardfs.errors import (
     StaleError,
     UnsupportedError,
 )
+from shardfs.formats.references.base import Keys, Reference, encoded_key, inline, target_of
+from shardfs.formats.references.parquet import checked
+from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import Kind, ListedName, join_key
-from shardfs.stores.references.base import BrokenReference, Inline, Keys, Reference, encoded_key, inline, target_of
-from shardfs.stores.references.parquet import checked
-from shardfs.stores.references.targets import TargetFiles
+from shardfs.stores.files import TargetFiles
 
 DOCUMENTS: Final = ".zmetadata"
 MAX_NBYTES: Final = 256 * 2**20
@@ -85,7 +86,7 @@ class _Record:
     def reference(self, row: int) -> Reference | None:
         """Return the reference in a row, None if there is none."""
         if row >= self.nrows:
-            return BrokenReference(f"its record has {self.nrows:,} rows, and none for it")
+            return BrokenPart(f"its record has {self.nrows:,} rows, and none for it")
         if (raw := self._bytes("raw", row)) is not None:
             return inline(raw)
         if (path := self._bytes("path", row)) is None:
@@ -94,7 +95,7 @@ class _Record:
         try:
             url = bytes(path).decode()
         except ValueError:
-            return BrokenReference("the name of its file is no text")
+            return BrokenPart("the name of its file is no text")
         return target_of(url) if not offset and not size else target_of(url, offset or 0, size or 0)
 
     def _bytes(self, name: str, row: int) -> memoryview | None:
@@ -124,7 +125,7 @@ class RecordReferences:
         """Return the reference of *key*, None if there is none."""
         place = self._documents.keys.find(key)
         if place is not None:
-            return Inline(self._documents.texts[place])
+            return InlinePart(self._documents.texts[place])
         field, _, name = key.rpartition("/")
         grid = self._documents.grids.get(field)
         number = grid.number(name) if grid is not None else None
@@ -146,7 +147,7 @@ class RecordReferences:
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
         """Yield all keys, with their references."""
         for place, text in enumerate(self._documents.texts):
-            yield os.fsdecode(self._documents.keys[place]), Inline(text)
+            yield os.fsdecode(self._documents.keys[place]), InlinePart(text)
         for field in self._documents.grids:
             async for name, reference in self._chunks(field):
                 key = join_key(field, name)

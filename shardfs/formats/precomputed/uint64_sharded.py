@@ -17,17 +17,19 @@ import numpy.typing as npt
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.codecs import decode
 from shardfs.format.document import Extension, Json, brief
+from shardfs.format.foreign import ForeignGrid
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.index import EMPTY, ENTRY_NBYTES, NO_INDEX, Entries, IndexCodecs, ShardIndex
-from shardfs.format.sharding import (
-    MAX_INDEX_NBYTES,
-    ChunkLocation,
-    ChunkRun,
-    Coordinates,
-    Coords,
-    ShardGrid,
-    ShardingLevel,
+from shardfs.format.index import (
+    EMPTY,
+    ENTRY_NBYTES,
+    NO_INDEX,
+    Entries,
+    IndexCodecs,
+    ListedCodecs,
+    ListedIndex,
+    ShardIndex,
 )
+from shardfs.format.sharding import MAX_INDEX_NBYTES, ChunkLocation, ChunkRun, Coordinates, Coords, ShardingLevel
 
 UINT64_SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 MAX_SHARD_BITS: Final = 60  # so that numbers of shards are lengths of an axis
@@ -131,7 +133,7 @@ class Uint64Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class IdGrid(ShardGrid):
+class IdGrid(ForeignGrid):
     """A grid of chunks with ids, in shards that are no boxes of it: an index lists which chunks are in a minishard."""
 
     sharding: Uint64Sharding
@@ -150,11 +152,6 @@ class IdGrid(ShardGrid):
 
     @property
     def is_scattered(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def is_read_only(self) -> bool:
         """True."""
         return True
 
@@ -262,8 +259,8 @@ class MinishardRanges(IndexCodecs):
 
 
 @dataclass(frozen=True, slots=True)
-class MinishardCodecs(IndexCodecs):
-    """The index of a minishard: bytes of their own, which list chunks that lie elsewhere in the shard.
+class MinishardCodecs(ListedCodecs):
+    """The index of a minishard.
 
     Offsets are counted from *base*, the end of the shard's index. Decoded, none is larger than *max_nbytes*.
     """
@@ -276,7 +273,7 @@ class MinishardCodecs(IndexCodecs):
         """Return how many bytes an index of *nbytes* bytes may become at most."""
         return nbytes if self.encoding == "raw" else min(nbytes * _MAX_INFLATED, self.max_nbytes)
 
-    def decode_listed(self, encoded: bytes, shard_nbytes: int) -> "ListedIndex":
+    def decode_listed(self, encoded: bytes, shard_nbytes: int) -> ListedIndex:
         """Decode the index of a minishard in a shard of *shard_nbytes* bytes.
 
         Raises `CorruptionError` if it cannot be decoded, is larger than what is read, or lists an id twice.
@@ -301,49 +298,6 @@ class MinishardCodecs(IndexCodecs):
 def _numbers(rows: Entries) -> "memoryview[int]":
     """Return rows of `offset` and `nbytes` as the numbers of an index."""
     return np.ascontiguousarray(rows, dtype=np.uint64).reshape(-1).data.cast("B").cast("Q")
-
-
-@dataclass(frozen=True, eq=False)
-class ListedIndex(ShardIndex):
-    """An index that lists its entries: *ids* in order. An entry is an id, not a position."""
-
-    ids: Ids
-
-    @property
-    def nbytes(self) -> int:
-        """The memory taken by the index."""
-        return len(self.encoded) + self.values.nbytes + self.ids.nbytes
-
-    @property
-    def keys(self) -> Ids:
-        """The ids."""
-        return self.ids
-
-    def range(self, entry: int) -> tuple[int, int] | None:
-        """Return offset and length of the chunk with the id *entry* in the shard; None if it is not listed."""
-        position = self._position(entry)
-        if position is None:
-            return None
-        offset, nbytes = self.values[2 * position], self.values[2 * position + 1]
-        if offset + nbytes <= self.shard_nbytes:
-            return offset, nbytes
-        raise CorruptionError(
-            f"the index of a minishard names bytes {offset} to {offset + nbytes} of a shard of {self.shard_nbytes} "
-            f"bytes for chunk {entry}"
-        )
-
-    def entry(self, entry: int) -> tuple[int, int] | None:
-        """Return offset and length of the chunk with the id *entry*, unchecked; None if it is not listed."""
-        position = self._position(entry)
-        return None if position is None else (self.values[2 * position], self.values[2 * position + 1])
-
-    def select(self, entry: int, count: int, stride: int) -> Entries:
-        """Return the row of the id *entry*; ids that follow it are in no order that readers want."""
-        return np.array([self.entry(entry) or (EMPTY, EMPTY)], dtype=np.uint64)
-
-    def _position(self, entry: int) -> int | None:
-        position = int(np.searchsorted(self.ids, np.uint64(entry)))
-        return position if position < len(self.ids) and int(self.ids[position]) == entry else None
 
 
 @dataclass(frozen=True, slots=True)

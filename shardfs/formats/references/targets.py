@@ -1,48 +1,17 @@
 """The files that references may lead to: those below roots that the user allows, each read by a reader of its root."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import dirname, isabs, join, normpath
-from typing import Any, Final, Protocol
+from typing import Final
 from urllib.parse import unquote
 
 from shardfs.errors import AccessDeniedError, CorruptionError, SourceError, without_secrets
-from shardfs.stores.base import Address, ListedName, Snapshot, Stat
+from shardfs.stores.files import AnyLocation, TargetFiles, name_of
 from shardfs.stores.objects.location import SCHEMES, CloudLocation, S3Location
+from shardfs.stores.url import ALLOW_TARGET
 
-OPTION: Final = "--allow-target"
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "local": "file"}
-
-
-class TargetFiles(Protocol):
-    """Files below a root, opened by names that are known otherwise."""
-
-    @property
-    def address(self) -> Address:
-        """The permanent name of the root."""
-
-    @property
-    def lists(self) -> bool:
-        """Whether directories can be listed."""
-
-    async def list(self, key: str) -> Sequence[ListedName]:
-        """Return the names in a directory."""
-
-    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
-        """Open a file; links are only followed within the root. Raises the errors of `Reader.open`."""
-
-    async def fresh(self, key: str) -> Stat:
-        """Return the status of a file as it is stored now."""
-
-    def forget(self, key: str) -> None:
-        """Ask again for *key* at the next request."""
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return counts of requests."""
-
-
-Place = str | S3Location | CloudLocation
-"""A directory by its absolute path, or a part of a bucket or of a web server."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +29,10 @@ class TargetRoot:
         return None
 
 
-def name_of(place: Place) -> str:
-    """Return the name of a place, with which those of all files below it begin."""
-    match place:
-        case str():
-            return normpath(place)
-        case S3Location():
-            return place.url
-        case _:
-            return place.url.replace(place.base, place.base.lower(), 1) if place.is_web else place.url
-
-
 class Targets:
     """The files below *roots*. A name that is relative is so to *home*, the place of the references."""
 
-    def __init__(self, home: Place, roots: Sequence[TargetRoot]) -> None:
+    def __init__(self, home: AnyLocation, roots: Sequence[TargetRoot]) -> None:
         self.roots = roots
         self._home = home
 
@@ -91,7 +49,7 @@ class Targets:
         roots = " and ".join(allowed.names[0] for allowed in self.roots)
         shown = without_secrets(url)
         raise AccessDeniedError(
-            f"{shown} is not allowed, as references may only lead to files below {roots}: add {OPTION} {root}"
+            f"{shown} is not allowed, as references may only lead to files below {roots}: add {ALLOW_TARGET} {root}"
         )
 
     def is_allowed(self, url: str) -> bool:

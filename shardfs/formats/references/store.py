@@ -3,8 +3,7 @@
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -20,11 +19,16 @@ from shardfs.errors import (
     counted,
     without_secrets,
 )
+from shardfs.formats.references.base import Reference, ReferenceSet, Target
+from shardfs.formats.references.document import MAX_NBYTES as MAX_DOCUMENT_NBYTES
+from shardfs.formats.references.document import parse_document
+from shardfs.formats.references.records import DOCUMENTS, RecordReferences, parse_documents
+from shardfs.formats.references.records import MAX_NBYTES as MAX_RECORDS_NBYTES
+from shardfs.formats.references.targets import Targets
+from shardfs.formats.virtual import BrokenPart, InlinePart, InlineSnapshot, PartSnapshot, VirtualStore
 from shardfs.stores.base import (
     MAX_TOP,
     Address,
-    Buffer,
-    Content,
     Kind,
     ListedName,
     OpenFile,
@@ -33,12 +37,10 @@ from shardfs.stores.base import (
     in_pieces,
     join_key,
 )
-from shardfs.stores.memory import MemoryContent
-from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
+from shardfs.stores.files import TargetFiles
+from shardfs.stores.objects.reader import SnapshotFile, object_stat
 from shardfs.stores.parallel import for_each
-from shardfs.stores.references import document, records
-from shardfs.stores.references.base import BrokenReference, Inline, Reference, ReferenceSet, Target
-from shardfs.stores.references.targets import OPTION, TargetFiles, Targets
+from shardfs.stores.url import ALLOW_TARGET
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +50,15 @@ _MAX_DIGESTS: Final = 4096
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
-class ReferenceStore(ObjectReader):
+class ReferenceStore(VirtualStore):
     """The references in the file *name* of the reader *home*, or in the directory of records of that name.
 
     They are read once; *targets* are looked at each time, as other sources are. The version of a file is that of its
     target and which part of it. A file whose target is missing, or is not allowed, has a status, so that it is listed
     and nobody takes it for absent, and cannot be opened.
     """
+
+    part = "reference"
 
     def __init__(
         self,
@@ -70,6 +74,10 @@ class ReferenceStore(ObjectReader):
         self.url = url
         self.address = address
         self.ttl = ttl
+        self.no_references = (
+            f"{url} is a set of references already: programs that read references read it; `shardfs pack` and `unpack` "
+            "copy the chunks"
+        )
         self.targets = targets
         self._home = home
         self._name = name
@@ -115,7 +123,7 @@ class ReferenceStore(ObjectReader):
         refused, roots = await trio.to_thread.run_sync(self._refused, urls)
         if not roots:
             return None
-        options = " ".join(f"{OPTION} {root}" for root in roots[:3])
+        options = " ".join(f"{ALLOW_TARGET} {root}" for root in roots[:3])
         more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
         return (
             f"{len(refused):,} of {counted(len(urls), 'file')} that it refers to are not allowed, so that their chunks "
@@ -141,14 +149,14 @@ class ReferenceStore(ObjectReader):
         return self._set
 
     async def _load_document(self) -> ReferenceSet:
-        data, _ = await self._read(self._name, document.MAX_NBYTES, "; as Parquet they are read in parts")
-        return await trio.to_thread.run_sync(document.parse_document, data)
+        data, _ = await self._read(self._name, MAX_DOCUMENT_NBYTES, "; as Parquet they are read in parts")
+        return await trio.to_thread.run_sync(parse_document, data)
 
     async def _load_records(self) -> ReferenceSet:
-        key = join_key(self._name, records.DOCUMENTS)
-        data, version = await self._read(key, records.MAX_NBYTES, "")
-        documents = await trio.to_thread.run_sync(records.parse_documents, data)
-        return records.RecordReferences(self._home, self._name, documents, version)
+        key = join_key(self._name, DOCUMENTS)
+        data, version = await self._read(key, MAX_RECORDS_NBYTES, "")
+        documents = await trio.to_thread.run_sync(parse_documents, data)
+        return RecordReferences(self._home, self._name, documents, version)
 
     async def _read(self, key: str, most: int, way_out: str) -> tuple[bytearray, Hashable]:
         snapshot = await self._home.open(key)
@@ -206,9 +214,9 @@ class ReferenceStore(ObjectReader):
         if not key or await references.is_directory(key):
             raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
         match await self._find(key):
-            case Inline(data):
+            case InlinePart(data):
                 return InlineSnapshot(await self._inline_stat(key, data), data)
-            case BrokenReference(reason):
+            case BrokenPart(reason):
                 raise CorruptionError(f"{key} has no valid reference: {reason}")
             case Target() as target:
                 whole = target.nbytes is None
@@ -218,10 +226,10 @@ class ReferenceStore(ObjectReader):
         """Open a file to read it: of a remote one, a single request fetches what it refers to, and no more."""
         return SnapshotFile(key, await self.open(key), is_unit=True)
 
-    async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
-        """Yield the keys of all files, with their references."""
-        async for found in (await self.references()).walk():
-            yield found
+    async def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files."""
+        async for key, _ in (await self.references()).walk():
+            yield key
 
     async def _find(self, key: str) -> Reference:
         reference = await (await self.references()).find(key)
@@ -236,9 +244,9 @@ class ReferenceStore(ObjectReader):
 
     async def _stat(self, key: str, reference: Reference) -> Stat:
         match reference:
-            case Inline(data):
+            case InlinePart(data):
                 return await self._inline_stat(key, data)
-            case BrokenReference(reason):
+            case BrokenPart(reason):
                 return self._file_stat(key, 0, f"broken: {reason}", self._mtime_ns)
             case Target() as target:
                 try:
@@ -247,7 +255,7 @@ class ReferenceStore(ObjectReader):
                     what = f"no {target.url} {target.offset} {target.nbytes}"
                     return self._file_stat(key, target.nbytes or 0, what, self._mtime_ns)
 
-    async def _open(self, key: str, target: Target, head_nbytes: int = 0, tail_nbytes: int = 0) -> "TargetSnapshot":
+    async def _open(self, key: str, target: Target, head_nbytes: int = 0, tail_nbytes: int = 0) -> PartSnapshot:
         shown = without_secrets(target.url)
         try:
             files, name = self.targets.find(target.url)
@@ -262,7 +270,7 @@ class ReferenceStore(ObjectReader):
             raise CorruptionError(f"{key} refers to bytes up to {end:,} of {shown}, which has {snapshot.size:,}")
         version = (target.url, target.offset, nbytes, snapshot.stat.version)
         stat = self._file_stat(key, nbytes, version, snapshot.stat.mtime_ns)
-        return TargetSnapshot(stat, snapshot, target.offset)
+        return PartSnapshot(stat, snapshot, target.offset)
 
     async def _inline_stat(self, key: str, data: bytes) -> Stat:
         version = self._digests.get(key)
@@ -280,93 +288,3 @@ class ReferenceStore(ObjectReader):
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
-
-
-class InlineSnapshot:
-    """A file whose bytes are among the references."""
-
-    __slots__ = ("_data", "stat")
-
-    def __init__(self, stat: Stat, data: bytes) -> None:
-        self.stat = stat
-        self._data = data
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return len(self._data)
-
-    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*."""
-        return self._data[offset : offset + nbytes]
-
-    def content(self, offset: int, nbytes: int) -> MemoryContent:
-        """Return *nbytes* bytes from *offset*."""
-        return MemoryContent(memoryview(self._data)[offset : offset + nbytes])
-
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Return all bytes."""
-        yield memoryview(self._data)
-
-    def expect(self, offset: int, nbytes: int) -> None:
-        """Do nothing: the bytes are here."""
-
-    async def distrust(self, offset: int, nbytes: int) -> bool:
-        """Return False: the bytes stay the same."""
-        return False
-
-    async def is_current(self) -> bool:
-        """Return True: references do not change."""
-        return True
-
-    async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Return False: the bytes stay the same."""
-        return False
-
-
-class TargetSnapshot:
-    """A part, from *start* on, of one version of another file; *whole* is that version."""
-
-    __slots__ = ("_start", "_whole", "stat")
-
-    def __init__(self, stat: Stat, whole: Snapshot, start: int) -> None:
-        self.stat = stat
-        self._whole = whole
-        self._start = start
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self.stat.size
-
-    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*."""
-        unit = None if extent is None else (self._start + extent[0], extent[1])
-        return await self._whole.read(self._start + offset, nbytes, unit)
-
-    def content(self, offset: int, nbytes: int) -> Content:
-        """Return *nbytes* bytes from *offset*, to be read later."""
-        return self._whole.content(self._start + offset, nbytes)
-
-    @contextmanager
-    def mapped(self) -> Iterator[memoryview]:
-        """Return all bytes."""
-        with self._whole.mapped() as view:
-            yield view[self._start : self._start + self.size]
-
-    def expect(self, offset: int, nbytes: int) -> None:
-        """Announce that bytes will probably be read soon."""
-        self._whole.expect(self._start + offset, nbytes)
-
-    async def distrust(self, offset: int, nbytes: int) -> bool:
-        """Forget bytes that failed a check; return whether they may come otherwise next time."""
-        return await self._whole.distrust(self._start + offset, nbytes)
-
-    async def is_current(self) -> bool:
-        """Whether the target is still this version."""
-        return await self._whole.is_current()
-
-    async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Return False: a part of a file does not grow."""
-        return False

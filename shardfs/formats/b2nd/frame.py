@@ -30,7 +30,7 @@ import numpy.typing as npt
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable
 from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, canonical
 from shardfs.format.dtype import parse_v2_dtype, v3_data_type
-from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata, regular_grid
+from shardfs.format.foreign import Foreign, ForeignChunks, ForeignGrid, ForeignMetadata, OneShard, regular_grid
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, index_in_c_order
 from shardfs.format.index import EMPTY, ENTRY_NBYTES, IndexCodecs, ShardIndex
 from shardfs.format.members import Buffer
@@ -40,7 +40,6 @@ from shardfs.format.sharding import (
     POSITION_BITS,
     ChunkLocation,
     Coords,
-    ShardGrid,
     ShardingLevel,
     count_positions,
 )
@@ -57,6 +56,7 @@ _NEWEST_FRAME: Final = 3
 _OFFSETS_OF_64_BITS: Final = 1
 _OFFSET_NBYTES: Final = 8
 _METALAYER: Final = "b2nd"
+_KIND: Final = "an array of Blosc2"
 _CODEC: Final = Extension(_METALAYER, {})
 _OTHER_OBJECTS: Final = frozenset({"LazyArray", "b2o", "proxy-source", "listarray", "vlarray", "batcharray"})
 """Metalayers of what the library stores in such a file that is no array of values."""
@@ -417,32 +417,6 @@ class B2ndLevel(ShardingLevel):
 
 
 @dataclass(frozen=True, slots=True)
-class FrameName(ChunkKeyEncoding):
-    """The name of the one shard of a contiguous frame."""
-
-    @property
-    def required(self) -> Collection[str]:
-        """The name of the frame."""
-        return (FRAME,)
-
-    def requires(self, coords: tuple[int, ...]) -> bool:
-        """Return True: the array is what this very file says."""
-        return True
-
-    def begins(self, name: str, ndim: int) -> bool:
-        """Whether *name* is that of the frame."""
-        return name == FRAME
-
-    def encode(self, coords: tuple[int, ...]) -> str:
-        """Return the name of the frame."""
-        return FRAME
-
-    def decode(self, key: str, ndim: int) -> tuple[int, ...] | None:
-        """Return the coordinates of the shard; None if *key* is not the frame."""
-        return (0,) * ndim if key == FRAME else None
-
-
-@dataclass(frozen=True, slots=True)
 class ChunkFileNames(ChunkKeyEncoding):
     """The names of the files of a sparse frame; *numbers* are those of chunks in C order, as bytes."""
 
@@ -490,7 +464,7 @@ def _places(numbers: bytes) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class B2ndGrid(ShardGrid):
+class B2ndGrid(ForeignGrid):
     """The blocks of an array, or its chunks if blocks are partly filled."""
 
     @classmethod
@@ -513,11 +487,6 @@ class B2ndGrid(ShardGrid):
             raise MetadataError(f"{math.prod(parts)} blocks in a chunk are more than shardfs can count")
         return cls(ChunkGrid.regular(frame.shape, lengths), part, levels, grid_shape, max(ndim - 1, 0))
 
-    @property
-    def is_read_only(self) -> bool:
-        """True."""
-        return True
-
     def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which parts of a chunk are within the array: those behind its edge are stored, too."""
         shape = place.shapes[-1]
@@ -528,30 +497,26 @@ class B2ndGrid(ShardGrid):
             within = np.logical_and.outer(within, axis).reshape(-1)
         return within
 
-    def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
-        """Return the name of the chunk at *coords*."""
-        return ChunkKeyEncoding("default", "/").encode(coords)
 
-
-class B2ndArray(ForeignArray):
-    """An array of Blosc2."""
-
-    kind = "an array of Blosc2"
-    describing = FRAME
-
-
-def unreadable(error: MetadataError | CorruptionError) -> B2ndArray:
+def unreadable(error: MetadataError | CorruptionError) -> Foreign:
     """Return an array that is shown as it is stored because of this *error*."""
     metadata = ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC)
-    return B2ndArray(metadata, reason=str(error), is_damaged=isinstance(error, CorruptionError))
+    return Foreign(
+        format=_METALAYER,
+        kind=_KIND,
+        metadata=metadata,
+        describing=FRAME,
+        reason=str(error),
+        is_damaged=isinstance(error, CorruptionError),
+    )
 
 
-def contiguous_array(frame: Frame) -> B2ndArray:
+def contiguous_array(frame: Frame) -> Foreign:
     """Return the array of a contiguous frame; raises `MetadataError`."""
-    return _described(frame, FrameName("b2nd", ""), 0)
+    return _described(frame, OneShard.of(FRAME), 0)
 
 
-def sparse_array(frame: Frame, tail: Buffer) -> B2ndArray:
+def sparse_array(frame: Frame, tail: Buffer) -> Foreign:
     """Return the array of a sparse frame; *tail* is what follows its header.
 
     Raises `MetadataError` and `CorruptionError`.
@@ -575,7 +540,7 @@ def sparse_array(frame: Frame, tail: Buffer) -> B2ndArray:
     return _described(frame, names_of, "NaN" if are_nans.any() else 0)
 
 
-def _described(frame: Frame, names: ChunkKeyEncoding, fill_value: Json) -> B2ndArray:
+def _described(frame: Frame, names: ChunkKeyEncoding, fill_value: Json) -> Foreign:
     try:
         data_type = v3_data_type(frame.dtype)
     except NotUnshardable as error:
@@ -591,4 +556,5 @@ def _described(frame: Frame, names: ChunkKeyEncoding, fill_value: Json) -> B2ndA
     document = metadata.unsharded(grid.chunk_shape, codecs)
     identity = canonical([document["chunk_grid"], document["codecs"], data_type, list(frame.chunk_shape)])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
-    return B2ndArray(metadata, ForeignChunks(grid, names, document, codecs, fingerprint))
+    chunks = ForeignChunks(grid, names, document, codecs, fingerprint)
+    return Foreign(format=_METALAYER, kind=_KIND, metadata=metadata, chunks=chunks, describing=FRAME)

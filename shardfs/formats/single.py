@@ -9,10 +9,11 @@ from shardfs.errors import (
     NotFoundError,
     ShardfsError,
     SourceError,
+    StoreError,
 )
 from shardfs.stores.base import Address, Kind, ListedName, Snapshot, Stat
+from shardfs.stores.files import TargetFiles
 from shardfs.stores.objects.reader import ObjectReader, object_stat
-from shardfs.stores.references.targets import TargetFiles
 
 
 class SingleFile(ObjectReader):
@@ -25,6 +26,7 @@ class SingleFile(ObjectReader):
         self._home = home
         self._name = name
         self._shown = shown
+        self._was_there = False
         self._directory_stat = object_stat(Kind.DIRECTORY, 0, "directory", "directory", time.time_ns())
 
     def statistics(self) -> Mapping[str, object]:
@@ -38,7 +40,7 @@ class SingleFile(ObjectReader):
     async def check(self) -> Sequence[ListedName] | None:
         """Return the one name; raises `SourceError` if the file cannot be read."""
         try:
-            await self._home.open(self._name)
+            await self.open(self._shown)
         except (NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
             raise SourceError(f"{self.url} is no file; if it is a directory, write a slash behind its name") from None
         except ShardfsError as error:
@@ -67,9 +69,16 @@ class SingleFile(ObjectReader):
         return [ListedName(self._shown, Kind.FILE)]
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
-        """Open the file."""
+        """Open the file; raises `StoreError` if it was removed, as what was in it is not absent."""
         self._check(key)
-        return await self._home.open(self._name, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
+        try:
+            snapshot = await self._home.open(self._name, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
+        except (NotFoundError, NotADirectoryHereError):
+            if not self._was_there:
+                raise
+            raise StoreError(f"{self.url} is missing: it was removed") from None
+        self._was_there = True
+        return snapshot
 
     def _check(self, key: str) -> None:
         if not key:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shardfs.dataset.source import open_store
 from shardfs.errors import AccessDeniedError, CorruptionError, ShardfsError
-from shardfs.stores.url import open_store
 from tests.support.opened import in_trio
 from tests.support.web_server import web_server
 

@@ -13,13 +13,14 @@ import pyarrow.parquet
 import pytest
 import trio
 
+from shardfs.dataset.source import open_store
 from shardfs.errors import CorruptionError, SourceError, UnsupportedError
+from shardfs.formats.references import records, store
+from shardfs.formats.references.base import MAX_INLINE_NBYTES, Target
+from shardfs.formats.references.records import RecordReferences, parse_documents
+from shardfs.formats.references.store import ReferenceStore
+from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import Kind
-from shardfs.stores.references import records, store
-from shardfs.stores.references.base import MAX_INLINE_NBYTES, BrokenReference, Inline, Target
-from shardfs.stores.references.records import RecordReferences, parse_documents
-from shardfs.stores.references.store import ReferenceStore
-from shardfs.stores.url import open_store
 from tests.support.opened import in_trio
 
 
@@ -63,7 +64,7 @@ async def test_rows_are_ranges_whole_files_bytes_or_nothing(tmp_path: Path) -> N
     async with opened(root) as (store, references):
         assert await references.find("a/0.0") == Target("f", 3, 5)
         assert await references.find("a/0.1") == Target("f")
-        assert await references.find("a/0.2") == Inline(b"raw")
+        assert await references.find("a/0.2") == InlinePart(b"raw")
         assert await references.find("scalar/0") == Target("f", 1, 0)
         for name in ("a/1.0", "a/1.1", "a/1.2", "a/2.0", "a/0.3", "a/0.00", "a/0", "a/-1.0", "a/0.0.0", "b/0", "0"):
             assert await references.find(name) is None, name
@@ -135,12 +136,12 @@ async def test_records_that_are_too_large_are_errors_of_their_chunks(
         ):
             await references.find("a/10")
         assert await references.find("a/22") == Target("f", 0, 1)
-        assert isinstance(await references.find("a/23"), BrokenReference), (
+        assert isinstance(await references.find("a/23"), BrokenPart), (
             "a record that is short says nothing of the others"
         )
         with pytest.raises(CorruptionError, match=r"has 200,000 bytes"):
             await references.find("a/30")
-        assert [isinstance(await references.find(f"b/{row}"), BrokenReference) for row in range(5)] == [
+        assert [isinstance(await references.find(f"b/{row}"), BrokenPart) for row in range(5)] == [
             True,
             True,
             True,

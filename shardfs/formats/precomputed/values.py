@@ -8,9 +8,8 @@ Source: neuroglancer, "Meshes", "Skeletons" and "Annotations" of the precomputed
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -19,11 +18,20 @@ import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.document import Document, Json, brief, canonical, encode_json, parse_lengths
+from shardfs.format.foreign import Foreign, ForeignChunks, ValuePart
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.members import Buffer
-from shardfs.format.precomputed import are_codes, code_bits, is_path_below, morton_code, positions_of
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coordinates, Coords
-from shardfs.format.uint64_sharded import IdGrid, Ids, ShardNames, Uint64Sharding
+from shardfs.formats.precomputed.uint64_sharded import UINT64_SHARDED, IdGrid, Ids, ShardNames, Uint64Sharding
+from shardfs.formats.precomputed.volume import (
+    FORMAT,
+    INFO,
+    are_codes,
+    code_bits,
+    is_path_below,
+    morton_code,
+    positions_of,
+)
 
 _NIDS: Final = 2**64
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,19}")
@@ -36,15 +44,8 @@ _PLACE_NBYTES: Final = 12  # of a fragment: its position
 _SIZE_NBYTES: Final = 4
 
 
-class ValuePart(Enum):
-    """What a file shows of a value: its bytes, or the data before it."""
-
-    VALUE = "value"
-    BEFORE = "before"
-
-
 @dataclass(frozen=True, slots=True)
-class ValueNames:
+class IdNames:
     """The names of files: an id, or the cell of a grid of *cells* of which that is the code, and a suffix."""
 
     suffixes: tuple[tuple[str, ValuePart], ...]
@@ -78,10 +79,10 @@ class ValueNames:
 class ValueGrid(IdGrid):
     """The ids of values, as coordinates along one axis; *names* are those of their files."""
 
-    names: ValueNames
+    names: IdNames
 
     @classmethod
-    def of(cls, sharding: Uint64Sharding, names: ValueNames) -> "ValueGrid":
+    def of(cls, sharding: Uint64Sharding, names: IdNames) -> "ValueGrid":
         """Describe values in shards."""
         shards = ChunkGrid.regular((sharding.nshards,), (1,))
         return cls(shards, (1,), sharding.levels(MAX_DECODED_NBYTES), (_NIDS,), 0, sharding, names)
@@ -125,25 +126,6 @@ class ValueGrid(IdGrid):
         return 0
 
 
-@dataclass(frozen=True)
-class ShardedValues:
-    """A directory of values in shards: of *kind*, in words. Without a *grid*, a *reason* says why it is as stored."""
-
-    kind: str
-    grid: ValueGrid | None = None
-    shard_names: ShardNames | None = None
-    fingerprint: bytes = b""
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Collection:
-    """What an `info` says: *values* by directory, "" being its own. *shown* is the `info` without their sharding."""
-
-    values: Mapping[str, ShardedValues]
-    shown: bytes
-
-
 _SUFFIXES: Final[dict[str, tuple[tuple[str, ValuePart], ...]]] = {
     "neuroglancer_multilod_draco": ((".index", ValuePart.VALUE), ("", ValuePart.BEFORE)),
     "neuroglancer_skeletons": (("", ValuePart.VALUE),),
@@ -155,9 +137,11 @@ _KINDS: Final = {
 _ANNOTATIONS: Final = "neuroglancer_annotations_v1"
 _MAX_INDEXES: Final = 1000  # an `info` with more is that of no annotations
 _PLAIN: Final = (("", ValuePart.VALUE),)
+_PLAIN_NAMES: Final = IdNames(_PLAIN)
+_NO_FORM: Final = "meshes, skeletons and annotations have no form in Zarr"
 
 
-def parse_collection(document: Json) -> Collection | None:
+def parse_collection(document: Json) -> Foreign | None:
     """Return what an `info` says; None if it is not that of values by id, or none of them are sharded."""
     if not isinstance(document, dict):
         return None
@@ -168,7 +152,7 @@ def parse_collection(document: Json) -> Collection | None:
         return None
     values = _parse_values(_KINDS[kind], document["sharding"], _SUFFIXES[kind])
     shown = document if values.reason is not None else _without_sharding(document)
-    return Collection({"": values}, encode_json(shown))
+    return replace(values, describing=INFO, documents={INFO: encode_json(shown)})
 
 
 def directories_of(document: Document) -> list[str]:
@@ -179,16 +163,16 @@ def directories_of(document: Document) -> list[str]:
     return [""] if document.get("@type") in (*_KINDS, "neuroglancer_legacy_mesh") else []
 
 
-def _parse_annotations(document: Document) -> Collection | None:
+def _parse_annotations(document: Document) -> Foreign | None:
     members = list(_indexes(document))
     if len(members) > _MAX_INDEXES:
         return None
     keys = [_key_of(index) for _, index, _ in members]
-    values: dict[str, ShardedValues] = {}
+    values: dict[str, Foreign] = {}
     for key, (kind, index, cells) in zip(keys, members, strict=True):
         if key is not None and index.get("sharding") is not None and is_path_below(key):
             if keys.count(key) > 1:
-                values[key] = ShardedValues(kind, reason=f"several indexes have the key {brief(key)}")
+                values[key] = _values(kind, reason=f"several indexes have the key {brief(key)}")
             else:
                 values[key] = _parse_values(kind, index["sharding"], _PLAIN, cells)
     if not values:
@@ -201,7 +185,15 @@ def _parse_annotations(document: Document) -> Collection | None:
     changed: dict[str, Json] = {"by_id": shown(document.get("by_id"))}
     for name in ("relationships", "spatial"):
         changed[name] = [shown(index) for index in _members(document, name)]
-    return Collection(values, encode_json({name: changed.get(name, value) for name, value in document.items()}))
+    text = encode_json({name: changed.get(name, value) for name, value in document.items()})
+    return Foreign(
+        format=FORMAT,
+        kind="annotations",
+        describing=INFO,
+        documents={INFO: text},
+        below=values,
+        why_not=_NO_FORM,
+    )
 
 
 def _indexes(document: Document) -> Iterator[tuple[str, Document, Json]]:
@@ -230,16 +222,32 @@ def _without_sharding(document: Document) -> Document:
 
 def _parse_values(
     kind: str, specification: Json, suffixes: tuple[tuple[str, ValuePart], ...], grid_shape: Json = None
-) -> ShardedValues:
+) -> Foreign:
     try:
         sharding = Uint64Sharding.parse(specification)
         cells = _parse_cells(grid_shape) if grid_shape is not None else ()
     except MetadataError as error:
-        return ShardedValues(kind, reason=str(error))
+        return _values(kind, reason=str(error))
     identity = canonical([kind, sharding.__dict__, cells])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
-    return ShardedValues(
-        kind, ValueGrid.of(sharding, ValueNames(suffixes, cells)), ShardNames.of(sharding), fingerprint
+    grid = ValueGrid.of(sharding, IdNames(suffixes, cells))
+    chunks = ForeignChunks(grid, ShardNames.of(sharding), {"data_type": "uint8"}, (), fingerprint)
+    return _values(kind, chunks, grid.names)
+
+
+def _values(
+    kind: str, chunks: ForeignChunks | None = None, names: IdNames | None = None, *, reason: str | None = None
+) -> Foreign:
+    """Return values by id, or without *chunks* the *reason* why they are shown as they are stored."""
+    facts = {"values": kind, "sharded": True, "shard_type": UINT64_SHARDED}
+    return Foreign(
+        format=FORMAT,
+        kind=kind,
+        chunks=chunks,
+        names=names or _PLAIN_NAMES,
+        reason=reason,
+        why_not=_NO_FORM,
+        facts=facts,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from shardfs.errors import SourceError
+from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import Kind, ListedName
 from shardfs.stores.objects.reader import MAX_KEY_NBYTES
 
@@ -28,13 +29,6 @@ MAX_END: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Inline:
-    """The bytes themselves."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """*nbytes* bytes from *offset* of the file at *url*; all of it if *nbytes* is None."""
 
@@ -43,14 +37,7 @@ class Target:
     nbytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenReference:
-    """What is written is no reference, for the *reason*. Its key is listed, so that nobody takes it for absent."""
-
-    reason: str
-
-
-Reference = Inline | Target | BrokenReference
+Reference = InlinePart | Target | BrokenPart
 
 
 class ReferenceSet(Protocol):
@@ -76,22 +63,22 @@ class ReferenceSet(Protocol):
         """Return the URLs of all targets, or of some if they are read in parts."""
 
 
-def inline(data: bytes | memoryview) -> Inline | BrokenReference:
+def inline(data: bytes | memoryview) -> InlinePart | BrokenPart:
     """Return the reference that is *data* itself, unless that is too much of it."""
     if len(data) > MAX_INLINE_NBYTES:
-        return BrokenReference(
+        return BrokenPart(
             f"it has {len(data):,} bytes in place of a file; more than {MAX_INLINE_NBYTES:,} belong in one"
         )
-    return Inline(bytes(data))
+    return InlinePart(bytes(data))
 
 
-def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | BrokenReference:
+def target_of(url: object, offset: object = 0, nbytes: object = None) -> Target | BrokenPart:
     """Return the reference to *nbytes* bytes from *offset* of *url*, as written in a file."""
     if not isinstance(url, str) or not url:
-        return BrokenReference("it names no file")
+        return BrokenPart("it names no file")
     start, length = _number(offset), None if nbytes is None else _number(nbytes)
     if start is None or (nbytes is not None and length is None) or start + (length or 0) > MAX_END:
-        return BrokenReference("its offset and length are no range of a file")
+        return BrokenPart("its offset and length are no range of a file")
     return Target(url, start, length)
 
 

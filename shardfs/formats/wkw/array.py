@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.document import MAX_LENGTH, Extension, Json, canonical
-from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata, regular_grid
+from shardfs.format.foreign import Foreign, ForeignChunks, ForeignGrid, ForeignMetadata, regular_grid
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, parse_coordinate
 from shardfs.format.index import ENTRY_NBYTES, IndexCodecs, ShardIndex
 from shardfs.format.sharding import (
@@ -31,7 +31,6 @@ from shardfs.format.sharding import (
     MAX_INDEX_NBYTES,
     POSITION_BITS,
     Coords,
-    ShardGrid,
     ShardingLevel,
     count_positions,
 )
@@ -215,7 +214,7 @@ COMPONENTS: Final = (("z", ""), ("y", ""), ("x", ".wkw"))
 
 
 @dataclass(frozen=True, slots=True)
-class WkwGrid(ShardGrid):
+class WkwGrid(ForeignGrid):
     """The blocks of an array, with the axes c, x, y and z.
 
     *decoded_nbytes* is set if blocks are compressed: numcodecs wants it in front of each.
@@ -238,25 +237,9 @@ class WkwGrid(ShardGrid):
         return cls(shards, chunk_shape, (level,), grid_shape, ndim - 1, decoded_nbytes)
 
     @property
-    def is_read_only(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def chunk_header(self) -> bytes:
         """The size of a decoded block, if blocks are compressed."""
         return b"" if self.decoded_nbytes is None else self.decoded_nbytes.to_bytes(4, "little")
-
-    def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
-        """Return the name of the chunk at *coords*."""
-        return ChunkKeyEncoding("default", "/").encode(coords)
-
-
-class WkwArray(ForeignArray):
-    """An array of WKW: one magnification of a layer."""
-
-    kind = "an array of WKW"
-    describing = HEADER
 
 
 @dataclass(frozen=True)
@@ -267,7 +250,7 @@ class Layer:
     attributes: dict[str, Json]
 
 
-def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords] | None) -> WkwArray | None:
+def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords] | None) -> Foreign | None:
     """Return the array whose `header.wkw` begins with *data*; None if it is none of WKW.
 
     Its shape is that of *layer*, or without one what the *files* at these coordinates cover, unless nobody knows them.
@@ -275,13 +258,21 @@ def parse_array(data: bytes, layer: Layer | None, files: Iterable[Coords] | None
     if not data.startswith(MAGIC):
         return None
     try:
-        header = WkwHeader.parse(data)
-        return _described(header, layer, files)
+        metadata, chunks = _described(WkwHeader.parse(data), layer, files)
+        return _array(metadata, chunks)
     except MetadataError as error:
-        return WkwArray(ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC), reason=str(error))
+        return _array(ForeignMetadata.of((), "uint8", 0, regular_grid(()), _CODEC), reason=str(error))
 
 
-def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords] | None) -> WkwArray:
+def _array(metadata: ForeignMetadata, chunks: ForeignChunks | None = None, *, reason: str | None = None) -> Foreign:
+    return Foreign(
+        format="wkw", kind="an array of WKW", metadata=metadata, chunks=chunks, reason=reason, describing=HEADER
+    )
+
+
+def _described(
+    header: WkwHeader, layer: Layer | None, files: Iterable[Coords] | None
+) -> tuple[ForeignMetadata, ForeignChunks]:
     if layer is None:
         if files is None:
             raise MetadataError(_UNBOUNDED)
@@ -310,7 +301,7 @@ def _described(header: WkwHeader, layer: Layer | None, files: Iterable[Coords] |
     document = metadata.unsharded(grid.chunk_shape, codecs)
     identity = canonical([document["chunk_grid"], document["codecs"], header.data_type, header.file_bits])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
-    return WkwArray(metadata, ForeignChunks(grid, NAMES, document, tuple(codecs), fingerprint))
+    return metadata, ForeignChunks(grid, NAMES, document, tuple(codecs), fingerprint)
 
 
 def places_of(path: str) -> tuple[str, str, str]:

@@ -10,8 +10,7 @@ Source: neuroglancer, "Volume" of the precomputed data source.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -19,16 +18,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.errors import CorruptionError, MetadataError, RefusedError
+from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import MAX_LENGTH, Document, Extension, Json, brief, canonical, encode_json, parse_lengths
 from shardfs.format.dtype import item_nbytes
-from shardfs.format.foreign import ForeignArray, ForeignChunks, ForeignMetadata
+from shardfs.format.foreign import NEW_GROUP, Foreign, ForeignChunks, ForeignCodec, ForeignMetadata
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.members import Buffer
 from shardfs.format.sharding import MAX_DECODED_NBYTES, POSITION_BITS, Coordinates, Coords
-from shardfs.format.uint64_sharded import UINT64_SHARDED, IdGrid, Ids, ShardNames, Uint64Sharding
+from shardfs.formats.precomputed.uint64_sharded import UINT64_SHARDED, IdGrid, Ids, ShardNames, Uint64Sharding
 
+FORMAT: Final = "precomputed"
 INFO: Final = "info"
 _VOLUME: Final = "neuroglancer_multiscale_volume"
 _AXES: Final = 3
@@ -176,7 +176,7 @@ def are_codes(ids: Ids, grid_shape: Coords) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOffCodec(ChunkCodec):
+class CutOffCodec(ForeignCodec):
     """Elements in Fortran order, of chunks that are cut off at the end of a scale of *size*: decoded, they are full.
 
     There are zeros in the elements beyond the scale, which nobody reads. *position* is that of the chunk.
@@ -194,11 +194,6 @@ class CutOffCodec(ChunkCodec):
         """Return the codec of the chunk at *coords*."""
         return replace(self, position=coords)
 
-    @property
-    def is_identity(self) -> bool:
-        """False: a chunk at the edge grows."""
-        return False
-
     def decode(self, encoded: Buffer) -> memoryview:
         """Return the elements of a full chunk; raises `CorruptionError` if *encoded* has not the size of the chunk."""
         lengths = [
@@ -213,16 +208,8 @@ class CutOffCodec(ChunkCodec):
         full[tuple(map(slice, lengths))] = np.frombuffer(encoded, dtype).reshape(lengths[::-1]).T
         return full.reshape(-1).view(np.uint8).data.toreadonly()
 
-    def __call__(self, encoded: Buffer) -> Buffer:
-        """Decode a chunk, as other decoders of bulk work do."""
-        return self.decode(encoded)
-
     def __str__(self) -> str:
         return "raw of neuroglancer precomputed"
-
-    def encode(self, decoded: Buffer) -> bytes:
-        """Refuse: the format is only read."""
-        raise RefusedError("chunks of this format are only read")
 
 
 @dataclass(frozen=True)
@@ -247,8 +234,8 @@ class ScaleChunks(ForeignChunks):
         """Whether no chunk is cut off."""
         return not any(size % edge for size, edge in zip(self.grid.size, self.grid.chunk_shape, strict=True))
 
-    def has_raw_chunk(self, name: str) -> bool:
-        """Whether *name* is that of a chunk of raw elements, which reads as zeros where there is none."""
+    def reads_as_zeros(self, name: str) -> bool:
+        """Whether *name* is that of a chunk of raw elements, which are zeros where it is missing."""
         return self.grid.item_nbytes is not None and self.grid.names.begins(name, len(self.grid.size))
 
     def codec(self) -> "CutOffCodec":
@@ -256,23 +243,16 @@ class ScaleChunks(ForeignChunks):
         return CutOffCodec.of(super().codec(), self.grid.size)
 
 
-@dataclass(frozen=True)
-class Scale(ForeignArray):
-    """A sharded scale."""
-
-    chunks: ScaleChunks | None = None
-    kind = "a scale of a precomputed volume"
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A volume with sharded scales, by their keys; *shown* is its `info` without their sharding."""
-
-    scales: Mapping[str, Scale] = field(default_factory=dict)
-    shown: bytes = b""
+_PROGRAMS: Final = {
+    "cloud-volume 12": 'CloudVolume("precomputed://file://{}")',
+    "tensorstore, driver neuroglancer_precomputed": (
+        '{{"driver": "neuroglancer_precomputed", "kvstore": "file://{}/"}}'
+    ),
+    "neuroglancer": "precomputed://http://127.0.0.1:8000/{}",
+}
 
 
-def parse_volume(document: Json) -> Volume | None:
+def parse_volume(document: Json) -> Foreign | None:
     """Return what an `info` says; None if it is not that of a volume with sharded scales."""
     if not isinstance(document, dict) or document.get("@type", _VOLUME) != _VOLUME:
         return None
@@ -283,7 +263,7 @@ def parse_volume(document: Json) -> Volume | None:
     if len(sharded) > _MAX_SCALES:
         return None
     keys = Counter(key for each in scales if isinstance(each, dict) and isinstance(key := each.get("key"), str))
-    found: dict[str, Scale] = {}
+    found: dict[str, Foreign] = {}
     for each in sharded:
         key = each.get("key")
         if isinstance(key, str) and is_path_below(key):
@@ -295,7 +275,15 @@ def parse_volume(document: Json) -> Volume | None:
         scale = found.get(each.get("key", "")) if isinstance(each, dict) else None
         is_shown = scale is not None and scale.reason is None
         shown.append({name: value for name, value in each.items() if name != "sharding"} if is_shown else each)
-    return Volume(found, encode_json({**document, "scales": shown}))
+    return Foreign(
+        format=FORMAT,
+        kind="a precomputed volume",
+        describing=INFO,
+        documents={INFO: encode_json({**document, "scales": shown})},
+        below=found,
+        group=NEW_GROUP,
+        programs=_PROGRAMS,
+    )
 
 
 def is_path_below(key: str) -> bool:
@@ -303,18 +291,20 @@ def is_path_below(key: str) -> bool:
     return all(part not in ("", ".", "..") for part in key.split("/")) and "\0" not in key
 
 
-def _parse_scale(document: Document, scale: Document, key: str, *, is_one: bool) -> Scale:
+def _parse_scale(document: Document, scale: Document, key: str, *, is_one: bool) -> Foreign:
     try:
-        return _described(document, scale, key, is_one=is_one)
+        metadata, chunks = _described(document, scale, key, is_one=is_one)
+        return Foreign(format=FORMAT, kind=_SCALE, metadata=metadata, chunks=chunks)
     except MetadataError as error:
-        return Scale(_metadata(document, scale, ()), reason=str(error))
+        return Foreign(format=FORMAT, kind=_SCALE, metadata=_metadata(document, scale, ()), reason=str(error))
 
 
+_SCALE: Final = "a scale of a precomputed volume"
 _NO_KEYS: Final = Extension("default", {})
 _CODEC: Final = Extension(UINT64_SHARDED, {})
 
 
-def _described(document: Document, scale: Document, key: str, *, is_one: bool) -> Scale:
+def _described(document: Document, scale: Document, key: str, *, is_one: bool) -> tuple[ForeignMetadata, ScaleChunks]:
     if not is_one:
         raise MetadataError(f"several scales have the key {brief(key)}")
     sharding = Uint64Sharding.parse(scale["sharding"])
@@ -343,8 +333,7 @@ def _described(document: Document, scale: Document, key: str, *, is_one: bool) -
     shown = metadata.unsharded(inner, codecs)
     identity = canonical([shown, sharding.__dict__, offset])
     fingerprint = blake2b(identity.encode(), digest_size=16).digest()
-    chunks = ScaleChunks(grid, ShardNames.of(sharding), shown, codecs, fingerprint)
-    return Scale(metadata, chunks)
+    return metadata, ScaleChunks(grid, ShardNames.of(sharding), shown, codecs, fingerprint)
 
 
 def _metadata(document: Document, scale: Document, shape: Coords) -> ForeignMetadata:

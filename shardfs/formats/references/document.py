@@ -15,17 +15,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from shardfs.errors import SourceError
+from shardfs.formats.references.base import Keys, Reference, Target, encoded_key, inline, target_of
+from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import ListedName
-from shardfs.stores.references.base import (
-    BrokenReference,
-    Inline,
-    Keys,
-    Reference,
-    Target,
-    encoded_key,
-    inline,
-    target_of,
-)
 
 MAX_NBYTES: Final = 256 * 2**20
 _MAX_GENERATED: Final = 1_000_000
@@ -109,15 +101,15 @@ class DocumentReferences:
     def _at(self, place: int) -> Reference:
         target, offset, nbytes = (int(column[place]) for column in self._columns)
         if target == _INLINE:
-            return Inline(self._texts[offset])
+            return InlinePart(self._texts[offset])
         if target == _BROKEN:
-            return BrokenReference(self._texts[offset].decode())
+            return BrokenPart(self._texts[offset].decode())
         url = self._expanded(self._urls[target])
         return Target(url, offset, None if nbytes == _WHOLE else nbytes) if isinstance(url, str) else url
 
-    def _expanded(self, url: str) -> str | BrokenReference:
+    def _expanded(self, url: str) -> str | BrokenPart:
         if len(url) > _MAX_URL or (self._templates and _expanded_length(url, self._length_of) > _MAX_URL):
-            return BrokenReference("the name of its file is too long")
+            return BrokenPart("the name of its file is too long")
         return _substitute(url, self._templates) if self._templates else url
 
     def _length_of(self, name: str) -> int:
@@ -160,17 +152,17 @@ class _Builder:
         """Add the reference of *key* to a range whose numbers are known to be such; *url* is not empty."""
         self._add(key, self._urls.setdefault(url, len(self._urls)), offset, nbytes)
 
-    def _target(self, key: str, target: Target | BrokenReference) -> None:
-        if isinstance(target, BrokenReference):
+    def _target(self, key: str, target: Target | BrokenPart) -> None:
+        if isinstance(target, BrokenPart):
             self._text(key, _BROKEN, target.reason.encode())
         else:
             self.add_range(key, target.url, target.offset, _WHOLE if target.nbytes is None else target.nbytes)
 
     def _inline(self, key: str, data: bytes) -> None:
         match inline(data):
-            case Inline():
+            case InlinePart():
                 self._text(key, _INLINE, data)
-            case BrokenReference(reason):
+            case BrokenPart(reason):
                 self._text(key, _BROKEN, reason.encode())
 
     def _text(self, key: str, kind: int, text: bytes) -> None:

@@ -11,10 +11,11 @@ import pytest
 import trio
 
 from shardfs.errors import SourceError
+from shardfs.formats.references import document
+from shardfs.formats.references.base import MAX_INLINE_NBYTES, Reference, Target
+from shardfs.formats.references.document import DocumentReferences, parse_document
+from shardfs.formats.virtual import BrokenPart, InlinePart
 from shardfs.stores.base import Kind
-from shardfs.stores.references import document
-from shardfs.stores.references.base import MAX_INLINE_NBYTES, BrokenReference, Inline, Reference, Target
-from shardfs.stores.references.document import DocumentReferences, parse_document
 
 
 def parsed(written: Any) -> DocumentReferences:
@@ -61,7 +62,7 @@ def test_both_versions_say_what_fsspec_reads(version: int, text: Callable[[Any],
     assert ours.keys() == theirs.references.keys() == REFS.keys()
     for key, reference in ours.items():
         match reference:
-            case Inline(data):
+            case InlinePart(data):
                 expected = theirs.cat(key)
                 assert data == expected or json.loads(data) == json.loads(expected)
             case Target(url, offset, None):
@@ -82,7 +83,7 @@ def test_templates_are_names_that_are_replaced() -> None:
     ours = found(parsed(written))
     assert ours["a"] == Target("s3://bucket/x.nc", 1, 2)
     assert ours["b"] == Target("s3://bucket/y", 1, 2)
-    assert ours["c"] == Inline(b"{{u}}")
+    assert ours["c"] == InlinePart(b"{{u}}")
     assert ours["d"] == Target("plain", 1, 2)
     assert found(parsed({"version": 1, "refs": refs}))["a"] == Target("{{u}}x.nc", 1, 2)
 
@@ -207,17 +208,17 @@ def test_templates_are_found_in_one_way_through_a_text() -> None:
 def test_a_url_that_gets_too_long_is_never_made() -> None:
     refs = {"a": ["{{u}}" * 1000, 1, 2], "b": ["{{u}}", 1, 2]}
     ours = found(parsed({"version": 1, "refs": refs, "templates": {"u": "x" * 8192}}))
-    assert ours == {"a": BrokenReference("the name of its file is too long"), "b": Target("x" * 8192, 1, 2)}
+    assert ours == {"a": BrokenPart("the name of its file is too long"), "b": Target("x" * 8192, 1, 2)}
 
 
 def test_a_value_as_large_as_a_file_is_one_broken_reference() -> None:
     largest = "x" * MAX_INLINE_NBYTES
     encoded = "base64:" + base64.b64encode(bytes(MAX_INLINE_NBYTES + 1)).decode()
     ours = found(parsed({"a": largest, "b": largest + "x", "c": encoded, "d": "base64:eA=="}))
-    assert ours["a"] == Inline(largest.encode())
-    assert ours["d"] == Inline(b"x")
+    assert ours["a"] == InlinePart(largest.encode())
+    assert ours["d"] == InlinePart(b"x")
     for name in "bc":
-        assert ours[name] == BrokenReference(
+        assert ours[name] == BrokenPart(
             "it has 16,777,217 bytes in place of a file; more than 16,777,216 belong in one"
         )
 
@@ -245,7 +246,7 @@ def test_each_wrong_reference_is_one_broken_file_and_all_others_are_read() -> No
     }
     ours = found(parsed({"version": 1, "refs": wrong | {"right": ["x", 1.0, 5]}}))
     assert ours.pop("right") == Target("x", 1, 5)
-    assert {key for key, reference in ours.items() if isinstance(reference, BrokenReference)} == wrong.keys()
+    assert {key for key, reference in ours.items() if isinstance(reference, BrokenPart)} == wrong.keys()
 
 
 def test_names_that_no_file_can_have_are_hidden() -> None:
@@ -273,10 +274,10 @@ def test_a_name_that_is_a_directory_too_is_that_and_the_last_of_two_counts() -> 
     references = parsed(text)
     assert names(references, "") == {"a": Kind.DIRECTORY, "a.c": Kind.FILE, "a0": Kind.FILE, "z": Kind.FILE}
     assert found(references) == {
-        "a/b": Inline(b"3"),
-        "a.c": Inline(b"2"),
+        "a/b": InlinePart(b"3"),
+        "a.c": InlinePart(b"2"),
         "a0": Target("y", 1, 2),
-        "z": Inline(b"0"),
+        "z": InlinePart(b"0"),
     }
 
 

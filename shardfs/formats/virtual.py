@@ -1,0 +1,471 @@
+"""Sources whose files are parts of other files, or are made of them: what others ask of these, and one ready-made."""
+
+import io
+import time
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StoreError,
+)
+from shardfs.stores.base import MAX_TOP, Buffer, Content, Kind, ListedName, OpenFile, Snapshot, Stat
+from shardfs.stores.cache import Cache, while_it_changes
+from shardfs.stores.files import TargetFiles
+from shardfs.stores.memory import MemoryContent, Slice
+from shardfs.stores.objects.reader import ObjectReader, SnapshotFile, object_stat
+from shardfs.stores.ttl import within_ttl
+
+MAX_MADE_NBYTES: Final = 2**30
+"""How large a file may be that is made, as it is made in memory."""
+
+_MAX_KEPT_NBYTES: Final = 64 * 2**20
+_PAGE_NBYTES: Final = 64 * 2**10
+_MAX_PAGES: Final = 256
+_MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
+
+
+@dataclass(frozen=True, slots=True)
+class InlinePart:
+    """The bytes themselves."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart:
+    """*nbytes* bytes from *offset* of the source."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MadePart:
+    """*nbytes* bytes that *make* returns: of a compressed member, say. They are kept for a while, and made again."""
+
+    nbytes: int
+    make: Callable[[], Awaitable[Buffer]]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPart:
+    """What is written is nothing that can be read, for the *reason*.
+
+    Its key is listed, so that nobody takes it for absent, and opening it is an error.
+    """
+
+    reason: str
+
+
+class VirtualStore(ObjectReader):
+    """A source whose files are parts of other files: no program but shardfs finds them under their names."""
+
+    part: str = "part"
+    """What such a file is, in reports: "reference", "member"."""
+
+    no_references: str | None = "its chunks are in one file, whose format references do not know: use `shardfs pack`"
+    """Why `refs` refuses the source; None if it does not: then `url_of` names files that programs find."""
+
+    @abstractmethod
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
+        """Open a file; see `Reader.open`."""
+
+    @abstractmethod
+    def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files; `verify` opens each, and reads it if it is to look at data."""
+
+    async def note(self) -> str | None:
+        """Say what a user should know who mounts the source; None if that is nothing."""
+        return None
+
+
+class FileContents(Protocol):
+    """What is in one version of a source, as a tree of keys, such as `group/array/c/0/1`.
+
+    Every name in it can be that of a file: none is empty, `.`, `..`, or has a NUL. What is hidden says so in the log.
+    """
+
+    async def find(self, key: str) -> InlinePart | RangePart | MadePart | BrokenPart | None:
+        """Return what the file *key* is; None if there is none. A directory is no file."""
+
+    async def list(self, key: str) -> Sequence[ListedName] | None:
+        """Return the names in the directory *key*, "" for the top; None if there is no such directory."""
+
+    async def is_directory(self, key: str) -> bool:
+        """Whether *key*, which is not "", is a directory."""
+
+    def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files, in any order."""
+
+
+class _Loaded(NamedTuple):
+    snapshot: Snapshot
+    contents: FileContents
+    checked: float
+
+
+class TreeStore(VirtualStore):
+    """What is in the file *name* of the reader *home*, as a tree: *load* returns what is in one version of it.
+
+    That is called again when the file has changed. What is open then is `StaleError`, or stays what it was.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        home: TargetFiles,
+        name: str,
+        load: Callable[[Snapshot], Awaitable[FileContents]],
+        *,
+        ttl: float,
+        part: str = "member",
+    ) -> None:
+        self.url = url
+        self.address = home.address._replace(url=url)
+        self.ttl = ttl
+        self.part = part
+        self._home = home
+        self._name = name
+        self._load = load
+        self._loaded: _Loaded | None = None
+        self._loading = trio.Lock()
+        self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return the counts of the reader of the file."""
+        return self._home.statistics()
+
+    def url_of(self, key: str) -> str:
+        """Return a URL of *key*, by which only people find it."""
+        return f"{self.url}::{key}" if key else self.url
+
+    async def check(self) -> Sequence[ListedName] | None:
+        """Return the names at the top, unless there are too many; raises `SourceError` if it cannot be read."""
+        try:
+            entries = await self.list("")
+        except SourceError:
+            raise
+        except ShardfsError as error:
+            raise SourceError(f"{self.url} cannot be read: {error}") from None
+        return entries if len(entries) <= MAX_TOP else None
+
+    async def _current(self, *, fresh: bool = False) -> _Loaded:
+        """Return what is in the file now, or was at most the TTL ago unless *fresh*."""
+        loaded, now = self._loaded, time.monotonic()
+        if loaded is not None and not fresh and within_ttl(loaded.checked, now, self.ttl):
+            return loaded
+        async with self._loading:
+            if self._loaded is not loaded and self._loaded is not None:  # by another task, meanwhile
+                return self._loaded
+            if loaded is not None and await loaded.snapshot.is_current():
+                self._loaded = loaded._replace(checked=now)
+            else:
+                self._home.forget(self._name)
+                self._loaded = await while_it_changes(self._read)
+            return self._loaded
+
+    async def _read(self) -> _Loaded:
+        now = time.monotonic()
+        try:
+            snapshot = await self._home.open(self._name)
+        except _MISSING:
+            if self._loaded is None:
+                raise SourceError(f"{self.url} is no file; if it is a directory, end its name with a slash") from None
+            raise StoreError(f"{self.url} was removed") from None  # what was in it is not absent
+        return _Loaded(snapshot, await self._load(snapshot), now)
+
+    async def _find(
+        self, key: str, *, fresh: bool = False
+    ) -> tuple[_Loaded, InlinePart | RangePart | MadePart | BrokenPart]:
+        loaded = await self._current(fresh=fresh)
+        found = await loaded.contents.find(key)
+        if found is None:
+            raise NotFoundError(f"{key} does not exist")
+        return loaded, found
+
+    async def stat(self, key: str) -> Stat:
+        """Return the status of *key*."""
+        loaded = await self._current()
+        if not key or await loaded.contents.is_directory(key):
+            mtime_ns = loaded.snapshot.stat.mtime_ns
+            return object_stat(Kind.DIRECTORY, 0, "directory", f"directory:{key}", mtime_ns)
+        return self._stat(key, *await self._find(key))
+
+    def _stat(self, key: str, loaded: _Loaded, found: InlinePart | RangePart | MadePart | BrokenPart) -> Stat:
+        stat = loaded.snapshot.stat
+        nbytes = 0
+        match found:
+            case InlinePart(data):
+                nbytes = len(data)
+            case RangePart(_, nbytes) | MadePart(nbytes, _):
+                pass
+        return object_stat(Kind.FILE, nbytes, (key, stat.version), f"file:{key}", stat.mtime_ns)
+
+    async def fresh(self, key: str) -> Stat:
+        """Return the status of the file *key* as it is stored now."""
+        return self._stat(key, *await self._find(key, fresh=True))
+
+    def forget(self, key: str) -> None:
+        """Look at the file again at the next request."""
+        self._home.forget(self._name)
+        if self._loaded is not None:
+            self._loaded = self._loaded._replace(checked=float("-inf"))
+
+    async def list(self, key: str) -> Sequence[ListedName]:
+        """Return the names in a directory."""
+        loaded = await self._current()
+        entries = await loaded.contents.list(key)
+        if entries is not None:
+            return entries
+        if await loaded.contents.find(key) is not None:
+            raise NotADirectoryHereError(f"{key} is not a directory")
+        raise NotFoundError(f"{key} does not exist")
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
+        """Open a file; raises `CorruptionError` if it cannot be read."""
+        if not key or await (await self._current()).contents.is_directory(key):
+            raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
+        loaded, found = await self._find(key, fresh=True)
+        stat, source = self._stat(key, loaded, found), loaded.snapshot
+        match found:
+            case InlinePart(data):
+                return InlineSnapshot(stat, data, source)
+            case BrokenPart(reason):
+                raise CorruptionError(f"{key} cannot be read: {reason}")
+            case RangePart(offset, nbytes):
+                if not 0 <= offset <= offset + nbytes <= source.size:
+                    end = offset + nbytes
+                    raise CorruptionError(f"{key} is said to end at byte {end:,} of a file of {source.size:,} bytes")
+                return PartSnapshot(stat, source, offset)
+            case MadePart(nbytes, make):
+                if nbytes > MAX_MADE_NBYTES:
+                    raise CorruptionError(f"{key} has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}")
+                return MadeSnapshot(stat, source, partial(self._make, key, stat.version, nbytes, make))
+
+    async def _make(self, key: str, version: Hashable, nbytes: int, make: Callable[[], Awaitable[Buffer]]) -> Buffer:
+        async def load() -> Buffer:
+            data = await make()
+            if len(data) != nbytes:
+                raise CorruptionError(f"{key} has {len(data):,} bytes, and should have {nbytes:,}")
+            return data
+
+        return await self._made.get(version, load)
+
+    async def open_passthrough(self, key: str) -> OpenFile:
+        """Open a file to read it: a single request fetches its range, and no more."""
+        return SnapshotFile(key, await self.open(key), is_unit=True)
+
+    async def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files."""
+        async for key in (await self._current()).contents.walk():
+            yield key
+
+
+class InlineSnapshot:
+    """A file whose bytes are here; it is one of the version *source*, if that may change."""
+
+    __slots__ = ("_data", "_source", "stat")
+
+    def __init__(self, stat: Stat, data: bytes, source: Snapshot | None = None) -> None:
+        self.stat = stat
+        self._data = data
+        self._source = source
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self._data)
+
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*."""
+        return self._data[offset : offset + nbytes]
+
+    def content(self, offset: int, nbytes: int) -> MemoryContent:
+        """Return *nbytes* bytes from *offset*."""
+        return MemoryContent(memoryview(self._data)[offset : offset + nbytes])
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Return all bytes."""
+        yield memoryview(self._data)
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Do nothing: the bytes are here."""
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Return False: the bytes stay the same."""
+        return False
+
+    async def is_current(self) -> bool:
+        """Whether the source is still this version."""
+        return self._source is None or await self._source.is_current()
+
+    async def accept_growth(self, offset: int, content: Buffer) -> bool:
+        """Return False: the bytes stay the same."""
+        return False
+
+
+class PartSnapshot:
+    """A part, from *start* on, of one version of another file; *whole* is that version."""
+
+    __slots__ = ("_start", "_whole", "stat")
+
+    def __init__(self, stat: Stat, whole: Snapshot, start: int) -> None:
+        self.stat = stat
+        self._whole = whole
+        self._start = start
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.stat.size
+
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*."""
+        unit = None if extent is None else (self._start + extent[0], extent[1])
+        return await self._whole.read(self._start + offset, nbytes, unit)
+
+    def content(self, offset: int, nbytes: int) -> Content:
+        """Return *nbytes* bytes from *offset*, to be read later."""
+        return self._whole.content(self._start + offset, nbytes)
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Return all bytes."""
+        with self._whole.mapped() as view:
+            yield view[self._start : self._start + self.size]
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Announce that bytes will probably be read soon."""
+        self._whole.expect(self._start + offset, nbytes)
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Forget bytes that failed a check; return whether they may come otherwise next time."""
+        return await self._whole.distrust(self._start + offset, nbytes)
+
+    async def is_current(self) -> bool:
+        """Whether the target is still this version."""
+        return await self._whole.is_current()
+
+    async def accept_growth(self, offset: int, content: Buffer) -> bool:
+        """Return False: a part of a file does not grow."""
+        return False
+
+
+class MadeSnapshot:
+    """A file whose bytes *load* returns, all at once, of the version *source*."""
+
+    __slots__ = ("_load", "_source", "stat")
+
+    def __init__(self, stat: Stat, source: Snapshot, load: Callable[[], Awaitable[Buffer]]) -> None:
+        self.stat = stat
+        self._source = source
+        self._load = load
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.stat.size
+
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*."""
+        return bytes(memoryview(await self._load())[offset : offset + nbytes])
+
+    def content(self, offset: int, nbytes: int) -> Content:
+        """Return *nbytes* bytes from *offset*, to be read later."""
+        return Slice(self._read_blocking, offset, nbytes)
+
+    def _read_blocking(self, offset: int, nbytes: int) -> Buffer:
+        return trio.from_thread.run(self.read, offset, nbytes)
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Refuse: nothing searches what is made."""
+        raise StoreError("bytes that are made cannot be mapped")
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Do nothing: it is made when it is read."""
+
+    async def distrust(self, offset: int, nbytes: int) -> bool:
+        """Return False: the same bytes would be made."""
+        return False
+
+    async def is_current(self) -> bool:
+        """Whether the source is still this version."""
+        return await self._source.is_current()
+
+    async def accept_growth(self, offset: int, content: Buffer) -> bool:
+        """Return False: what is made does not grow."""
+        return False
+
+
+class BlockingFile(io.RawIOBase):
+    """A version of a file for libraries that want an open file: to be used in a worker thread, `trio.to_thread`.
+
+    It reads pages, of which it keeps some, so that small reads cost few requests. Reading raises what `Snapshot.read`
+    does: `StaleError`, if the file has changed.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self._content = snapshot.content(0, snapshot.size)
+        self._at = 0
+        self._pages: OrderedDict[int, Buffer] = OrderedDict()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position, and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.nbytes}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
+        """Read some bytes into *buffer*; 0 at the end."""
+        into = memoryview(buffer).cast("B")
+        nbytes = min(len(into), max(self._content.nbytes - self._at, 0))
+        done = 0
+        if nbytes > _PAGE_NBYTES:
+            into[:nbytes] = self._content.read(self._at, nbytes)
+            done = nbytes
+        while done < nbytes:
+            number, start = divmod(self._at + done, _PAGE_NBYTES)
+            part = memoryview(self._page(number))[start : start + nbytes - done]
+            into[done : done + len(part)] = part
+            done += len(part)
+        self._at += nbytes
+        return nbytes
+
+    def _page(self, number: int) -> Buffer:
+        page = self._pages.get(number)
+        if page is None:
+            start = number * _PAGE_NBYTES
+            page = self._pages[number] = self._content.read(start, min(_PAGE_NBYTES, self._content.nbytes - start))
+            if len(self._pages) > _MAX_PAGES:
+                self._pages.popitem(last=False)
+        else:
+            self._pages.move_to_end(number)
+        return page

@@ -1,0 +1,1 @@
+"""Zarr itself, in the table for what it has in common with other formats: its documents where nothing is listed."""

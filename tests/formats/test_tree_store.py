@@ -1,0 +1,308 @@
+"""A file whose inside is a tree: what a format says of it, and what becomes of that when the file changes."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+import zarr
+
+import shardfs
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StaleError,
+)
+from shardfs.formats import (
+    BlockingFile,
+    BrokenPart,
+    FileSource,
+    Format,
+    InlinePart,
+    MadePart,
+    RangePart,
+    TreeStore,
+    formats,
+)
+from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Snapshot
+from shardfs.stores.local.reader import LocalReader
+from tests.support.commands import run
+from tests.support.opened import in_trio
+from tests.support.web_server import web_server
+
+HEAD = 4096
+
+
+class Boxed:
+    """The contents of a box: a header of JSON, `key: [offset, nbytes]`, and bytes; with `~` in the key, inverted."""
+
+    def __init__(self, snapshot: Snapshot, header: dict[str, list[int]], made: list[str]) -> None:
+        self._snapshot = snapshot
+        self._header = header
+        self._made = made
+
+    async def find(self, key: str) -> InlinePart | RangePart | MadePart | BrokenPart | None:
+        if key == "inline":
+            return InlinePart(b"in the header")
+        if key == "broken":
+            return BrokenPart("nobody knows its size")
+        if key not in self._header:
+            return None
+        offset, nbytes = self._header[key]
+
+        async def make() -> Buffer:
+            self._made.append(key)
+            return bytes(255 - byte for byte in bytes(await self._snapshot.read(offset, nbytes)))
+
+        return MadePart(nbytes, make) if "~" in key else RangePart(offset, nbytes)
+
+    async def is_directory(self, key: str) -> bool:
+        return any(name.startswith(f"{key}/") for name in self._keys())
+
+    async def walk(self) -> AsyncIterator[str]:
+        for key in self._keys():
+            yield key
+
+    def _keys(self) -> list[str]:
+        return ["inline", "broken", *self._header]
+
+    async def list(self, key: str) -> Sequence[ListedName] | None:
+        below = [name[len(key) :].lstrip("/") for name in self._keys() if not key or name.startswith(f"{key}/")]
+        kinds = {name.partition("/")[0]: Kind.DIRECTORY if "/" in name else Kind.FILE for name in below}
+        return [ListedName(*item) for item in kinds.items()] if below or not key else None
+
+
+class Box(Format):
+    """A format whose files are boxes."""
+
+    name = "box"
+    suffixes = (".box",)
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.made: list[str] = []
+
+    async def load(self, snapshot: Snapshot) -> Boxed:
+        self.loaded += 1
+        data = await trio.to_thread.run_sync(self._header, snapshot)
+        return Boxed(snapshot, json.loads(data), self.made)
+
+    @staticmethod
+    def _header(snapshot: Snapshot) -> bytes:
+        with BlockingFile(snapshot) as file:
+            data = file.read(HEAD)
+        assert data is not None
+        return data
+
+    def open(self, source: FileSource) -> Reader:
+        return TreeStore(source.url, source.files, source.name, self.load, ttl=source.ttl)
+
+
+def write_box(path: Path, files: dict[str, bytes], header: dict[str, list[int]] | None = None) -> None:
+    found, at = dict(header or {}), HEAD
+    for key, data in files.items():
+        found[key] = [at, len(data)]
+        at += len(data)
+    text = json.dumps(found).encode().ljust(HEAD)
+    new = path.with_name("new")
+    new.write_bytes(text + b"".join(files.values()))
+    new.replace(path)
+
+
+def opened(path: Path, box: Box, ttl: float = 0.0) -> TreeStore:
+    return TreeStore(str(path), LocalReader(str(path.parent)), path.name, box.load, ttl=ttl)
+
+
+async def whole(store: Reader, key: str) -> bytes:
+    snapshot = await store.open(key)
+    return bytes(await snapshot.read(0, snapshot.size))
+
+
+@in_trio
+async def test_keys_are_ranges_bytes_and_what_is_made(tmp_path: Path) -> None:
+    box = Box()
+    write_box(tmp_path / "a.box", {"a/b/one": b"one", "a/two": b"three", "a/~": b"\x00\xff"})
+    store = opened(tmp_path / "a.box", box, ttl=60)
+    assert sorted(await store.check() or ()) == [("a", Kind.DIRECTORY), ("broken", Kind.FILE), ("inline", Kind.FILE)]
+    assert [name.name for name in await store.list("a")] == ["b", "two", "~"]
+    assert (await store.stat("a/b")).kind is Kind.DIRECTORY
+    assert ((await store.stat("a/two")).kind, (await store.stat("a/two")).size) == (Kind.FILE, 5)
+    assert await whole(store, "a/b/one") == b"one"
+    assert await whole(store, "inline") == b"in the header"
+    assert box.made == []
+    snapshot = await store.open("a/~")
+    assert snapshot.size == 2
+    assert bytes(await snapshot.read(1, 1)) + bytes(await snapshot.read(0, 1)) == b"\x00\xff"
+    assert bytes(await trio.to_thread.run_sync(snapshot.content(1, 1).read, 0, 1)) == b"\x00"
+    assert box.made == ["a/~"], "what is made is kept"
+    assert box.loaded == 1
+    assert sorted([key async for key in store.walk()]) == ["a/b/one", "a/two", "a/~", "broken", "inline"]
+    for error, key in (
+        (NotFoundError, "a/three"),
+        (IsADirectoryHereError, "a/b"),
+        (IsADirectoryHereError, ""),
+        (CorruptionError, "broken"),
+    ):
+        with pytest.raises(error):
+            await store.open(key)
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("a/two")
+    with pytest.raises(NotFoundError):
+        await store.list("c")
+
+
+@in_trio
+async def test_what_leads_out_of_the_file_or_is_too_large_is_an_error(tmp_path: Path) -> None:
+    header = {
+        "behind": [HEAD, 4],
+        "far": [2**62, 2**62],
+        "before": [-1, 3],
+        "~large": [HEAD, 2**40],
+        "~short": [HEAD, 2],
+    }
+    write_box(tmp_path / "a.box", {"one": b"one"}, header)
+    store = opened(tmp_path / "a.box", Box())
+    for key in ("behind", "far", "before", "~large"):
+        with pytest.raises(CorruptionError):
+            await store.open(key)
+    assert await whole(store, "one") == b"one"
+
+
+@in_trio
+async def test_made_bytes_of_another_size_are_damage(tmp_path: Path) -> None:
+    write_box(tmp_path / "a.box", {"one": b"one"})
+
+    class Short(Boxed):
+        async def find(self, key: str) -> InlinePart | RangePart | MadePart | BrokenPart | None:
+            async def make() -> Buffer:
+                return b"four"
+
+            return MadePart(3, make)
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        return Short(snapshot, {"one": [0, 3]}, [])
+
+    store = TreeStore("a", LocalReader(str(tmp_path)), "a.box", load, ttl=0)
+    snapshot = await store.open("one")
+    with pytest.raises(CorruptionError, match="4 bytes"):
+        await snapshot.read(0, 3)
+
+
+@in_trio
+async def test_a_file_that_is_replaced_is_loaded_again_and_what_is_open_stays(tmp_path: Path) -> None:
+    box, path = Box(), tmp_path / "a.box"
+    write_box(path, {"a/one": b"one", "~": b"\x00"})
+    store = opened(path, box)
+    before, made = await store.open("a/one"), await store.open("~")
+    version = (await store.stat("a/one")).version
+    assert await before.is_current()
+    write_box(path, {"two": b"two", "a/one": b"other", "~": b"\x01\x02"})
+    assert not await before.is_current()
+    assert not await made.is_current()
+    assert await whole(store, "a/one") == b"other"
+    assert await whole(store, "~") == b"\xfe\xfd"
+    assert (await store.stat("a/one")).version != version
+    assert "two" in {entry.name for entry in await store.list("")}
+    assert bytes(await before.read(0, 3)) == b"one"
+    assert bytes(await made.read(0, 1)) == b"\xff"
+    assert box.loaded == 2
+
+
+@in_trio
+async def test_a_file_that_is_changed_in_place_is_stale(tmp_path: Path) -> None:
+    box, path = Box(), tmp_path / "a.box"
+    write_box(path, {"one": b"one", "~": b"\x00"})
+    store = opened(path, box)
+    before, made = await store.open("one"), await store.open("~")
+    with path.open("r+b") as file:
+        file.seek(HEAD)
+        file.write(b"two!")
+    os.utime(path, ns=(1, 1))
+    for snapshot in (before, made):
+        with pytest.raises(StaleError):
+            await snapshot.read(0, 1)
+    assert await whole(store, "one") == b"two"
+
+
+@in_trio
+async def test_a_file_that_is_removed_is_an_error_and_not_a_tree_without_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.box"
+    write_box(path, {"one": b"one"})
+    store = opened(path, Box())
+    await store.check()
+    path.unlink()
+    for ask in (store.stat, store.open, store.fresh):
+        with pytest.raises(ShardfsError) as raised:
+            await ask("one")
+        assert not isinstance(raised.value, NotFoundError)
+    with pytest.raises(SourceError):
+        await opened(path, Box()).check()
+
+
+@in_trio
+async def test_a_blocking_file_reads_as_any_file(tmp_path: Path) -> None:
+    data = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
+    (tmp_path / "a").write_bytes(data)
+    snapshot = await LocalReader(str(tmp_path)).open("a")
+
+    def compare() -> None:
+        with BlockingFile(snapshot) as file, (tmp_path / "a").open("rb") as other:
+            for offset, nbytes in (
+                (0, 10),
+                (65530, 12),
+                (299_990, 100),
+                (70_000, 200_000),
+                (400_000, 5),
+                (131_072, 65536),
+            ):
+                assert file.seek(offset) == other.seek(offset) == file.tell()
+                assert file.read(nbytes) == other.read(nbytes)
+            assert file.seek(-5, os.SEEK_END) == 299_995
+            assert file.read() == data[-5:]
+
+    await trio.to_thread.run_sync(compare)
+
+
+ARRAY = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [4, 4],
+    "data_type": "uint8",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 4]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "fill_value": 0,
+    "codecs": [{"name": "bytes"}],
+    "attributes": {},
+}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Box:
+    """The format, in the table of this process."""
+    box, others = Box(), formats()
+    for module in ("shardfs.formats", "shardfs.dataset.source", "shardfs.dataset.foreign"):
+        monkeypatch.setattr(f"{module}.formats", lambda: (*others, box))
+    return box
+
+
+def test_zarr_in_a_file_is_a_source(registered: Box, tmp_path: Path) -> None:
+    values = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {"of": "a box"}}
+    files = {"zarr.json": json.dumps(group).encode(), "g/image/zarr.json": json.dumps(ARRAY).encode()}
+    files |= {"g/zarr.json": json.dumps(group).encode()}
+    files |= {f"g/image/c/{row}/0": values[2 * row : 2 * row + 2].tobytes() for row in range(2)}
+    write_box(tmp_path / "a.box", files)
+    with web_server(tmp_path) as web:
+        for source in (tmp_path / "a.box", f"{web.url}/a.box"):
+            with shardfs.open(source) as dataset:
+                found = zarr.open_group(dataset.store(), mode="r")
+                assert found.attrs["of"] == "a box"
+                assert np.array_equal(found["g/image"][()], values)
+    assert run("info", tmp_path / "a.box").returncode != 0, "another process has no such format"
