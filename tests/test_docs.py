@@ -172,7 +172,7 @@ def test_the_keys_of_json_that_are_written_down_are_printed(dataset: Path, mount
     (dataset / "data.zarr/image/c/0/0/0").write_bytes(bytes(1000))
     arguments = {name: ["data.zarr"] for name in ("info", "info --tools", "map", "compact", "recover")}
     arguments |= {"verify": ["."], "pack": ["chunks.zarr", "shards.zarr"], "stats": [str(mounted)]}
-    rows = re.findall(r"^\| `([^|]*)` \| (.*) \|$", text_of(TOP / "docs/operate.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `([^|]*)` \| (.*) \|$", text_of(TOP / "docs/json.md"), re.MULTILINE)
     assert len(rows) > 9
     for command, keys in rows:
         name = command.partition("`")[0]
