@@ -32,11 +32,16 @@ HEIGHTS = {
 TOP = 7
 """The height of the command line, and of everything else beside the rooms."""
 IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
-S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs"}
+CLIENTS = {"obstore", "pycurl", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "google", "azure"}
 DOORS = {"zarr": {"zarr_store.py", "icechunk.py"}, "fsspec": {"fsspec_filesystem.py"}, "icechunk": {"icechunk.py"}}
 """Libraries that need not be installed, each with the modules that may import it."""
-KNOW_S3_CLIENTS = {f"stores/{name}.py" for name in ("clouds/buckets", "s3/errors", "s3/session")}
-NEED_S3_CLIENTS = ("shardfs.stores.s3.", "shardfs.stores.clouds.buckets")
+KNOW_CLIENTS = {
+    f"stores/{name}.py" for name in ("clouds/azure", "clouds/google", "objects/http", "s3/failures", "s3/session")
+}
+NEED_CLIENTS = (
+    *(f"shardfs.stores.objects.{name}" for name in ("client", "http", "service", "store")),
+    *("shardfs.stores.s3.", "shardfs.stores.clouds."),
+)
 
 
 TELL_NOTHING = {"said", "made", "told", "found", "each"}
@@ -209,15 +214,15 @@ def test_vendors_stay_in_their_rooms() -> None:
         roots = {name.split(".")[0] for name in imported(module)}
         assert "pyfuse3" not in roots or room_of(module) == "fuse", module
         assert roots & set(DOORS) <= {name for name, doors in DOORS.items() if module.name in doors}, module
-        assert bool(roots & S3_CLIENTS) == (module.relative_to(SOURCE).as_posix() in KNOW_S3_CLIENTS), module
+        assert bool(roots & CLIENTS) == (module.relative_to(SOURCE).as_posix() in KNOW_CLIENTS), module
 
 
 @pytest.mark.slow
 def test_s3_clients_need_not_be_installed() -> None:
     names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in trees()]
-    wanted = [name for name in names if not name.startswith(NEED_S3_CLIENTS) and not name.endswith("__main__")]
+    wanted = [name for name in names if not name.startswith(NEED_CLIENTS) and not name.endswith("__main__")]
     code = (
-        f"import importlib, sys; sys.modules.update(dict.fromkeys({sorted(S3_CLIENTS)}))\n"
+        f"import importlib, sys; sys.modules.update(dict.fromkeys({sorted(CLIENTS)}))\n"
         "for name in sys.argv[1:]: importlib.import_module(name)"
     )
     line = [sys.executable, "-c", code, *wanted]
@@ -244,7 +249,7 @@ def test_what_becomes_of_a_write_buffer_is_in_one_table() -> None:
     assert setters == ["__init__", "happened"]
 
 
-HEAVY = {"trio", "numpy", "numcodecs", "asyncio", "pyfuse3", "pythonjsonlogger", "isal", "difflib", *S3_CLIENTS}
+HEAVY = {"trio", "numpy", "numcodecs", "asyncio", "pyfuse3", "pythonjsonlogger", "isal", "difflib", *CLIENTS}
 UNUSED = {
     "--version": HEAVY | {"shardfs.dataset", "shardfs.stores", "shardfs.bulk", "shardfs.vfs"},
     "mounts": HEAVY - {"trio", "numpy"} | {"shardfs.dataset.state", "shardfs.vfs.session"},

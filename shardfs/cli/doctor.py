@@ -25,7 +25,7 @@ from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, users_may_allow_other
 from shardfs.fuse.versions import fuse_versions
 from shardfs.stores.base import Store
-from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install
+from shardfs.stores.url import REMOTE_LIBRARIES, StoreOptions, how_to_install
 from shardfs.version import __version__
 
 
@@ -82,7 +82,7 @@ def _machine() -> Iterator[DoctorFinding]:
         yield DoctorFinding("ok", fuse_versions())
     except ShardfsError as error:
         yield failure(error)
-    yield from map(_library, S3_LIBRARIES)
+    yield from map(_library, REMOTE_LIBRARIES)
     for row in find_rows():
         if row.state in ("dead", "silent"):
             yield DoctorFinding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)

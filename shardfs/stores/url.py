@@ -5,33 +5,31 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from importlib import import_module
 from os.path import abspath, lexists
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import trio
 
 from shardfs.errors import SourceError, UsageError, without_secrets
 from shardfs.stores.base import Reader
-from shardfs.stores.clouds.attempts import Attempts
 from shardfs.stores.clouds.outline import OutlineOf
 from shardfs.stores.files import AnyLocation, TargetFiles
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.objects.location import SCHEMES, CloudLocation, S3Location
-from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.options import DEFAULT_CACHE_NBYTES, RemoteOptions
 from shardfs.stores.parallel import open_nursery
 
-if TYPE_CHECKING:
-    from shardfs.stores.clouds.client import CloudClient
-    from shardfs.stores.objects.disk_cache import DiskCache
-
-DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
-
 _S3: Final = "s3://"
-S3_LIBRARIES: Final = ("boto3", "obstore")
-"""The libraries that `shardfs[s3]` installs; other clouds need only the second."""
+REMOTE_LIBRARIES: Final = ("boto3", "pycurl")
+"""Libraries that remote sources need; the first is part of the extra `s3`."""
+
+_REMOTE_TTL: Final = 60.0
+"""Default TTL in seconds of what is remote; asking again takes a request."""
 
 ALLOW_TARGET: Final = "--allow-target"
 _FOR_ALL: Final = frozenset({"cache", "cache_size", "max_connections"})
@@ -46,7 +44,7 @@ def how_to_install(extra: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreOptions(S3Options):
+class StoreOptions(RemoteOptions):
     """How to reach a remote source, and how to cache it; a local source takes none of these options.
 
     What is None comes from the environment and the AWS configuration files; credentials always do. *cache* is a local
@@ -55,9 +53,6 @@ class StoreOptions(S3Options):
     chunks without it. *allow_target*: where other files may be to which such a file leads; without any, where it is.
     """
 
-    cache: str | None = None
-    cache_size: int = DEFAULT_CACHE_NBYTES
-    assume_complete: bool = False
     allow_target: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -111,10 +106,10 @@ def open_reader(
     session: trio.Nursery, place: AnyLocation, options: StoreOptions, outline_of: OutlineOf | None, ttl: float | None
 ) -> Reader:
     """Open the store at *place*; see `dataset.source.open_store_in`."""
-    if isinstance(place, S3Location):
-        return _open_s3(session, place, options, ttl)
-    if isinstance(place, CloudLocation):
-        return _open_cloud(session, place, options, outline_of, ttl)
+    if not isinstance(place, str):
+        ttl = _REMOTE_TTL if ttl is None else ttl
+        store: Reader = _opening(place).open_reader(session, place, options, ttl, outline_of)
+        return store
     return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
 
 
@@ -122,9 +117,8 @@ def open_files(session: trio.Nursery, place: AnyLocation, options: StoreOptions,
     """Open a place of which only files are read whose names are known."""
     if isinstance(place, str):
         return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
-    if isinstance(place, S3Location):
-        return _open_s3(session, place, options, ttl)
-    return _open_cloud_files(session, place, options, ttl)
+    files: TargetFiles = _opening(place).open_files(session, place, options, _REMOTE_TTL if ttl is None else ttl)
+    return files
 
 
 def usable_kinds(name: str) -> str | None:
@@ -176,73 +170,19 @@ def parse_location(source: str) -> AnyLocation:
     return path
 
 
-def _open_s3(session: trio.Nursery, location: S3Location, options: StoreOptions, ttl: float | None) -> Reader:
+def _opening(location: S3Location | CloudLocation) -> ModuleType:
+    """Return the module that opens a remote source; it loads large libraries, of which some need not be installed."""
     try:
-        # Imported only here: they load two large libraries, which an installation without S3 lacks.
-        from shardfs.stores.objects.disk_cache import DiskCache
-        from shardfs.stores.objects.requests import Counts
-        from shardfs.stores.s3.client import S3Client
-        from shardfs.stores.s3.routed import RoutedStore
-        from shardfs.stores.s3.store import TTL, S3Store
+        return import_module(_OPENINGS[location.url.partition(":")[0]])
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in (*S3_LIBRARIES, "botocore"):
+        library = (error.name or "").partition(".")[0].replace("botocore", "boto3")
+        if library not in REMOTE_LIBRARIES:
             raise
-        raise SourceError(
-            f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {how_to_install('s3')}"
-        ) from None
-    client = S3Client(location, options, Counts())
-    cache = DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
-    return RoutedStore(S3Store(client, session, ttl=TTL if ttl is None else ttl, cache=cache))
+        raise SourceError(f"{location.url} needs {library}; install it with: {how_to_install('s3')}") from None
 
 
-def _open_cloud(
-    session: trio.Nursery,
-    location: CloudLocation,
-    options: StoreOptions,
-    outline_of: OutlineOf | None,
-    ttl: float | None,
-) -> Reader:
-    client, cache = _cloud(location, options)
-    from shardfs.stores.clouds.store import TTL, BucketStore, WebStore
-
-    ttl = TTL if ttl is None else ttl
-    if not location.is_web:
-        return BucketStore(client, session, ttl=ttl, cache=cache)
-    if outline_of is None:
-        raise SourceError(f"{location.url} cannot be opened here: nothing reads its documents, and it lists no names")
-    complete = options.assume_complete
-    return WebStore(client, session, outline_of, ttl=ttl, cache=cache, assumes_complete=complete)
-
-
-def _open_cloud_files(
-    session: trio.Nursery, location: CloudLocation, options: StoreOptions, ttl: float | None
-) -> TargetFiles:
-    client, cache = _cloud(location, options)
-    from shardfs.stores.clouds.store import TTL, BucketStore, WebFiles
-
-    ttl = TTL if ttl is None else ttl
-    return (WebFiles if location.is_web else BucketStore)(client, session, ttl=ttl, cache=cache)
-
-
-def _cloud(location: CloudLocation, options: StoreOptions) -> "tuple[CloudClient, DiskCache | None]":
-    """Return what makes requests, and the cache on disk if there is one."""
-    from shardfs.stores.clouds.client import CloudClient
-    from shardfs.stores.objects.disk_cache import DiskCache
-
-    client = CloudClient(location, _attempts(location), max_connections=options.max_connections)
-    return client, DiskCache(options.cache, options.cache_size, client.counts) if options.cache is not None else None
-
-
-def _attempts(location: CloudLocation) -> Attempts:
-    """Return what makes single requests; for web servers, that needs no library."""
-    if location.is_web:
-        from shardfs.stores.clouds.web import WebAttempts
-
-        return WebAttempts(location)
-    try:
-        from shardfs.stores.clouds.buckets import BucketAttempts
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in S3_LIBRARIES:
-            raise
-        raise SourceError(f"{location.url} needs obstore; install it with: {how_to_install('s3')}") from None
-    return BucketAttempts(location)
+_OPENINGS: Final = {
+    "s3": "shardfs.stores.s3.opening",
+    **dict.fromkeys(SCHEMES, "shardfs.stores.clouds.opening"),
+}
+"""By scheme, the module that opens such sources."""

@@ -46,7 +46,7 @@ class Web:
     not there; *moved* are paths that lead to others; the next *failures* replies have the status *failing*. Without
     *etags*, a version is known by `Last-Modified`; without *conditions*, nobody heeds what a request expects.
 
-    *endless* has a body for GET that never ends, by status, and *nsent* is how much of such bodies was offered. If it
+    *endless* has a body that never ends, by status, and *nsent* is how much of such bodies was offered. If it
     *hangs_up*, it closes each connection after a reply, without saying so before. *nconnections* and *proxy_words*
     count connections, and collect what names and passwords were sent to it as a proxy. *signed* counts requests that
     had a signature or a password for this server. A listing has pages of *page* names.
@@ -123,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in web.refused and ("list-type" in query or query.get("comp") == "list"):
             self._list(path.strip("/"), query)
             return
+        if self.command == "HEAD" and file.parent == web.root and file.is_dir():  # a bucket
+            self._send(200, {}, b"")
+            return
         if path in web.refused or not file.is_file():
             self._send(403 if path in web.refused else web.absent, {"x-ms-error-code": "BlobNotFound"}, _ABSENT)
             return
@@ -165,6 +168,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_PUT(self) -> None:
+        """Take a body, and change nothing."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.web.log.append((self.command, unquote(urlsplit(self.path).path), ""))
+        self._send(self.web.failing, {"ETag": '"new"'}, b"")
+
+    def do_POST(self) -> None:
+        self.do_PUT()
+
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         """Send a page of the keys of a bucket."""
         web, is_azure = self.web, "comp" in query
@@ -202,19 +214,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        is_endless = status in self.web.endless and self.command == "GET"
+        is_endless = status in self.web.endless and self.command != "HEAD"
         is_huge = "breaks off" in self.web.faults and self.command == "GET"
         self.send_header("Content-Length", str(2**40 if is_endless or is_huge else len(body)))
         # Counted before it is sent: a client that hangs up at the headers finds the count of what it was offered.
         self.web.nsent += PIECE_NBYTES if is_endless else 0
         self.end_headers()
         self.close_connection = self.web.hangs_up or is_huge or self.close_connection
-        with suppress(ConnectionError):
+        with suppress(ConnectionError):  # of a client that hangs up at the headers
             while is_endless and self.web.nsent < MOST_NBYTES:
                 self.wfile.write(bytes(PIECE_NBYTES))
                 self.web.nsent += PIECE_NBYTES
-        if self.command != "HEAD":
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -2,7 +2,7 @@
 
 import enum
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,33 +13,19 @@ from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
-    ShardfsError,
     SourceError,
     UnsupportedError,
 )
 from shardfs.stores.base import DOCUMENTS, MAX_TOP, Kind, ListedName, Snapshot, Stat, file_format, join_key
-from shardfs.stores.clouds.client import CloudClient
 from shardfs.stores.clouds.outline import NamesBelow, OutlineOf
+from shardfs.stores.clouds.web import WebClient
+from shardfs.stores.objects.client import Client
 from shardfs.stores.objects.disk_cache import DiskCache
-from shardfs.stores.objects.heads import (
-    Absent,
-    FoundObject,
-    Heads,
-    KnownDirectory,
-    NoObject,
-    Unknown,
-    not_found,
-)
-from shardfs.stores.objects.reader import ObjectReader
+from shardfs.stores.objects.heads import Absent, FoundObject, KnownDirectory, NoObject, not_found
 from shardfs.stores.objects.requests import DOCUMENT
-from shardfs.stores.objects.versions import Objects, directory_stat, file_stat
+from shardfs.stores.objects.store import BucketStore, ObjectStore, first_answer
+from shardfs.stores.objects.versions import file_stat
 from shardfs.stores.parallel import for_each
-
-TTL: Final = 60.0
-"""Default TTL in seconds; asking again takes a request."""
-
-_PATIENCE: Final = 15.0
-"""Seconds of silence after which a source is called unreachable, while a user waits."""
 
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
 _MAX_DOCUMENT_NBYTES: Final = 32 * 2**20
@@ -53,69 +39,28 @@ _MAX_OUTLINES_NBYTES: Final = 32 * 2**20
 _MAX_NAMES: Final = 1_000_000
 
 
-class CloudStore(ObjectReader):
-    """The objects of a source: what is the same whether its names can be listed or not."""
-
-    def __init__(
-        self, client: CloudClient, session: trio.Nursery, *, ttl: float = TTL, cache: DiskCache | None = None
-    ) -> None:
-        self.ttl = ttl
-        self.url = client.location.url
-        self.address = client.address
-        self.directory_stat = directory_stat()
-        self.heads = Heads(client, ttl=ttl)
-        self.objects = Objects(client, session, self.heads, cache)
-        self._client = client
-
-    def statistics(self) -> Mapping[str, object]:
-        """Return the counts as plain values."""
-        return self._client.counts.as_dict()
-
-    def url_of(self, key: str) -> str:
-        """Return the URL of *key*."""
-        return self._client.location.url_of(key)
-
-    def forget(self, key: str) -> None:
-        """Ask again for *key* at the next request; may be called in any thread."""
-        self.heads.forget(key)
-
-    async def fresh(self, key: str) -> Stat:
-        """Return the state of the object *key*, by a request."""
-        return file_stat(key, await self.heads.head(key))
-
-    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
-        """Open a file."""
-        return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
-
-    async def is_absent(self, key: str) -> bool:
-        """Whether *key* stands for nothing; False if that is unknown."""
-        known = self.heads.find(key)
-        if not isinstance(known, Unknown):
-            return isinstance(known, Absent | NoObject)
-        try:
-            await self.heads.head(key)
-        except ShardfsError as error:
-            return isinstance(error, NotFoundError)
-        return False
+class CloudBucketStore(BucketStore[Client]):
+    """A part of a bucket of a cloud."""
 
     async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many; raises `SourceError` if it cannot be read."""
-        try:
-            with trio.fail_after(_PATIENCE):
-                return await self._check()
-        except trio.TooSlowError:
-            reason = f"the server does not answer within {_PATIENCE:.0f} seconds"
-            raise SourceError(f"{self.url} cannot be read: {reason}") from None
-        except SourceError:
-            raise
-        except ShardfsError as error:
-            raise SourceError(f"{self.url} cannot be read: {error}") from None
+        entries = await first_answer(self.url, "the server", partial(self.list, ""), self._client.trouble)
+        if not entries:
+            raise SourceError(f"nothing is stored at {self.url}")
+        return entries if len(entries) <= MAX_TOP else None
 
-    async def _check(self) -> Sequence[ListedName] | None:
-        raise NotImplementedError
 
-    async def _head(self, key: str) -> Stat | None:
-        """Return the status of the object *key*, None if there is none; by a request unless it is known."""
+class WebFiles(ObjectStore[WebClient]):
+    """Files on a web server whose names are known otherwise; nothing tells of others."""
+
+    lists = False
+
+    async def list(self, key: str) -> Sequence[ListedName]:
+        """Raise `UnsupportedError`."""
+        raise UnsupportedError(f"{self.url_of(key)} cannot be listed: web servers list nothing")
+
+    async def _find(self, key: str) -> Stat | None:
+        """Return the status of the file *key*, None if there is none; by a request unless it is known."""
         match self.heads.find(key):
             case FoundObject(version):
                 return file_stat(key, version)
@@ -126,41 +71,6 @@ class CloudStore(ObjectReader):
                     return await self.fresh(key)
                 except NotFoundError:
                     return None
-
-
-class BucketStore(CloudStore):
-    """A part of a bucket that can be listed."""
-
-    async def stat(self, key: str) -> Stat:
-        """Return the state of *key*."""
-        known = self.heads.find(key)
-        if isinstance(known, NoObject | Unknown):
-            known = await self.heads.look_up(key, partial(self._client.has_below, f"{key}/"))
-        match known:
-            case FoundObject(version):
-                return file_stat(key, version)
-            case KnownDirectory():
-                return self.directory_stat
-        raise not_found(key)
-
-    async def expect_names(self, key: str) -> None:
-        """List the directory *key*, if it is short: that tells of all names in it."""
-        await self.heads.expect_names(key)
-
-    async def list(self, key: str) -> Sequence[ListedName]:
-        """Return the names in a directory."""
-        listing = await self.heads.list(key)
-        if listing.is_missing and key:
-            if await self._head(key) is not None:
-                raise NotADirectoryHereError(f"{key} is not a directory")
-            raise not_found(key)
-        return [ListedName(name, Kind.DIRECTORY if stat is None else Kind.FILE) for name, stat in listing.names.items()]
-
-    async def _check(self) -> Sequence[ListedName] | None:
-        entries = await self.list("")
-        if not entries:
-            raise SourceError(f"nothing is stored at {self.url}")
-        return entries if len(entries) <= MAX_TOP else None
 
 
 class _Likely(enum.Enum):
@@ -197,17 +107,7 @@ class _Outlines:
             self._nbytes -= self._rows.popitem(last=False)[1][2]
 
 
-class WebFiles(CloudStore):
-    """Files on a web server whose names are known otherwise; nothing tells of others."""
-
-    lists = False
-
-    async def list(self, key: str) -> Sequence[ListedName]:
-        """Raise `UnsupportedError`."""
-        raise UnsupportedError(f"{self.url_of(key)} cannot be listed: web servers list nothing")
-
-
-class WebStore(CloudStore):
+class WebStore(WebFiles):
     """A part of a web server, which lists nothing: names are those that documents tell of, or somebody asks for.
 
     *outline_of* reads documents. The first that the source itself has tells its format, and nodes below it are asked
@@ -215,15 +115,13 @@ class WebStore(CloudStore):
     shard in the grid is asked for.
     """
 
-    lists = False
-
     def __init__(
         self,
-        client: CloudClient,
+        client: WebClient,
         session: trio.Nursery,
         outline_of: OutlineOf,
         *,
-        ttl: float = TTL,
+        ttl: float = 60.0,
         cache: DiskCache | None = None,
         assumes_complete: bool = False,
     ) -> None:
@@ -245,7 +143,7 @@ class WebStore(CloudStore):
         likely = await self._by_documents_above(key)
         if likely is _Likely.DIRECTORY or (likely is _Likely.NODE and await self._outline(key) is not None):
             return self.directory_stat
-        stat = None if await self._is_no_document(key) else await self._head(key)
+        stat = None if await self._is_no_document(key) else await self._find(key)
         if stat is None:
             raise not_found(key)
         return stat
@@ -294,7 +192,7 @@ class WebStore(CloudStore):
             if outline.is_closed(relative) and not below:
                 names |= await self._shard_names(key, relative, outline)
         if not is_known:
-            if await self._head(key) is not None:
+            if await self._find(key) is not None:
                 raise NotADirectoryHereError(f"{key} is not a directory")
             raise not_found(key)
         return [ListedName(name, kind) for name, kind in names.items()]
@@ -316,7 +214,7 @@ class WebStore(CloudStore):
 
         async def look(entry: tuple[str, bool]) -> None:
             name, is_directory = entry
-            if is_directory or await self._head(join_key(key, name)) is not None:
+            if is_directory or await self._find(join_key(key, name)) is not None:
                 names[name] = Kind.DIRECTORY if is_directory else Kind.FILE
 
         await for_each([*outline.shard_names(relative)], look, _AT_ONCE)
@@ -402,6 +300,10 @@ class WebStore(CloudStore):
                 if outline is not None:
                     self._outlines.put(path, versions, outline, sum(map(len, documents.values())))
         return outline
+
+    async def check(self) -> Sequence[ListedName] | None:
+        """Return the names at the top, unless there are too many; raises `SourceError` if it cannot be read."""
+        return await first_answer(self.url, "the server", self._check, self._client.trouble)
 
     async def _check(self) -> Sequence[ListedName] | None:
         """Read the documents, whose server must give ranges, and nothing for what it does not have."""

@@ -348,3 +348,8 @@ def _used(name: str, directory: Descriptor) -> tuple[float, int]:
     """Return when a file was last used, and its size on disk."""
     status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
     return max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES
+
+
+def cache_of(directory: str | None, max_nbytes: int, counts: Counts) -> DiskCache | None:
+    """Return the cache in *directory*, None without one."""
+    return None if directory is None else DiskCache(directory, max_nbytes, counts)

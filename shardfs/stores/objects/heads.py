@@ -277,20 +277,6 @@ class Heads:
         known = self.find_stored(key)
         return answer if isinstance(known, Unknown) else known
 
-    async def look_up(
-        self, key: str, has_below: Callable[[], Awaitable[bool]]
-    ) -> FoundObject | KnownDirectory | Absent:
-        """Return what *key* is, by requests, and note it; *has_below* asks for keys below it."""
-        now, serial = self._clock(), self.serial
-        known: KnownDirectory | Absent = Absent()
-        if await has_below():
-            known = KnownDirectory()
-        elif not isinstance(self.find(key), NoObject):
-            with suppress(NotFoundError):
-                return FoundObject(await self.head(key))
-        self._note(key, known, now, serial)
-        return known
-
     async def head(self, key: str) -> ObjectStat:
         """Return the state of the object *key*, by one request; raises `NotFoundError`."""
         return (await self.fetched(key)).stat

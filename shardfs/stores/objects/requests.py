@@ -30,25 +30,33 @@ _HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, as it is counted and named in messages; *key* is "" if it is about the bucket.
+    """A request, as it is counted and named in messages: about the object at *url*, or if that is "", the *container*.
 
     *is_conditional*: it fails if the object is not as expected. Unless it *is_repeatable*, it must not be sent again
-    once it may have been carried out.
+    once it may have been carried out. If the container does not exist, the message ends with *hint*.
     """
 
     operation: str
-    bucket: str
-    key: str = ""
+    container: str
+    url: str = ""
     is_conditional: bool = False
     is_repeatable: bool = True
+    hint: str = ""
+
+    @property
+    def is_of_object(self) -> bool:
+        """Whether it is about an object."""
+        return self.url != ""
 
     @property
     def target(self) -> str:
         """What the request is about, printable and short."""
-        if not self.key:
-            return f"the bucket {self.bucket}"
-        key = self.key if len(self.key) <= _SHOWN else f"…{self.key[-_SHOWN:]}"  # the end of a key says most
-        return printable(f"s3://{self.bucket}/{key}")
+        if not self.url:
+            return self.container
+        scheme, _, rest = self.url.partition("://")
+        server, _, key = rest.partition("/")
+        key = key if len(key) <= _SHOWN else f"…{key[-_SHOWN:]}"  # the end of a key says most
+        return printable(f"{scheme}://{server}/{key}" if key else self.url)
 
 
 class ObjectStat(NamedTuple):
@@ -121,12 +129,23 @@ class ListPage(NamedTuple):
 class Location(Protocol):
     """Where a source is."""
 
+    @property
+    def bucket(self) -> str:
+        """The name of what contains it."""
+
+    @property
+    def url(self) -> str:
+        """Its URL, as a user may write it."""
+
+    def full(self, key: str) -> str:
+        """Return the key in the bucket of a key of the source."""
+
     def url_of(self, key: str) -> str:
         """Return the URL of a key of the store."""
 
 
 class Requests(Protocol):
-    """Requests that read objects, of S3 or another cloud: see `client.S3Client`."""
+    """Requests that read objects, wherever they are: see `client.Client`."""
 
     @property
     def location(self) -> Location:

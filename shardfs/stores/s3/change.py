@@ -56,6 +56,7 @@ from shardfs.errors import (
     UnreachableError,
 )
 from shardfs.stores.base import ABSENT, ANY, Presence, Splice, Stat
+from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.heads import FoundObject
 from shardfs.stores.objects.requests import Fetched, ObjectStat, Properties
 from shardfs.stores.objects.versions import (
@@ -64,7 +65,7 @@ from shardfs.stores.objects.versions import (
     file_stat,
     object_of,
 )
-from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.parts import kept_prefix
 from shardfs.stores.s3.requests import Condition
 from shardfs.stores.s3.uploads import LastRequest, Uploads

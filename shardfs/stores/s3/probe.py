@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -32,13 +33,11 @@ from shardfs.stores.objects.requests import (
     Properties,
     Range,
 )
+from shardfs.stores.objects.store import first_answer
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Condition
 
 log = logging.getLogger(__name__)
-
-_PATIENCE: Final = 15.0
-"""Seconds of silence after which a source is called unreachable, while a user waits."""
 
 _FEW: Final = 10  # how many objects, of which the smallest is read
 _ABSENT: Final = Condition(None)
@@ -53,17 +52,7 @@ async def check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:
     Raises `SourceError` if the source can neither be listed nor its document read, if nothing is stored there (a bucket
     may be empty), and if the server does not return ranges of objects.
     """
-    try:
-        with trio.fail_after(_PATIENCE):
-            return await _check(client)
-    except trio.TooSlowError:
-        trouble = f" ({client.trouble})" if client.trouble else ""
-        reason = f"{client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds{trouble}"
-        raise SourceError(f"{client.location.url} cannot be read: {reason}") from None
-    except SourceError:
-        raise
-    except ShardfsError as error:
-        raise SourceError(f"{client.location.url} cannot be read: {error}") from None
+    return await first_answer(client.location.url, client.endpoint_url, partial(_check, client), client.trouble)
 
 
 async def _check(client: S3Client) -> tuple[Sequence[ListedName] | None, bool]:

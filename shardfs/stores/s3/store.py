@@ -7,9 +7,9 @@ nothing here knows: see `routed`.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Unpack
+from typing import Unpack
 
 import trio
 
@@ -56,23 +56,17 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.objects.disk_cache import DiskCache
 from shardfs.stores.objects.heads import (
-    Absent,
     FoundObject,
-    Heads,
     KnownDirectory,
-    NoObject,
     Unknown,
-    not_found,
     split,
 )
-from shardfs.stores.objects.reader import MAX_KEY_NBYTES, ObjectReader
+from shardfs.stores.objects.reader import MAX_KEY_NBYTES
 from shardfs.stores.objects.requests import ObjectStat
+from shardfs.stores.objects.store import BucketStore
 from shardfs.stores.objects.versions import (
     MEMORY_NBYTES,
-    Objects,
     ObjectSnapshot,
-    directory_stat,
-    file_stat,
     object_of,
 )
 from shardfs.stores.parallel import open_nursery
@@ -85,11 +79,8 @@ from shardfs.stores.s3.uploads import NewS3Object, Uploads
 
 log = logging.getLogger(__name__)
 
-TTL: Final = 60.0
-"""Default TTL in seconds; asking again takes a request."""
 
-
-class S3Store(ObjectReader):
+class S3Store(BucketStore[S3Client]):
     """The objects of a source; nothing can be changed before `start_writing`.
 
     A key that is an object and has keys below it is a directory. A directory without anything stored in it is known to
@@ -104,27 +95,13 @@ class S3Store(ObjectReader):
         client: S3Client,
         session: trio.Nursery,
         *,
-        ttl: float = TTL,
+        ttl: float = 60.0,
         cache: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
         memory_nbytes: int = MEMORY_NBYTES,
     ) -> None:
-        self.ttl = ttl
-        self.url = client.location.url
-        self.address = client.address
-        self.directory_stat = directory_stat()
-        self.heads = Heads(client, ttl=ttl, clock=clock)
-        self.objects = Objects(client, session, self.heads, cache, memory_nbytes=memory_nbytes)
-        self._client = client
+        super().__init__(client, session, ttl=ttl, cache=cache, clock=clock, memory_nbytes=memory_nbytes)
         self._spools = Spools()
-
-    def statistics(self) -> Mapping[str, object]:
-        """Return the counts as plain values."""
-        return self._client.counts.as_dict()
-
-    def url_of(self, key: str) -> str:
-        """Return the `s3://` URL of *key*."""
-        return self._client.location.url_of(key)
 
     async def check(self) -> Sequence[ListedName] | None:
         """Return the names at the top, unless there are too many; raises the errors of `probe.check`."""
@@ -133,52 +110,21 @@ class S3Store(ObjectReader):
             self.heads.do_not_list()
         return entries
 
-    def forget(self, key: str) -> None:
-        """Ask again for *key* at the next request; may be called in any thread."""
-        self.heads.forget(key)
-
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
         here = self._stat_here(key)
-        if here is not None:
-            return here
-        match await self.heads.stored(key):
-            case FoundObject(version):
-                return file_stat(key, version)
-            case KnownDirectory():
-                return self.directory_stat
-            case _:
-                raise not_found(key)
-
-    async def fresh(self, key: str) -> Stat:
-        """Return the state of the object *key*, by a request."""
-        return file_stat(key, await self.heads.head(key))
+        return here if here is not None else await super().stat(key)
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
         spool = self._spools.local(key)
         if spool is not None:
             return await self._writable().snapshot(spool)
-        return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
+        return await super().open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
 
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that is unknown."""
-        if self._stat_here(key) is not None:
-            return False
-        known = self.heads.find(key)
-        if not isinstance(known, Unknown):
-            return isinstance(known, Absent | NoObject)
-        try:
-            await self.heads.head(key)
-        except NotFoundError:
-            return True
-        except ShardfsError:
-            pass
-        return False
-
-    async def expect_names(self, key: str) -> None:
-        """List the directory *key*, if it is short: that tells of all names in it."""
-        await self.heads.expect_names(key)
+        return self._stat_here(key) is None and await super().is_absent(key)
 
     async def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in a directory."""
@@ -200,16 +146,11 @@ class S3Store(ObjectReader):
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the status of several names in one directory."""
-        stats = [self._stat_here(join_key(key, name)) for name in names]
-        if None in stats:
-            listed = (await self.heads.list(key)).names
-            for place, name in enumerate(names):
-                stat = listed.get(name)
-                if stats[place] is None and stat is not None:
-                    stats[place] = file_stat(join_key(key, name), stat)
-                elif stats[place] is None and name in listed:
-                    stats[place] = self.directory_stat
-        return stats
+        here = [self._stat_here(join_key(key, name)) for name in names]
+        if None not in here:
+            return here
+        stored = await super().stat_in(key, names)
+        return [local or stat for local, stat in zip(here, stored, strict=True)]
 
     async def start_writing(self, side: LocalStore, own: str, *, single_writer: bool) -> None:
         """Find out whether writing is safe, and log what is kept in *own*, the directory of this session in *side*."""
@@ -496,18 +437,6 @@ class S3Store(ObjectReader):
     def _moved_away(self, key: str) -> None:
         """Note that this mount removed *key*; its directory stays."""
         self.heads.directories.add_with_parents(split(key)[0])
-
-    async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:
-        """Return the names in a directory that are stored."""
-        known = self.heads.find_stored(key)
-        if not isinstance(known, Absent):
-            listing = await self.heads.list(key)
-            if not key or not listing.is_missing:
-                return listing.names
-            known = await self.heads.stored(key)
-        if isinstance(known, FoundObject):
-            raise NotADirectoryHereError(f"{key} is not a directory")
-        raise not_found(key)
 
     def _stat_here(self, key: str) -> Stat | None:
         """Return the status of *key* if it is a spool, or a directory that only this process knows."""

@@ -1,5 +1,7 @@
 """Buckets of other clouds, by their own protocol: that of Google for XML is what servers of S3 speak, too."""
 
+import hmac
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ import zarr
 import shardfs
 from shardfs.dataset.source import open_store
 from shardfs.errors import NotFoundError
-from shardfs.stores.clouds.buckets import make_store
-from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.clouds.azure import shared_key
 from tests.mounts.test_values import write_meshes
 from tests.stores.clouds.test_web_formats import VALUES as V2_VALUES
 from tests.stores.clouds.test_web_formats import write_precomputed, write_v2
@@ -87,7 +88,6 @@ async def test_names_in_a_bucket_are_files_and_directories(google: str) -> None:
 
 @in_trio
 async def test_what_a_name_stands_for_is_asked_once_in_its_ttl(google: str) -> None:
-    """A listing for the keys below, and a request for the object if there are none."""
     async with open_store(google) as store:
 
         async def asked(key: str) -> tuple[str, int]:
@@ -98,22 +98,32 @@ async def test_what_a_name_stands_for_is_asked_once_in_its_ttl(google: str) -> N
                 found = "nothing"
             return found, sum(store.statistics()["requests"].values()) - before  # type: ignore[attr-defined]
 
-        expected = {"a b": ("DIRECTORY", 1), "a b/0/zarr.json": ("FILE", 2), "absent": ("nothing", 2)}
-        for key, (kind, nrequests) in expected.items():
-            assert await asked(key) == (kind, nrequests), key
+        expected = {"a b": "DIRECTORY", "a b/0/zarr.json": "FILE", "absent": "nothing"}
+        for key, kind in expected.items():
+            assert await asked(key) in ((kind, 0), (kind, 1)), "its directory may be listed, once names are asked for"
             assert await asked(key) == (kind, 0), key
             store.forget(key)
-            assert await asked(key) == (kind, nrequests), key
+            assert await asked(key) == (kind, 1), key
         assert await asked("absent/below") == ("nothing", 0), "nothing is below what is absent"
 
 
 def test_settings_of_azure_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = CloudLocation.parse("az://container/some/path")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "somebody")
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:10000/somebody")
-    store = make_store(place)
-    assert type(store).__name__ == "AzureStore"
-    assert store.client_options is not None
-    assert str(store.client_options["allow_http"]).lower() == "true"
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "no base64")
+    assert "another setting of Azure" in one_line_of(run("info", "az://container/x"), 3)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
     assert "AZURE_STORAGE_ACCOUNT_NAME" in one_line_of(run("info", "az://container/x"), 3)
+
+
+def test_the_key_of_an_account_signs_as_the_reference_of_azure_says() -> None:
+    """Beside a signature that Azurite 3.35 accepts."""
+    headers = {"Range": "bytes=0-9", "If-Match": '"0x1"', "x-ms-version": "2023-11-03", "x-ms-date": "a date"}
+    url = "https://somebody.blob.core.windows.net/bucket/a%20b?comp=list&restype=container&prefix=a%2Fb"
+    expected = hmac.digest(
+        b"key",
+        b'GET\n\n\n\n\n\n\n\n"0x1"\n\n\nbytes=0-9\nx-ms-date:a date\nx-ms-version:2023-11-03\n'
+        b"/somebody/bucket/a%20b\ncomp:list\nprefix:a/b\nrestype:container",
+        "sha256",
+    )
+    assert b64decode(shared_key("somebody", b"key", "GET", url, headers)) == expected

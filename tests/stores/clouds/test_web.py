@@ -27,11 +27,11 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.clouds.attempts import Timeouts
-from shardfs.stores.clouds.client import CloudClient
-from shardfs.stores.clouds.web import WebAttempts
+from shardfs.stores.clouds.web import WebClient, WebService
+from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.location import CloudLocation
-from shardfs.stores.objects.requests import Range
+from shardfs.stores.objects.pace import TIMEOUTS, Timeouts
+from shardfs.stores.objects.requests import Counts, Range
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.options import TreeOptions
 from shardfs.vfs.paths import Paths, open_paths
@@ -56,6 +56,11 @@ def write_group(path: Path) -> None:
         array[:stored] = VALUES[:stored, :shape]
     labels = group.create_group("labels", attributes={"ome": {"labels": ["cells"]}})
     labels.create_array("cells", shape=(8,), chunks=(2,), shards=(8,), dtype="u1")[...] = 7
+
+
+def client_of(place: CloudLocation, timeouts: Timeouts = TIMEOUTS) -> WebClient:
+    """A client that does not wait between attempts."""
+    return WebClient(WebService(place, timeouts), Counts(), backoff=Backoff(pause=lambda seconds: None))
 
 
 @pytest.fixture
@@ -179,7 +184,7 @@ async def test_a_reply_that_is_not_what_was_asked_for_is_an_error(web: Web, faul
 @in_trio
 async def test_a_reply_that_comes_too_slowly_is_given_up(web: Web) -> None:
     place = CloudLocation.parse(f"{web.url}/image.zarr")
-    client = CloudClient(place, WebAttempts(place, Timeouts(grace=0.0, rate=1e15)))
+    client = client_of(place, Timeouts(grace=0.0, rate=1e15))
     with pytest.raises(UnreachableError, match="too slowly"):
         await client.get("zarr.json", Range(0, 10))
     assert [method for method, _, _ in web.asked()] == ["GET", "GET"]
@@ -191,7 +196,7 @@ async def test_of_the_body_of_an_error_no_more_is_read_than_a_connection_holds(w
     web.endless.add(status)
     web.absent = status
     place = CloudLocation.parse(f"{web.url}/image.zarr")
-    client = CloudClient(place, WebAttempts(place))
+    client = client_of(place)
     if status == 200:
         web.faults.add("whole")
     with pytest.raises(ShardfsError):
@@ -202,7 +207,7 @@ async def test_of_the_body_of_an_error_no_more_is_read_than_a_connection_holds(w
 @in_trio
 async def test_requests_one_after_another_use_one_connection_even_after_errors(web: Web) -> None:
     place = CloudLocation.parse(f"{web.url}/image.zarr")
-    client = CloudClient(place, WebAttempts(place))
+    client = client_of(place)
     for _ in range(3):
         assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
         assert (await client.head("zarr.json")).stat.size > 10
@@ -215,7 +220,7 @@ async def test_requests_one_after_another_use_one_connection_even_after_errors(w
 async def test_a_connection_that_the_server_has_closed_meanwhile_costs_no_failed_attempt(web: Web) -> None:
     web.hangs_up = True
     place = CloudLocation.parse(f"{web.url}/image.zarr")
-    client = CloudClient(place, WebAttempts(place))
+    client = client_of(place)
     for _ in range(3):
         assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
     assert web.nconnections == 3
@@ -226,7 +231,7 @@ async def test_a_connection_that_the_server_has_closed_meanwhile_costs_no_failed
 async def test_a_server_that_does_not_answer_is_given_up(web: Web) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = CloudLocation.parse(f"http://127.0.0.1:{silent.getsockname()[1]}/image.zarr")
-        client = CloudClient(place, WebAttempts(place, Timeouts(silence=0.2)))
+        client = client_of(place, Timeouts(silence=0.2))
         with pytest.raises(UnreachableError, match="no answer in time"):
             await client.head("zarr.json")
 
@@ -236,7 +241,7 @@ async def test_requests_go_by_the_proxy_in_the_environment(web: Web, monkeypatch
     monkeypatch.setenv("http_proxy", web.url.replace("//", "//me:hunter%402@"))
     monkeypatch.setenv("no_proxy", "localhost")
     place = CloudLocation.parse("http://files.invalid:8080/image.zarr")
-    client = CloudClient(place, WebAttempts(place))
+    client = client_of(place)
     assert (await client.get("zarr.json", Range(0, 10))).data.nbytes == 10
     assert web.proxy_words == {"Basic bWU6aHVudGVyQDI="}
     assert [path for _, path, _ in web.asked()] == ["/image.zarr/zarr.json"]

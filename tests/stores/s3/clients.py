@@ -6,11 +6,12 @@ from typing import TypeVar
 
 import trio
 
+from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.location import S3Location
 from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.pace import Timeouts
 from shardfs.stores.objects.requests import Counts, Properties, Range
-from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.session import Timeouts
+from shardfs.stores.s3.client import S3Client
 from tests.support.s3_server import Bucket
 
 T = TypeVar("T")

@@ -8,14 +8,15 @@ from typing import Any, Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
+from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.location import S3Location
 from shardfs.stores.objects.options import S3Options
+from shardfs.stores.objects.pace import Timeouts
 from shardfs.stores.objects.requests import Counts
 from shardfs.stores.objects.versions import ObjectSnapshot
 from shardfs.stores.s3.change import Change, Changes
-from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.probe import HonouredConditions
-from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.store import S3Store
 from shardfs.stores.s3.uploads import Uploads
 from tests.support.opened import in_session, session

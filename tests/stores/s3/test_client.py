@@ -6,8 +6,9 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
-from shardfs.stores.objects.requests import Properties, Range
+from shardfs.stores.objects.requests import Range
 from shardfs.stores.s3.requests import Condition
+from shardfs.stores.s3.service import properties_of
 from tests.stores.s3.clients import PLAIN, WHOLE, Memory, Tried, client_of, run
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -139,8 +140,14 @@ def test_what_keeps_content_from_being_read_is_what_the_caller_gets(s3_bucket: B
 
 
 def test_encryption_is_sent_as_it_is_found() -> None:
-    reply = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True, "ExpiresString": "soon"}
-    properties = Properties.of({**reply, "ContentType": "a/b", "ContentLength": 5, "Metadata": {"a": "b"}})
+    server_side = "x-amz-server-side-encryption"
+    headers = {
+        server_side: "aws:kms",
+        f"{server_side}-aws-kms-key-id": "arn",
+        f"{server_side}-bucket-key-enabled": "true",
+    }
+    others = {"content-type": "a/b", "content-length": "5", "x-amz-meta-a": "b", "expires": "soon"}
+    properties = properties_of({**headers, **others})
     encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True}
     assert properties.to_arguments() == {**encryption, "ContentType": "a/b", "Metadata": {"a": "b"}}
 

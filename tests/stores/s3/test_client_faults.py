@@ -8,14 +8,27 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
+from shardfs.stores.objects.client import Backoff
 from shardfs.stores.objects.location import S3Location
 from shardfs.stores.objects.options import S3Options
-from shardfs.stores.objects.requests import Counts, Range
-from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.objects.pace import Timeouts
+from shardfs.stores.objects.requests import Counts, ListPage, Range
+from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Condition
-from shardfs.stores.s3.session import S3Session, Timeouts
+from shardfs.stores.s3.service import S3Service
 from tests.stores.s3.clients import HASTY, PLAIN, WHOLE, Memory, Tried, client_of, run
-from tests.support.s3_faults import Changed, Drip, Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
+from tests.support.s3_faults import (
+    Changed,
+    Drip,
+    Fault,
+    Hang,
+    HangMidBody,
+    Ignore,
+    LostReply,
+    LostRequest,
+    Reply,
+    Truncated,
+)
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -36,6 +49,11 @@ PASSING = [
     LostReply(),
 ]
 ids = pytest.mark.parametrize("key", ["plain", "not//plain"])
+
+
+def unseen(fault: Fault) -> int:
+    """How many repetitions are libcurl's own: one, if a kept connection is closed before anything came."""
+    return isinstance(fault, LostRequest | LostReply)
 
 
 @pytest.fixture
@@ -64,9 +82,11 @@ def test_a_read_is_sent_again_until_all_of_it_came(
         s3_proxy.log.clear()
         s3_proxy.fail("GetObject", fault, times=3)
         assert bytes(run(partial(tried.client.get, key, Range(-2 * MIB, 2 * MIB))).data) == data, fault
-        assert tried.pauses == [0.1, 0.2, 0.4][key == "plain" :], f"{fault}: boto3 is asked at once"
-        assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 4}, fault
-        assert (tried.counts.retries, tried.counts.bytes_received) == (3, MIB), fault
+        assert s3_proxy.log.operations() == {"GetObject": 4}, fault
+        nretries = 3 - unseen(fault)
+        assert tried.pauses == [0.1, 0.2, 0.4][:nretries], fault
+        assert tried.counts.requests == {"GetObject": 1 + nretries}, fault
+        assert (tried.counts.retries, tried.counts.bytes_received) == (nretries, MIB), fault
 
 
 WITH_A_BODY = ["ListObjectsV2", "CreateMultipartUpload", "UploadPartCopy", "ListMultipartUploads"]
@@ -100,8 +120,9 @@ def test_what_changes_nothing_or_the_same_twice_is_sent_again(
         tried.begin()
         s3_proxy.log.clear()
         trio.run(main)
-        assert tried.counts.requests == s3_proxy.log.operations(), fault
-        assert tried.counts.retries == len(operations), fault
+        nunseen = unseen(fault) * len({"ListObjectsV2", "HeadObject"}.intersection(operations))
+        assert tried.counts.requests.total() == s3_proxy.log.operations().total() - nunseen, fault
+        assert tried.counts.retries == len(operations) - nunseen, fault
         assert s3_bucket.objects() == {"key": b"x" * (2 * MIB)}
         s3_bucket.delete("key")
 
@@ -194,7 +215,7 @@ def test_the_waits_of_requests_for_a_server_that_stays_silent_do_not_add_up(
         ("ListObjectsV2", Changed.body(b"<Size>1</Size>", b""), "Size"),
         ("ListObjectsV2", Changed.body(b"<Key>key</Key>", b""), "Key"),
         ("ListObjectsV2", Changed.body(b"LastModified>", b"LastChanged>"), "LastModified"),
-        ("ListObjectsV2", Changed.body(b"<LastModified>", b"<LastModified>x"), "date"),
+        ("ListObjectsV2", Changed.body(b"<LastModified>", b"<LastModified>x"), "LastModified"),
         ("ListObjectsV2", Changed.body(b"ETag>", b"Tag>"), "ETag"),
         ("ListObjectsV2", Changed.body(b"<Prefix>below/</Prefix>", b""), "Prefix"),
         ("PutObject", Changed.header("ETag", None), "ETag"),
@@ -276,7 +297,7 @@ def test_a_body_that_comes_byte_by_byte_is_given_up(
     s3_bucket: Bucket, s3_proxy: S3Proxy, bucket: Bucket, key: str
 ) -> None:
     s3_bucket.put(key, b"x" * 1000)
-    tried = client_of(bucket, timeouts=Timeouts(reading=0.3, rate=1e6))
+    tried = client_of(bucket, timeouts=Timeouts(grace=0.3, rate=1e6))
     s3_proxy.fail("GetObject", Drip(0.01), times=None)
     with pytest.raises(UnreachableError, match=r"failed [23] times: the reply comes too slowly"):
         run(partial(tried.client.get, key, WHOLE))
@@ -376,7 +397,7 @@ def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
     s3_proxy.fail("GetObject", Reply(404, code), times=None)
     with pytest.raises(NotFoundError):
         run(partial(tried.client.get, key, WHOLE))
-    assert s3_proxy.log.operations() == {"GetObject": 1 + (key == "plain"), "HeadObject": 1, "HeadBucket": 1}
+    assert s3_proxy.log.operations() == {"GetObject": 1, "HeadObject": 1, "HeadBucket": 1}
     s3_bucket.put(key, b"data")
     with pytest.raises(StoreError, match="does not give what the object has"):
         run(partial(tried.client.get, key, WHOLE))
@@ -435,7 +456,6 @@ def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
 def test_a_listing_that_never_ends_is_an_error(
     tried: Tried, monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
-    reply = {"IsTruncated": True, "NextContinuationToken": token}
-    monkeypatch.setattr(S3Session, "call", lambda *_, **__: reply)
+    monkeypatch.setattr(S3Service, "list_page", lambda *_: ListPage((), (), token or ""))
     with pytest.raises(StoreError, match="lists only some of the keys"):
         run(partial(tried.client.list_page, "", token=token))

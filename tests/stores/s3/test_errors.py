@@ -1,7 +1,6 @@
 """What is made of the words of the libraries, and of the codes of S3."""
 
 import botocore.exceptions as boto
-import obstore.exceptions
 import pytest
 from botocore.parsers import ResponseParserError
 
@@ -17,56 +16,13 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.s3.errors import (
-    NO_SUCH_KEY,
-    SILENT,
-    TRUNCATED,
-    UNEXPLAINED,
-    Cause,
-    Failure,
-    Request,
-    of_boto3,
-    of_obstore,
-)
+from shardfs.stores.objects.failures import SILENT, TRUNCATED, Cause, Failure
+from shardfs.stores.objects.requests import Request
+from shardfs.stores.s3.failures import explained, of_boto3
 
 ENDPOINT = "https://s3.example.org"
-GET = Request("GetObject", "bucket", "key")
-PUT_IF = Request("PutObject", "bucket", "key", is_conditional=True, is_repeatable=False)
-
-
-def status_dump(status: int, body: str, key: str = "key") -> Exception:
-    """What obstore 0.12 raises for a reply that is an error; *body* as Rust quotes it."""
-    kind = obstore.exceptions.NotFoundError if status == 404 else obstore.exceptions.GenericError
-    return kind(
-        f"Generic S3 error: Error performing GET {ENDPOINT}/bucket/{key} in 1ms - Server returned {status}: {body}\n\n"
-        "Debug source:\n"
-        "Generic {\n"
-        f'    path: "{key}",\n'
-        "    source: RetryError(\n"
-        "        RetryErrorImpl {\n"
-        "            method: GET,\n"
-        f"            uri: Some(\n                {ENDPOINT}/bucket/{key},\n            ),\n"
-        "            inner: Status {\n"
-        f"                status: {status},\n"
-        f'                body: Some(\n                    "{body}",\n                ),\n'
-        "            },\n        },\n    ),\n}"
-    )
-
-
-NO_KEY = "<Error><Code>NoSuchKey</Code></Error>"
-
-
-@pytest.mark.parametrize(
-    ("error", "failure"),
-    [
-        (status_dump(404, NO_KEY), NO_SUCH_KEY),
-        (status_dump(404, "<Code>NoSuchBucket</Code>", key=NO_KEY), UNEXPLAINED),
-        (status_dump(404, "not found", key=NO_KEY), UNEXPLAINED),
-        (status_dump(503, NO_KEY), UNEXPLAINED),
-    ],
-)
-def test_a_key_is_absent_only_if_the_server_says_so(error: Exception, failure: Failure) -> None:
-    assert of_obstore(error) is failure
+GET = Request("GetObject", "the bucket bucket", "s3://bucket/key")
+PUT_IF = Request("PutObject", "the bucket bucket", "s3://bucket/key", is_conditional=True, is_repeatable=False)
 
 
 def client_error(status: int, code: str, operation: str = "GetObject", **error: str) -> Exception:
@@ -109,7 +65,7 @@ def test_what_boto3_says_becomes_our_words(error: Exception, cause: Cause, words
 
 
 def reply(status: int, code: str = "", region: str | None = None) -> Failure:
-    return Failure(Cause.REPLY, f"{code} {status}", status, code, region)
+    return explained(Failure.of_reply(status, code), region, "us-east-1")
 
 
 @pytest.mark.parametrize(

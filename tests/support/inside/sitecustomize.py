@@ -45,15 +45,16 @@ def _move_to_host(name: str) -> None:
 
 def _be_hasty(silence: float, pause: float, first: float) -> None:
     """Give silent S3 servers up after *silence* seconds, and to begin with after *first*; try again after *pause*."""
-    from shardfs.stores.s3 import probe
-    from shardfs.stores.s3.client import Backoff, S3Client
-    from shardfs.stores.s3.session import Timeouts
+    from shardfs.stores.objects import store
+    from shardfs.stores.objects.client import Backoff
+    from shardfs.stores.objects.pace import Timeouts
+    from shardfs.stores.s3.client import S3Client
 
     S3Client.__init__.__kwdefaults__.update(
         timeouts=Timeouts(connect=silence, silence=silence, work=silence, reading=silence, doubtful=silence),
         backoff=Backoff(first=pause, most=pause, patience=10 * pause),
     )
-    probe._PATIENCE = first
+    store._PATIENCE = first
 
 
 meet()
