@@ -162,7 +162,7 @@ def test_the_reason_for_not_trusting_a_server_is_told(
         assert words in said
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(StoreError, match=words.partition(";")[0]):  # obstore says it in other words
+        with pytest.raises(StoreError, match=words.partition(";")[0]):
             run(partial(client_of(bucket.through(proxy.url)).client.get, "key", WHOLE))
 
 

@@ -7,6 +7,7 @@ those of Google, too, and of Azure. No signature is checked.
 import email.utils
 import gzip
 import hashlib
+import json
 import re
 import socket
 import threading
@@ -49,7 +50,8 @@ class Web:
     *endless* has a body that never ends, by status, and *nsent* is how much of such bodies was offered. If it
     *hangs_up*, it closes each connection after a reply, without saying so before. *nconnections* and *proxy_words*
     count connections, and collect what names and passwords were sent to it as a proxy. *signed* counts requests that
-    had a signature or a password for this server. A listing has pages of *page* names.
+    had a signature or a password for this server, and *authorizations* collects these. *token* is what `/token` gives. A
+    listing has pages of *page* names.
     """
 
     root: Path
@@ -69,6 +71,8 @@ class Web:
     nconnections: int = 0
     proxy_words: set[str] = field(default_factory=set)
     signed: int = 0
+    authorizations: set[str] = field(default_factory=set)
+    token: str = "a-token"
     page: int = 1000
     nlistings: int = 0
 
@@ -111,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
         wanted = self.headers.get("Range") or self.headers.get("x-ms-range", "")
         web.signed += "Authorization" in self.headers
+        web.authorizations.add(self.headers.get("Authorization", ""))
         web.log.append((self.command, path, wanted))
         if web.failures:
             web.failures -= 1
@@ -175,7 +180,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.web.failing, {"ETag": '"new"'}, b"")
 
     def do_POST(self) -> None:
-        self.do_PUT()
+        """Give a token to whoever asks for one."""
+        if self.path != "/token":
+            self.do_PUT()
+            return
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        token = {"access_token": self.web.token, "expires_in": 3600, "token_type": "Bearer"}
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(token).encode())
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         """Send a page of the keys of a bucket."""

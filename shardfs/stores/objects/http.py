@@ -73,7 +73,7 @@ class Reply(NamedTuple):
 class Http:
     """Requests to any server, each sent once; connections that are open stay so for the next ones.
 
-    *certificates* is a file of those to trust, None for those of the system.
+    *certificates* is a file of those to trust, as AWS_CA_BUNDLE names one; None stands for those of the system.
     """
 
     def __init__(self, timeouts: Timeouts, certificates: str | None = None) -> None:
@@ -217,7 +217,9 @@ class Http:
         endpoint = f"{parts.scheme}://{parts.netloc}"
         if number in (pycurl.E_SSL_CACERT, pycurl.E_SSL_CACERT_BADFILE):
             result = handle.getinfo(pycurl.SSL_VERIFYRESULT)
-            reason = _UNTRUSTED.get(result, _UNKNOWN_AUTHORITY) if number == pycurl.E_SSL_CACERT else _NO_CERTIFICATES
+            variable = "SSL_CERT_FILE" if self._certificates is None else "AWS_CA_BUNDLE"
+            unknown = _UNKNOWN_AUTHORITY.format(variable=variable)
+            reason = _UNTRUSTED.get(result, unknown) if number == pycurl.E_SSL_CACERT else _NO_CERTIFICATES
             return Failure(Cause.NOT_TRUSTED, f"{endpoint} is not trusted: {reason}")
         where = endpoint
         if proxy:
@@ -383,16 +385,13 @@ _ERRNOS: Final[Mapping[int, str]] = {
     EHOSTUNREACH: "there is no network",
 }
 _UNKNOWN_AUTHORITY: Final = (
-    "its certificate is signed by an unknown authority; AWS_CA_BUNDLE (S3) or SSL_CERT_FILE can name a file with "
-    "certificates to trust"
+    "its certificate is signed by an unknown authority; {variable} can name a file with certificates to trust"
 )
 _NO_CERTIFICATES: Final = "the file with the certificates to trust cannot be read"
 _UNTRUSTED: Final[Mapping[int, str]] = {
-    0: "its certificate is for another name",
+    **dict.fromkeys((0, 1, 62, 64), "its certificate is for another name"),  # libcurl itself compares names
     9: "its certificate is not valid yet; is the clock of this machine right?",
     10: "its certificate has expired",
-    62: "its certificate is for another name",
-    64: "its certificate is for another name",
 }
 """By the numbers of OpenSSL (X509_V_ERR)."""
 

@@ -1,6 +1,7 @@
 """Buckets of other clouds, by their own protocol: that of Google for XML is what servers of S3 speak, too."""
 
 import hmac
+import json
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import shardfs
 from shardfs.dataset.source import open_store
-from shardfs.errors import NotFoundError
+from shardfs.errors import AccessDeniedError, NotFoundError
 from shardfs.stores.clouds.azure import shared_key
+from shardfs.stores.clouds.google import GoogleService
+from shardfs.stores.objects.client import Client
+from shardfs.stores.objects.location import CloudLocation
+from shardfs.stores.objects.requests import Counts, Range
 from tests.mounts.test_values import write_meshes
 from tests.stores.clouds.test_web_formats import VALUES as V2_VALUES
 from tests.stores.clouds.test_web_formats import write_precomputed, write_v2
@@ -21,6 +28,7 @@ from tests.support.mounting import Mounter
 from tests.support.opened import in_trio
 from tests.support.precomputed import read_volume
 from tests.support.s3_server import Bucket
+from tests.support.web_server import web_server
 
 VALUES = np.arange(1, 1025, dtype="u2").reshape(32, 32)
 
@@ -105,6 +113,29 @@ async def test_what_a_name_stands_for_is_asked_once_in_its_ttl(google: str) -> N
             store.forget(key)
             assert await asked(key) == (kind, 1), key
         assert await asked("absent/below") == ("nothing", 0), "nothing is below what is absent"
+
+
+@in_trio
+async def test_tokens_of_google_come_from_the_file_with_its_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files/bucket").mkdir(parents=True)
+    (tmp_path / "files/bucket/key").write_bytes(b"0123456789")
+    secret = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    with web_server(tmp_path / "files") as web:
+        account = {"type": "service_account", "client_email": "me@example.org", "private_key": pem}
+        (tmp_path / "account.json").write_text(json.dumps({**account, "token_uri": f"{web.url}/token"}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+        monkeypatch.setenv("GOOGLE_BASE_URL", web.url)
+        client = Client(GoogleService(CloudLocation.parse("gs://bucket")), Counts())
+        assert bytes((await client.get("key", Range(2, 3))).data) == b"234"
+        assert [key for key, _ in (await client.list_page("")).objects] == ["key"]
+        assert web.authorizations == {"Bearer a-token"}
+        (tmp_path / "account.json").write_text("{}")
+        client = Client(GoogleService(CloudLocation.parse("gs://bucket")), Counts())
+        with pytest.raises(AccessDeniedError, match="GOOGLE_APPLICATION_CREDENTIALS names a file"):
+            await client.head("key")
 
 
 def test_settings_of_azure_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
