@@ -50,8 +50,8 @@ class Web:
     *endless* has a body that never ends, by status, and *nsent* is how much of such bodies was offered. If it
     *hangs_up*, it closes each connection after a reply, without saying so before. *nconnections* and *proxy_words*
     count connections, and collect what names and passwords were sent to it as a proxy. *signed* counts requests that
-    had a signature or a password for this server, and *authorizations* collects these. *token* is what `/token` gives. A
-    listing has pages of *page* names.
+    had a signature or a password for this server, and *authorizations* collects these. *token* is what `/token` gives.
+    A listing has pages of *page* names.
     """
 
     root: Path
