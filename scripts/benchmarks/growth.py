@@ -37,7 +37,7 @@ class _Moment:
 
     seconds: float
     memory: int
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
 
     @classmethod
     def of(cls, root: Path, process: int) -> _Moment:
@@ -50,7 +50,7 @@ class _Moment:
     @property
     def requests(self) -> int:
         """The requests of the kernel."""
-        return sum(self.figures["requests"].values())
+        return sum(self.metrics["requests"].values())
 
 
 def run(work: Path, nsteps: int, placement: Placement) -> None:
@@ -77,7 +77,7 @@ def _measure(what: str, counter: str, amounts: Sequence[int], prepare: Work, wor
                 act(root)
                 after = _Moment.of(root, pid)
         seconds, requests = after.seconds - before.seconds, after.requests - before.requests
-        counted = [f"{after.figures[counter] - before.figures[counter]:,}"] if counter else []
+        counted = [f"{after.metrics[counter] - before.metrics[counter]:,}"] if counter else []
         memory = [f"{moment.memory / 1e6:.1f}" for moment in (before, after)]
         rows.append(
             [f"{amount:,}", f"{requests:,}", *counted, f"{seconds:.2f}", f"{1e6 * seconds / amount:.1f}", *memory]

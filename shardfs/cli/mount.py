@@ -62,7 +62,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--metrics",
     metavar="ADDRESS:PORT",
-    help="Serve the figures of `shardfs stats` to Prometheus at this address; a port alone means 127.0.0.1.",
+    help="Serve the metrics of `shardfs stats` to Prometheus at this address; a port alone means 127.0.0.1.",
 )
 @click.option("-o", "fuse_words", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
 @log_options

@@ -1,4 +1,4 @@
-"""Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` and `metrics` show figures."""
+"""Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` and `metrics` show metrics."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from shardfs.cli.options import (
 )
 from shardfs.cli.output import complain, show, waiting
 from shardfs.cli.sources import store_options
-from shardfs.dataset.statistics import Figure, StatisticsSnapshot
+from shardfs.dataset.statistics import Metric, StatisticsSnapshot
 from shardfs.errors import MountPointError, ShardfsError, UnfinishedError, UsageError, printable, shown_time, size
 from shardfs.fuse import control
 from shardfs.fuse.control import Daemon, ListedMount, find_daemon, list_daemons, list_mounts
@@ -102,10 +102,10 @@ def find_rows() -> list[Row]:
         rows = list(threads.map(_row, mounted))
     known = {row.pid for row in rows}
     for daemon in list_daemons():
-        figures = daemon.latest()
-        if daemon.pid not in known and figures is not None:
+        metrics = daemon.latest()
+        if daemon.pid not in known and metrics is not None:
             state = "ending" if daemon.is_near() else "elsewhere"
-            rows.append(_told(Row(figures.mountpoint or "", state, note=pending(figures)), figures, daemon))
+            rows.append(_told(Row(metrics.mountpoint or "", state, note=pending(metrics)), metrics, daemon))
     return rows
 
 
@@ -113,24 +113,24 @@ def _row(mount: ListedMount) -> Row:
     access = "read-write" if mount.is_writable else "read-only"
     row = Row(mount.path, "serving", mount.owner, access=access, source=mount.source)
     try:
-        figures = control.ask(mount.path, _PATIENCE)
+        metrics = control.ask(mount.path, _PATIENCE)
     except (OSError, UnfinishedError) as error:
         state = {errno.EACCES: "private", errno.ENOTCONN: "dead"}.get(error.errno or 0, "silent")
         daemon = find_daemon(mount.path, None) if state == "silent" else None
         note = control.explain(mount.path, error) if isinstance(error, OSError) else str(error)
         return replace(row, state=state, pid=daemon.pid if daemon is not None else None, note=note)
-    return _told(row, figures, find_daemon(mount.path, figures))
+    return _told(row, metrics, find_daemon(mount.path, metrics))
 
 
-def _told(row: Row, figures: StatisticsSnapshot, daemon: Daemon | None) -> Row:
+def _told(row: Row, metrics: StatisticsSnapshot, daemon: Daemon | None) -> Row:
     """Return a row with what a daemon tells of itself."""
     return replace(
         row,
         pid=daemon.pid if daemon is not None else None,
-        access=figures.access or "",
-        view=figures.view or "",
-        pending_chunks=figures.pending_chunks,
-        source=figures.source or row.source,
+        access=metrics.access or "",
+        view=metrics.view or "",
+        pending_chunks=metrics.pending_chunks,
+        source=metrics.source or row.source,
     )
 
 
@@ -215,9 +215,9 @@ def flush(mountpoint: str, timeout: float) -> None:
 @json_option
 @click.option("--watch", is_flag=True, help="Repeat every second, with rates, until Ctrl-C.")
 def stats(mountpoint: str, timeout: float, as_json: bool, watch: bool) -> None:
-    """Show the figures of the mount at MOUNTPOINT: pending chunks, last commit and error, requests, bytes, cache hits.
+    """Show the metrics of the mount at MOUNTPOINT: pending chunks, last commit and error, requests, bytes, cache hits.
 
-    Counters start at 0 with each mount. --json prints exact figures, with --watch one object per line. For Prometheus
+    Counters start at 0 with each mount. --json prints exact metrics, with --watch one object per line. For Prometheus
     there is `shardfs metrics`.
     """
     before = None
@@ -251,13 +251,13 @@ def stats(mountpoint: str, timeout: float, as_json: bool, watch: bool) -> None:
     help="Serve them to Prometheus at this address until Ctrl-C or SIGTERM; a port alone means 127.0.0.1.",
 )
 def metrics(mountpoint: str | None, listen: str | None) -> None:
-    """Print the figures of all mounts, or of that at MOUNTPOINT, in the text format of Prometheus.
+    """Print the metrics of all mounts, or of that at MOUNTPOINT, in the text format of Prometheus.
 
-    Each figure has the label `mountpoint`. `shardfs_up` is 0 for a mount that is dead or does not answer. Mounts of
+    Each metric has the label `mountpoint`. `shardfs_up` is 0 for a mount that is dead or does not answer. Mounts of
     other users are left out; root sees all.
     """
     # Imported only here, because it loads a web server.
-    from shardfs.fuse.metrics import serve_metrics
+    from shardfs.fuse.exporter import serve_metrics
     from shardfs.service.prometheus import Latest, exposition
 
     path = None if mountpoint is None else mounted_path(mountpoint)
@@ -272,15 +272,15 @@ def metrics(mountpoint: str | None, listen: str | None) -> None:
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which would take them
     try:
-        click.echo(f"figures are at {serve_metrics(host, port, look)}")
+        click.echo(f"metrics are at {serve_metrics(host, port, look)}")
     except OSError as error:
-        raise UsageError(f"--listen: no figures at {listen}: {error.strerror}") from None
+        raise UsageError(f"--listen: no metrics at {listen}: {error.strerror}") from None
     sys.stdout.flush()
     signal.sigwait(ends)
 
 
 def _latest(mounted: Sequence[ListedMount]) -> dict[str, StatisticsSnapshot | None]:
-    """Return the figures of mounts, asked at the same time; None for one that does not answer."""
+    """Return the metrics of mounts, asked at the same time; None for one that does not answer."""
 
     def ask(mount: ListedMount) -> StatisticsSnapshot | None:
         with suppress(OSError, UnfinishedError):
@@ -301,36 +301,36 @@ def _show(lines: list[str], watch: bool) -> None:
 
 
 def render(snapshot: StatisticsSnapshot, before: StatisticsSnapshot | None = None) -> list[str]:
-    """Return the figures as text lines, without counters that are 0.
+    """Return the metrics as text lines, without counters that are 0.
 
     Rates are relative to the snapshot *before*.
     """
-    earlier = {} if before is None else dict(before.figures())
+    earlier = {} if before is None else dict(before.metrics())
     seconds = 0.0 if before is None else snapshot.uptime_seconds - before.uptime_seconds
     lines = []
-    for figure, value in snapshot.figures():
-        name = figure.name.replace("_timestamp_seconds", "_at").removesuffix("_seconds").replace("_", " ")
-        old = earlier.get(figure)
+    for metric, value in snapshot.metrics():
+        name = metric.name.replace("_timestamp_seconds", "_at").removesuffix("_seconds").replace("_", " ")
+        old = earlier.get(metric)
         if isinstance(value, Mapping):
             olds = old if isinstance(old, Mapping) else {}
             lines += [f"{name}:"] if value else []
-            lines += [_line(figure, f"  {label}", value[label], olds.get(label), seconds) for label in value]
-        elif figure.kind == "text":
+            lines += [_line(metric, f"  {label}", value[label], olds.get(label), seconds) for label in value]
+        elif metric.kind == "text":
             lines.append(f"{name:<26}{value}")
-        elif value or figure.kind != "counter":
-            lines.append(_line(figure, name, value, old, seconds))
+        elif value or metric.kind != "counter":
+            lines.append(_line(metric, name, value, old, seconds))
     return [printable(line) for line in lines]
 
 
-def _line(figure: Figure, label: str, value: Any, old: Any, seconds: float) -> str:  # noqa: ANN401 - a number
-    line = f"{label:<26}{_shown(figure, value):>20}"
-    if figure.kind == "counter" and seconds > 0:
-        line += f"{_shown(figure, round((value - (old or 0)) / seconds)):>14}/s"
+def _line(metric: Metric, label: str, value: Any, old: Any, seconds: float) -> str:  # noqa: ANN401 - a number
+    line = f"{label:<26}{_shown(metric, value):>20}"
+    if metric.kind == "counter" and seconds > 0:
+        line += f"{_shown(metric, round((value - (old or 0)) / seconds)):>14}/s"
     return line
 
 
-def _shown(figure: Figure, value: float) -> str:
-    match figure.unit:
+def _shown(metric: Metric, value: float) -> str:
+    match metric.unit:
         case "bytes":
             return size(value)
         case "seconds":

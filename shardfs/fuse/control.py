@@ -1,6 +1,6 @@
 """The mounts of this machine, their daemons, and how commands talk to them.
 
-The kernel has a table of mounts. A daemon keeps its latest figures in a nameless file, which is found among its file
+The kernel has a table of mounts. A daemon keeps its latest metrics in a nameless file, which is found among its file
 descriptors, even if the daemon does not answer, or still commits after its mount is gone; who has it open can read it
 after the end of the daemon too. Only its user and root can see that file. A daemon answers requests through extended
 attributes of the root of its mount, which are not listed.
@@ -28,8 +28,8 @@ from shardfs.fuse.progress import CommitProgress
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import user_name
 
-FIGURES: Final = "user.shardfs.stats"
-"""The figures of the mount, as JSON: a `StatisticsSnapshot`."""
+METRICS: Final = "user.shardfs.stats"
+"""The metrics of the mount, as JSON: a `StatisticsSnapshot`."""
 
 PID: Final = "user.shardfs.pid"
 """Process id of the daemon, for scripts that send it a signal."""
@@ -57,9 +57,9 @@ except OSError as error:
 _LOOK_SECONDS: Final = 1.0
 _MOMENT_SECONDS: Final = 0.5
 
-FIGURES_FILE: Final = "shardfs-figures"
-FIGURES_NBYTES: Final = 2**16
-"""Name and size of the file with the figures of a daemon."""
+METRICS_FILE: Final = "shardfs-metrics"
+METRICS_NBYTES: Final = 2**16
+"""Name and size of the file with the metrics of a daemon."""
 
 _FILESYSTEM: Final = "fuse.shardfs"
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
@@ -122,7 +122,7 @@ def find_mount(path: str) -> ListedMount | None:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A daemon that this process may look at: its process id as seen from here, and the file with its figures."""
+    """A daemon that this process may look at: its process id as seen from here, and the file with its metrics."""
 
     pid: int
     file: Descriptor
@@ -133,9 +133,9 @@ class Daemon:
         return os.fstat(self.file.fd).st_ino
 
     def latest(self) -> StatisticsSnapshot | None:
-        """Return its latest figures, also after its end; None while they are being written, or if they are none."""
+        """Return its latest metrics, also after its end; None while they are being written, or if they are none."""
         with suppress(OSError, ValueError):
-            return StatisticsSnapshot.parse(os.pread(self.file.fd, FIGURES_NBYTES, 0))
+            return StatisticsSnapshot.parse(os.pread(self.file.fd, METRICS_NBYTES, 0))
         return None
 
     def is_near(self) -> bool:
@@ -154,18 +154,18 @@ def list_daemons() -> Iterator[Daemon]:
                 with suppress(OSError):
                     # Other processes have it open only to read it.
                     is_own = os.lstat(path).st_mode & stat.S_IWUSR
-                    if is_own and os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
+                    if is_own and os.readlink(path).startswith(f"/memfd:{METRICS_FILE} "):
                         yield Daemon(int(pid), Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
 
 
-def find_daemon(path: str, figures: StatisticsSnapshot | None) -> Daemon | None:
-    """Return the daemon that answered with these figures, or, if there is no answer, that of a mount at *path*.
+def find_daemon(path: str, metrics: StatisticsSnapshot | None) -> Daemon | None:
+    """Return the daemon that answered with these metrics, or, if there is no answer, that of a mount at *path*.
 
     None if this process may not look at it.
     """
     for daemon in list_daemons():
-        if figures is not None and figures.file is not None:
-            is_it = daemon.inode == figures.file
+        if metrics is not None and metrics.file is not None:
+            is_it = daemon.inode == metrics.file
         else:
             latest = daemon.latest()
             is_it = latest is not None and latest.mountpoint == path and daemon.is_near()
@@ -175,11 +175,11 @@ def find_daemon(path: str, figures: StatisticsSnapshot | None) -> Daemon | None:
 
 
 def ask(mountpoint: str, timeout: float) -> StatisticsSnapshot:
-    """Return the figures of the mount at a path.
+    """Return the metrics of the mount at a path.
 
     Raises `OSError`, and `UnfinishedError` if the daemon does not answer for *timeout* seconds.
     """
-    process = _start(_GET, mountpoint, FIGURES)
+    process = _start(_GET, mountpoint, METRICS)
     try:
         answer = process.communicate(timeout=timeout)[0]
     except subprocess.TimeoutExpired:

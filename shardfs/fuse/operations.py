@@ -100,7 +100,7 @@ def request(
 class Operations(pyfuse3.Operations):
     """The read-only requests of a filesystem; *pending* counts those that are not answered yet.
 
-    *figures* takes a snapshot. Of *options*, the requests use owner and mode to show, and whether the kernel caches
+    *metrics* takes a snapshot. Of *options*, the requests use owner and mode to show, and whether the kernel caches
     chunk files; without `page_cache`, chunk files are read directly, in large pieces.
     """
 
@@ -108,11 +108,11 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], StatisticsSnapshot], options: MountOptions
+        self, fs: Filesystem, statistics: Statistics, metrics: Callable[[], StatisticsSnapshot], options: MountOptions
     ) -> None:
         super().__init__()
         self.statistics = statistics
-        self._figures = figures
+        self._metrics = metrics
         self.pending = 0
         self.fs = fs
         self._options = options
@@ -205,8 +205,8 @@ class Operations(pyfuse3.Operations):
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those that control the mount are not listed."""
-        if inode == pyfuse3.ROOT_INODE and name == control.FIGURES.encode():
-            return self._figures().encode()
+        if inode == pyfuse3.ROOT_INODE and name == control.METRICS.encode():
+            return self._metrics().encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
         return await self.fs.ask(inode, lambda entry: entry.attribute(name))
@@ -260,10 +260,10 @@ class WritingOperations(Operations):
         self,
         fs: WritableFilesystem,
         statistics: Statistics,
-        figures: Callable[[], StatisticsSnapshot],
+        metrics: Callable[[], StatisticsSnapshot],
         options: MountOptions,
     ) -> None:
-        super().__init__(fs, statistics, figures, options)
+        super().__init__(fs, statistics, metrics, options)
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:

@@ -13,7 +13,7 @@ import trio
 from shardfs.dataset.hierarchy import Source, open_source
 from shardfs.dataset.maintenance.walk import unsharded
 from shardfs.errors import FuseUnavailableError, ShardfsError
-from shardfs.fuse.figures import MountMetrics
+from shardfs.fuse.metrics import MountMetrics
 from shardfs.fuse.mountpoint import open_mount_point
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
@@ -37,7 +37,7 @@ _GRACE_SECONDS: Final = 5.0
 """Seconds that a mount ended by a signal waits for answers, if nothing more can be committed."""
 _WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
 _LOGGED: Final = ("version", "source", "mountpoint", "access", "view", "pid")
-"""The figures with which the log begins."""
+"""The metrics with which the log begins."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -78,11 +78,11 @@ async def _serve(
 ) -> bool:
     url, notes = source.store.url, await notes_on(source, options)
     async with open_tree(source, options, door="mount", mountpoint=path) as session:
-        figures = MountMetrics(session, path, options)
-        operations = Operations(session.fs, source.statistics, figures.publish, options)
+        metrics = MountMetrics(session, path, options)
+        operations = Operations(session.fs, source.statistics, metrics.publish, options)
         if session.writing is not None:
-            operations = WritingOperations(session.writing.fs, source.statistics, figures.publish, options)
-        begun = figures.latest
+            operations = WritingOperations(session.writing.fs, source.statistics, metrics.publish, options)
+        begun = metrics.latest
         log.info(
             "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",
             *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(how) or "no options"),
@@ -94,7 +94,7 @@ async def _serve(
         _mount(operations, directory.path if is_direct else path, options, name)
         clean = False
         try:
-            is_committed = await _Daemon(session, figures).run(ready, notes)
+            is_committed = await _Daemon(session, metrics).run(ready, notes)
             clean = True
         except ShardfsError:
             clean = True  # it could not start, and nobody has seen it
@@ -145,9 +145,9 @@ async def answer_requests() -> None:
 class _Daemon:
     """A mount from its first request to its end."""
 
-    def __init__(self, session: Session, figures: MountMetrics) -> None:
+    def __init__(self, session: Session, metrics: MountMetrics) -> None:
         self._session = session
-        self._figures = figures
+        self._metrics = metrics
         self._url = session.source.store.url
         self._is_given_up = False  # it was told to end, and what is pending could not be committed
         self._has_conflicts = False  # it was told to end, and something no longer fitted the source, at least
@@ -158,9 +158,9 @@ class _Daemon:
         *ready* is called when the mount answers, with what the user should know: *notes*, and what is found on the way.
         """
         async with open_nursery() as nursery:
-            nursery.start_soon(self._figures.run)
+            nursery.start_soon(self._metrics.run)
             is_committed = await self._serve(ready, notes)
-            self._figures.ended(is_committed)
+            self._metrics.ended(is_committed)
             nursery.cancel_scope.cancel()
         return is_committed
 
@@ -171,14 +171,14 @@ class _Daemon:
         if not notes and fs.store.root is not None and not fs.view.translates:  # a remote source would need a request
             is_unsharded = unsharded(await fs.hierarchy.node(""))
             notes = [is_unsharded] if is_unsharded is not None else []
-        note = "; ".join(part for part in (problems, await self._figures.serve(), *notes) if part) or None
+        note = "; ".join(part for part in (problems, await self._metrics.serve(), *notes) if part) or None
         async with trio.open_nursery() as watching:  # until everything is done: a signal would end it half-way
             async with trio.open_nursery() as nursery:
                 await watching.start(self._end_on_signal, nursery)
                 nursery.start_soon(session.run)
                 nursery.start_soon(self._announce, ready, note)
                 await answer_requests()
-                self._figures.end()
+                self._metrics.end()
                 nursery.cancel_scope.cancel()
             is_committed = await session.finish(commit=not self._is_given_up)
             is_committed = is_committed and not self._has_conflicts
@@ -187,7 +187,7 @@ class _Daemon:
         return is_committed
 
     async def _announce(self, ready: Callable[[str | None], None], note: str | None) -> None:
-        self._figures.ready()
+        self._metrics.ready()
         try:
             ready(note)
         except OSError:
@@ -204,12 +204,12 @@ class _Daemon:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP and not ends_on_hangup:
                     log.info("SIGHUP: the log goes on in the file that has its name now")
-                elif self._figures.ending.is_set():
+                elif self._metrics.ending.is_set():
                     log.info(
                         "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
                     )
                 else:
-                    self._figures.end()
+                    self._metrics.end()
                     log.info("unmounting on %s", name)
                     requests.start_soon(self._end_requests, requests.cancel_scope)
 

@@ -1,4 +1,4 @@
-"""Unmounting: waiting until the daemon has ended, and learning from its last figures whether everything is stored."""
+"""Unmounting: waiting until the daemon has ended, and learning from its last metrics whether everything is stored."""
 
 import errno
 import os
@@ -48,9 +48,9 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
         raise MountPointError(f"{path} cannot be unmounted: {mount.privacy}")
-    figures = None
+    metrics = None
     try:
-        figures = control.ask(path, timeout)
+        metrics = control.ask(path, timeout)
     except OSError as error:
         # It may have died, or be just ending, or somebody cut the connection and it still commits.
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
@@ -58,8 +58,8 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
             if error.errno == errno.EIO:  # for example, if its source is in a mount that died
                 why += f"; unmount it with: fusermount3 -u {shlex.quote(path)}"
             raise MountPointError(f"{path} cannot be unmounted: {why}") from None
-    daemon = find_daemon(path, figures)
-    if figures is not None:
+    daemon = find_daemon(path, metrics)
+    if metrics is not None:
         try:
             run_fusermount("-u", path)
         except BusyError:
@@ -70,7 +70,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
         run_fusermount("-u", "-z", path)
     if daemon is not None:
         return _wait(path, daemon, timeout, say)
-    elif figures is not None and figures.access != "read-only":
+    elif metrics is not None and metrics.access != "read-only":
         raise UnfinishedError(
             f"{path} is unmounted, but its daemon cannot be seen from here, as in another container: it may go on, and "
             f"what it cannot finish {_REST}"
@@ -117,5 +117,5 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
     )
 
 
-def _log(figures: StatisticsSnapshot | None) -> str:
-    return "its log" if figures is None or figures.log is None else figures.log
+def _log(metrics: StatisticsSnapshot | None) -> str:
+    return "its log" if metrics is None or metrics.log is None else metrics.log

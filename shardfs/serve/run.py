@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.serve.figures import ServerMetrics
+from shardfs.serve.metrics import ServerMetrics
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
@@ -53,11 +53,11 @@ async def _serve(
             notes = await notes_on(source, options)
             views = await stack.enter_async_context(open_views(source, options))
             logging.getLogger("shardfs").addHandler(LastError(source.statistics))
-            figures = ServerMetrics(views, options, address)
-            server = Server(Site(views, options, figures).answer, options.limits, figures.traffic)
+            metrics = ServerMetrics(views, options, address)
+            server = Server(Site(views, options, metrics).answer, options.limits, metrics.traffic)
             await nursery.start(_end_on_signal, server, report)
             ready(address, "; ".join(part for part in (views.main.problems, *notes) if part) or None)
-            report.is_ready(figures)
+            report.is_ready(metrics)
             await server.run(listeners)
         nursery.cancel_scope.cancel()
     log.info("%s is no longer served", url)
@@ -68,13 +68,13 @@ class _Report:
 
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
-        self._figures: ServerMetrics | None = None
+        self._metrics: ServerMetrics | None = None
         self._is_ready = False
 
-    def is_ready(self, figures: ServerMetrics) -> None:
+    def is_ready(self, metrics: ServerMetrics) -> None:
         """Report that the server answers."""
-        self._figures, self._is_ready = figures, True
-        self._systemd.say("READY=1", f"STATUS={figures.status}")
+        self._metrics, self._is_ready = metrics, True
+        self._systemd.say("READY=1", f"STATUS={metrics.status}")
 
     def is_ending(self) -> None:
         """Report that it ends as soon as all is committed."""
@@ -85,7 +85,7 @@ class _Report:
         """Report until cancelled."""
         while True:
             more = [] if self._is_ready else [more_time(3 * _PERIOD_SECONDS)]
-            status = [f"STATUS={self._figures.status}"] if self._figures is not None else []
+            status = [f"STATUS={self._metrics.status}"] if self._metrics is not None else []
             self._systemd.say("WATCHDOG=1", *status, *more)
             await trio.sleep(min(_PERIOD_SECONDS, self._systemd.seconds))
 

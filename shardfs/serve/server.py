@@ -11,7 +11,7 @@ import trio
 
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.serve.exchange import ClientError, ClientGoneError, Connection, Exchange
-from shardfs.serve.figures import Traffic
+from shardfs.serve.metrics import Traffic
 from shardfs.serve.options import ClientLimits
 from shardfs.stores.parallel import open_nursery
 

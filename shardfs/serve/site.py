@@ -39,8 +39,8 @@ from shardfs.errors import (
 from shardfs.serve import changes, files
 from shardfs.serve.conditions import PreconditionFailedError
 from shardfs.serve.exchange import READING, ClientError, Exchange, only
-from shardfs.serve.figures import ServerMetrics
 from shardfs.serve.guard import CHALLENGES, Guard
+from shardfs.serve.metrics import ServerMetrics
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.pages.colors import TABLES
 from shardfs.serve.pages.html import asset
@@ -92,11 +92,11 @@ class SiteLocation(NamedTuple):
 
 
 class Site:
-    """Answers the requests for one source, which *views* shows; *figures* are those of the server."""
+    """Answers the requests for one source, which *views* shows; *metrics* are those of the server."""
 
-    def __init__(self, views: Views, options: ServeOptions, figures: ServerMetrics) -> None:
+    def __init__(self, views: Views, options: ServeOptions, metrics: ServerMetrics) -> None:
         self.views = views
-        self.figures = figures
+        self.metrics = metrics
         self.options = options
         self.decoded = views.others["decoded/v3"]
         self.pages = PageBuilder(views)
@@ -335,9 +335,9 @@ async def page_part(site: Site, exchange: Exchange) -> None:
 
 
 async def metrics(site: Site, exchange: Exchange) -> None:
-    """Reply with figures for Prometheus."""
+    """Reply with metrics for Prometheus."""
     if exchange.method in READING:
-        text = site.figures.exposition().encode()
+        text = site.metrics.exposition().encode()
         plain = [("Content-Type", "text/plain; version=0.0.4; charset=utf-8"), ("Cache-Control", "no-store")]
         await exchange.reply(200, plain, only(text), len(text))
     else:

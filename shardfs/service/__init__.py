@@ -1,1 +1,1 @@
-"""What a process that mounts or serves has while it runs: a log, reports to systemd, figures for Prometheus."""
+"""What a process that mounts or serves has while it runs: a log, reports to systemd, metrics for Prometheus."""

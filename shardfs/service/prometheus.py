@@ -1,4 +1,4 @@
-"""Figures in the text format of Prometheus."""
+"""Metrics in the text format of Prometheus."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
@@ -34,14 +34,14 @@ _USUAL: Final = {
 """Rows that are there from the start: Prometheus sees no increase in a series that begins with its first error."""
 
 
-class _Figures(Collector):
+class _Metrics(Collector):
     def __init__(self, latest: Callable[[], Latest], about: About, more: Callable[[], Iterable[Metric]]) -> None:
         self._latest = latest
         self._about = about
         self._more = more
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the figures of one look at them."""
+        """Yield the metrics of one look at them."""
         name, meaning, place_label = self._about
         up = GaugeMetricFamily("shardfs_up", "Whether it answers.", labels=[place_label])
         info = InfoMetricFamily(name, meaning, labels=[place_label])
@@ -52,15 +52,15 @@ class _Figures(Collector):
             if snapshot is None:
                 continue
             info.add_metric([place], {label: printable(getattr(snapshot, label) or "") for label in _LABELS})
-            for figure, value in snapshot.figures():
-                if isinstance(value, str) or figure.kind == "text":
+            for metric, value in snapshot.metrics():
+                if isinstance(value, str) or metric.kind == "text":
                     continue
-                kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-                labels = [place_label, figure.label] if figure.label else [place_label]
-                new = kind(f"shardfs_{figure.name}", figure.help, labels=labels)
-                family = families.setdefault(figure.name, new)
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                labels = [place_label, metric.label] if metric.label else [place_label]
+                new = kind(f"shardfs_{metric.name}", metric.help, labels=labels)
+                family = families.setdefault(metric.name, new)
                 if isinstance(value, Mapping):
-                    for label, number in (dict.fromkeys(_USUAL.get(figure.name, ()), 0) | dict(value)).items():
+                    for label, number in (dict.fromkeys(_USUAL.get(metric.name, ()), 0) | dict(value)).items():
                         family.add_metric([place, label], number)
                 else:
                     family.add_metric([place], value)
@@ -70,12 +70,12 @@ class _Figures(Collector):
 def registry(
     latest: Callable[[], Latest], about: About = MOUNT, more: Callable[[], Iterable[Metric]] = tuple
 ) -> CollectorRegistry:
-    """Return what generates the *latest* figures, and *more* of them."""
+    """Return what generates the *latest* metrics, and *more* of them."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(_Figures(latest, about, more))
+    found.register(_Metrics(latest, about, more))
     return found
 
 
 def exposition(latest: Latest, about: About = MOUNT, more: Callable[[], Iterable[Metric]] = tuple) -> str:
-    """Return figures in the text format of Prometheus."""
+    """Return metrics in the text format of Prometheus."""
     return generate_latest(registry(lambda: latest, about, more)).decode()

@@ -1,4 +1,4 @@
-"""`shardfs map`: where chunks are, in the grid of shards and in a shard, in figures and in pictures."""
+"""`shardfs map`: where chunks are, in the grid of shards and in a shard, in numbers and in pictures."""
 
 import html
 import math

@@ -1,4 +1,4 @@
-"""`shardfs mount --metrics`: figures that a real Prometheus scrapes."""
+"""`shardfs mount --metrics`: metrics that a real Prometheus scrapes."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def prometheus(program: str, directory: Path, target: str) -> Iterator[Any]:
 def test_a_real_prometheus_scrapes_it(program: str, mount: Mounter, source: Path, tmp_path: Path) -> None:
     port = free_port()
     mounted = mount(source, write=True, arguments=[f"--metrics={port}"])
-    assert f"figures are at http://127.0.0.1:{port}/metrics\n" in mounted.log
+    assert f"metrics are at http://127.0.0.1:{port}/metrics\n" in mounted.log
     (mounted.path / "c/0/0").write_bytes(b"n" * 24)
     assert run("flush", mounted.path).returncode == 0
     with prometheus(program, tmp_path, f"127.0.0.1:{port}") as ask:
@@ -93,7 +93,7 @@ def test_errors_that_an_alert_waits_for_are_counted_from_zero(mount: Mounter, so
         assert f'shardfs_errors_total{{errno="{name}",mountpoint="{mounted.path}"}} 0.0\n' in text
 
 
-def test_one_exporter_has_the_figures_of_all_mounts_and_dead_ones_are_down(
+def test_one_exporter_has_the_metrics_of_all_mounts_and_dead_ones_are_down(
     program: str, mount: Mounter, source: Path, tmp_path: Path
 ) -> None:
     first, second = mount(source), mount(source)
@@ -101,7 +101,7 @@ def test_one_exporter_has_the_figures_of_all_mounts_and_dead_ones_are_down(
     line = command("metrics", f"--listen={port}")
     with running(line, env=environment(), stdout=subprocess.PIPE, text=True) as exporter:
         assert exporter.stdout is not None
-        assert exporter.stdout.readline() == f"figures are at http://127.0.0.1:{port}/metrics\n"
+        assert exporter.stdout.readline() == f"metrics are at http://127.0.0.1:{port}/metrics\n"
         with prometheus(program, tmp_path, f"127.0.0.1:{port}") as ask:
             eventually(lambda: ask(f'shardfs_up{{mountpoint="{first.path}"}}')[1] == 1)
             assert ask(f'shardfs_pending_chunks{{mountpoint="{second.path}"}}')[1] == 0
@@ -221,7 +221,7 @@ def test_a_taken_port_is_reported_and_does_not_stop_the_mount(
         port = taken.getsockname()[1]
         done = background(f"--metrics={port}", source, place)
     assert done.returncode == 0
-    line = f"no figures at 127.0.0.1:{port}: Address already in use"
+    line = f"no metrics at 127.0.0.1:{port}: Address already in use"
     assert line in done.stderr
     (log,) = background.logs.glob("*.log")
     assert line in log.read_text()

@@ -131,7 +131,7 @@ def test_systemd_is_told_of_start_pending_chunks_and_end(mount: Mounter, source:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0shardfs-test-{os.getpid()}")
         watched = {"NOTIFY_SOCKET": f"@shardfs-test-{os.getpid()}", "WATCHDOG_USEC": "200000"}
-        # With figures for others there are new ones every second.
+        # With metrics for others there are new ones every second.
         mounted = mount(source, write=True, env=watched, arguments=["--metrics=0"])
         said = heard(manager, "READY=1")
         assert said.index("STATUS=nothing is pending") < said.index("READY=1")

@@ -37,7 +37,7 @@ def test_serving_dead_silent_and_ending_mounts_are_listed(background: Background
         assert background(*options, source, place).returncode == 0
     daemons = {name: daemon_of(place) for name, place in places.items()}
     ends = os.pidfd_open(daemons["ending"])
-    is_read = [each for each in list_daemons() if each.pid == daemons["ending"]]  # who reads its figures is no daemon
+    is_read = [each for each in list_daemons() if each.pid == daemons["ending"]]  # who reads its metrics is no daemon
     assert is_read
     kill_daemon(places["dead"])
     (places["ending"] / "c/0/0").write_bytes(b"n" * 24)
@@ -71,12 +71,12 @@ NONSENSE = [
 ]
 
 
-def test_invalid_figures_of_other_processes_are_ignored() -> None:
+def test_invalid_metrics_of_other_processes_are_ignored() -> None:
     with ExitStack() as stack:
-        for figures in NONSENSE:
-            file = os.memfd_create("shardfs-figures")
+        for metrics in NONSENSE:
+            file = os.memfd_create("shardfs-metrics")
             stack.callback(os.close, file)
-            os.pwrite(file, figures, 0)
+            os.pwrite(file, metrics, 0)
         done = run("mounts", "--json")
     assert done.returncode == 0, str(done)
     assert os.getpid() not in [row["pid"] for row in json.loads(done.stdout)]
@@ -92,12 +92,12 @@ def test_root_can_use_mounts_of_other_users() -> None:
         done = run("mount", "--write", directory / "source", place, prefix=MOUNT_OF_NOBODY, **state)
         assert done.returncode == 0, str(done)
         try:
-            figures = run_json("stats", "--json", place)
-            assert figures["mountpoint"] == str(place)
+            metrics = run_json("stats", "--json", place)
+            assert metrics["mountpoint"] == str(place)
             row = rows_below(directory)["place"]
-            assert (row["state"], row["user"], row["pid"]) == ("serving", "nobody", figures["pid"])
+            assert (row["state"], row["user"], row["pid"]) == ("serving", "nobody", metrics["pid"])
             assert run("flush", place).returncode == 0
-            daemon = os.pidfd_open(figures["pid"])
+            daemon = os.pidfd_open(metrics["pid"])
             done = run("umount", place)
             assert (done.returncode, done.stderr) == (0, "")
             assert has_ended(daemon)

@@ -262,9 +262,9 @@ def test_progress_on_a_terminal_is_one_line_that_disappears(source: Path, place:
 HASTY = """
 import runpy
 from shardfs.cli import output
-from shardfs.fuse import figures
-assert output._LINE_SECONDS == figures._LINE_SECONDS == 10
-output._LINE_SECONDS = figures._LINE_SECONDS = 1
+from shardfs.fuse import metrics
+assert output._LINE_SECONDS == metrics._LINE_SECONDS == 10
+output._LINE_SECONDS = metrics._LINE_SECONDS = 1
 runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
 """
 

@@ -18,7 +18,7 @@ import zarr
 from tests.support.corpus import CASES, GZIP, LITTLE, ZSTD, array, extension, sharding
 from tests.support.damage import edit, flip
 from tests.support.datasets import Corpus, files_below, store
-from tests.support.mounting import Mounter, figures, refuses
+from tests.support.mounting import Mounter, metrics, refuses
 
 NPY = ["--view=npy"]
 SHAPE = (12, 40, 300)
@@ -172,7 +172,7 @@ def test_random_access_touches_only_the_chunks_that_it_needs(source: Path, mount
         for coords in [(9, 5, 150), (9, 5, 151), (8, 19, 199), (0, 0, 0), (10, 30, 250)]:
             offset = 128 + 4 * int(np.ravel_multi_index(coords, SHAPE))
             assert os.pread(file.fileno(), 4, offset) == values[coords].tobytes()
-    found = figures(mounted.path)
+    found = metrics(mounted.path)
     # A page has 1024 elements: rows of 300 go through all chunks along the last axis, of which one is absent.
     assert found["decoded_chunks"] == 3 + 2 + 3
     mapped = np.load(mounted.path / "image.npy", mmap_mode="r")
@@ -190,7 +190,7 @@ def test_reading_in_order_decodes_each_chunk_once_where_a_slab_fits(
     with open(mounted.path / "image.npy", "rb", buffering=0) as file:
         data = b"".join(iter(lambda: file.read(10_000), b""))
     assert data == saved(shown_values())
-    found = figures(mounted.path)
+    found = metrics(mounted.path)
     if decoded is not None:
         assert (found["decoded_chunks"], found["decoded_bytes"]) == (decoded, decoded * 4 * 20 * 100 * 4)
     else:
@@ -247,6 +247,6 @@ def test_an_array_of_terabytes_costs_what_is_read_of_it(tmp_path: Path, mount: M
     mapped = np.load(path, mmap_mode="r")
     assert [mapped[at] for at in [(0, 0, 0), (-1, -1, -1), (2**21, 1000, 5)]] == [7, 99, 7]
     assert (mapped[:: 2**20, 3, 9] == 7).all()
-    assert figures(mounted.path)["decoded_chunks"] == 1
+    assert metrics(mounted.path)["decoded_chunks"] == 1
     assert mounted.peak_memory() < 250 * 2**20
     del mapped

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.corpus import array, extension, sharding
 from tests.support.datasets import files_below
-from tests.support.mounting import figures
+from tests.support.mounting import metrics
 from tests.support.s3_mounts import Remote
 
 KIB, MIB = 2**10, 2**20
@@ -61,7 +61,7 @@ def test_a_second_mount_fetches_no_payload(remote: Remote, cache: Path) -> None:
     second = mounted(remote, cache)
     assert read(second) == files
     assert not [request for request in remote.proxy.log.of("GetObject") if "zarr.json" not in request.key]
-    found = figures(second)["store"]
+    found = metrics(second)["store"]
     assert found["cache_hits"] >= 5
     assert found["cache_bytes"] >= sum(map(len, files.values()))
     assert found["cache_damaged"] == 0
@@ -74,7 +74,7 @@ def test_two_mounts_share_what_the_other_fetched(remote: Remote, cache: Path) ->
     assert read(first) == files
     remote.taken()
     assert read(second) == files
-    assert figures(second)["store"]["cache_hits"] >= 5
+    assert metrics(second)["store"]["cache_hits"] >= 5
     assert fetched(remote) < CHUNK  # indexes, if at all: an open says which version there is
 
 
@@ -109,14 +109,14 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(
     root = root or mounted(remote, cache)
     assert read(root) == files
     # Requests of the first mount that overlapped may have left entries that nobody needs: others have their bytes.
-    noticed = figures(root)["store"]["cache_damaged"]
+    noticed = metrics(root)["store"]["cache_damaged"]
     assert NSHARDS + 1 <= noticed <= len(damaged)
     # Of a file that has only some damaged blocks, what comes before them is used.
     assert fetched(remote) >= sum(map(len, files.values())) // 2
     assert remote.mounts[1].log.count("is damaged and dropped") == noticed
     third = mounted(remote, cache)
     assert read(third) == files
-    assert figures(third)["store"]["cache_damaged"] == 0
+    assert metrics(third)["store"]["cache_damaged"] == 0
 
 
 def test_an_object_that_was_replaced_does_not_come_from_the_cache(remote: Remote, cache: Path) -> None:

@@ -16,7 +16,7 @@ import zarr
 
 from tests.support.corpus import array, sharding
 from tests.support.hosts import PREFIX, Host
-from tests.support.mounting import Mount, Mounter, figures, flush, refuses
+from tests.support.mounting import Mount, Mounter, flush, metrics, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket
 from tests.support.writers import assert_sound
@@ -94,7 +94,7 @@ def test_mounts_that_write_different_chunks_of_the_same_shards_lose_nothing(
         return run
 
     assert together([work(number) for number in range(count)]) == [None] * count
-    conflicts = [figures(mounted.path)["store"]["conflicts"] for mounted in mounts]
+    conflicts = [metrics(mounted.path)["store"]["conflicts"] for mounted in mounts]
     for mounted in mounts:
         mounted.unmount()
     assert_same(native(hosts[0], tmp_path / "native"), values({at: 200 + n % count for n, at in enumerate(ALL)}))

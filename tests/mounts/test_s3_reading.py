@@ -13,7 +13,7 @@ import pytest
 from tests.support.commands import run_json
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import files_below
-from tests.support.mounting import Mounter, figures
+from tests.support.mounting import Mounter, metrics
 from tests.support.s3_faults import Hang
 from tests.support.s3_mounts import PREFIX, Remote, bytes_of, fill
 from tests.support.s3_proxy import S3Proxy
@@ -144,7 +144,7 @@ def test_cached_data_is_read_while_120_reads_wait_for_the_store(remote: Remote, 
         remote.proxy.fail("GetObject", stalled, key="image/c", times=None)
         stack.callback(stalled.release)
         waiting = [readers.submit(file.read) for file in files]
-        while figures(root)["requests"].get("read", 0) < len(files):
+        while metrics(root)["requests"].get("read", 0) < len(files):
             time.sleep(0.01)
         assert first.read_bytes() == before
         assert not any(read.done() for read in waiting)

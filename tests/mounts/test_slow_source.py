@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, Mounter, figures
+from tests.support.mounting import PATIENCE, Mounter, metrics
 from tests.support.nfs import client
 
 
@@ -39,9 +39,9 @@ def test_what_is_slow_keeps_nobody_else_waiting(
             mounted = mount(place)
             key, data = next(iter(chunks.items()))
             assert read(mounted.path / "array" / key) == data
-            before, deadline = figures(mounted.path)["requests"].get(kind, 0), time.monotonic() + PATIENCE
+            before, deadline = metrics(mounted.path)["requests"].get(kind, 0), time.monotonic() + PATIENCE
             waiting = [threads.submit(wait, mounted.path / path.name) for path in slow]
-            while figures(mounted.path)["requests"].get(kind, 0) < before + times:
+            while metrics(mounted.path)["requests"].get(kind, 0) < before + times:
                 assert time.monotonic() < deadline
             for _ in range(10):
                 assert threads.submit(read, mounted.path / "array" / key).result(PATIENCE) == data

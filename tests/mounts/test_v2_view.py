@@ -15,7 +15,7 @@ import zarr
 
 from tests.support.datasets import files_below
 from tests.support.encoder import Coordinates, encode
-from tests.support.mounting import Mounter, figures, flush, refuses
+from tests.support.mounting import Mounter, flush, metrics, refuses
 from tests.support.readers import READERS, assert_same
 from tests.support.viewed import ABSENT, ATTRIBUTES, DOCUMENTS, WITH_V2_FORM, values_of, write_source
 from tests.support.writers import assert_sound, document_of
@@ -99,7 +99,7 @@ def test_sizes_of_decoded_chunks_are_known_and_attributes_are_of_the_encoded_byt
                 place = [os.getxattr(path, f"user.shardfs.{what}") for what in ("shard", "offset", "nbytes")]
                 stored = (source / os.fsdecode(place[0])).read_bytes()
                 assert stored[int(place[1]) : int(place[1]) + int(place[2])] == encoded
-    assert figures(root)["decoded_chunks"] == 0
+    assert metrics(root)["decoded_chunks"] == 0
 
 
 # Documents

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardfs.stores.local.syscalls import BLOCK
 from tests.support.corpus import CRC32C, array, extension, sharding
 from tests.support.datasets import store
-from tests.support.mounting import Mounter, figures, flush
+from tests.support.mounting import Mounter, flush, metrics
 
 MIB = 2**20
 PER_SHARD = 64
@@ -37,11 +37,11 @@ def test_a_commit_writes_payloads_and_indexes_and_nothing_else(mount: Mounter, t
 
     def commit(*chunks: int, indexes: int = 1, is_whole: bool = False) -> None:
         """Write chunks, and compare what the shards are then, and what the mount says, with what was to be written."""
-        before = figures(root)["committed_bytes"]
+        before = metrics(root)["committed_bytes"]
         for number in chunks:
             (root / "c" / str(number)).write_bytes(os.urandom(CHUNK))
         flush(root)
-        counted = figures(root)["committed_bytes"] - before
+        counted = metrics(root)["committed_bytes"] - before
         found = [shard.read_bytes() if shard.exists() else b"" for shard in shards]
         changed = [number for number in range(2) if found[number] != contents[number]]
         assert changed == sorted({number // PER_SHARD for number in chunks})
@@ -72,12 +72,12 @@ def test_a_chunk_that_is_renamed_into_place_takes_ten_kernel_requests_at_most(mo
     os.stat(keys[0])
     for directory in {os.path.dirname(key) for key in keys}:
         os.stat(directory)
-    before = Counter(figures(root)["requests"])
+    before = Counter(metrics(root)["requests"])
     for key in keys:
         with open(f"{key}.partial", "xb", buffering=0) as file:
             file.write(bytes(24))
         os.rename(f"{key}.partial", key)
-    taken = Counter(figures(root)["requests"]) - before
+    taken = Counter(metrics(root)["requests"]) - before
     del taken["getxattr"]  # by which it is asked
     once = dict.fromkeys(["create", "write", "flush", "release", "rename"], len(keys))
     # Names of files are looked up each time, and the mode of a directory is asked for when something changed in it.

@@ -1,4 +1,4 @@
-"""Figures, reports to systemd, and reverse proxies."""
+"""Metrics, reports to systemd, and reverse proxies."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ __all__ = ["source"]
 TOP = Path(__file__).parents[2]
 
 
-def figures(site: Served) -> dict[tuple[str, ...], float]:
+def metrics(site: Served) -> dict[tuple[str, ...], float]:
     reply = site.ask("/-/metrics")
     assert reply["Content-Type"].startswith("text/plain; version=0.0.4")
     return {
@@ -38,7 +38,7 @@ def test_metrics_count_replies_and_what_is_pending(source: Path) -> None:
             ("PUT", "/image/c/0/0", CHUNK), ("BREW", "/", None), ("X" * 50, "/", None),
         ):  # fmt: skip
             client.ask(target, method, body)
-        found = figures(site)
+        found = metrics(site)
         assert found["shardfs_http_replies_total", "GET", "200"] == 1
         assert found["shardfs_http_replies_total", "GET", "404"] == 1
         assert found["shardfs_http_replies_total", "HEAD", "200"] == 1
@@ -48,7 +48,7 @@ def test_metrics_count_replies_and_what_is_pending(source: Path) -> None:
         assert found["shardfs_http_connections",] >= 2
         assert found["shardfs_pending_chunks",] == 1
         site.ask("/-/flush", "POST", b"")
-        after = figures(site)
+        after = metrics(site)
         assert after["shardfs_pending_chunks",] == 0
         assert after["shardfs_committed_chunks_total",] == 1
         about = next(key for key in after if key[0] == "shardfs_server_info")
@@ -66,12 +66,12 @@ def test_our_own_commits_are_not_taken_for_those_of_another_program_in_any_view(
             assert site.ask("/-/flush", "POST", b"").status == 204
             assert {site.ask(view.format(1))["Last-Modified"] for view in views} == old
             assert not {site.ask(view.format(0))["Last-Modified"] for view in views} & old
-        assert figures(site)["shardfs_replaced_shards_total",] == 0
+        assert metrics(site)["shardfs_replaced_shards_total",] == 0
         shard = next(path for path in (source / "image/c").rglob("*") if path.is_file())
         (shard.parent / "copy").write_bytes(shard.read_bytes())
         (shard.parent / "copy").rename(shard)
         eventually(lambda: old.isdisjoint(site.ask(view.format(1))["Last-Modified"] for view in views))
-        assert figures(site)["shardfs_replaced_shards_total",] == 1
+        assert metrics(site)["shardfs_replaced_shards_total",] == 1
 
 
 @pytest.mark.slow

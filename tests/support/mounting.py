@@ -209,9 +209,9 @@ def flush(path: Path) -> None:
     os.setxattr(path, control.FLUSH, b"")
 
 
-def figures(path: Path) -> Any:
+def metrics(path: Path) -> Any:
     """What a mount says of itself."""
-    return json.loads(os.getxattr(path, control.FIGURES))
+    return json.loads(os.getxattr(path, control.METRICS))
 
 
 def refuses(code: int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import trio
 
 from shardfs.dataset.hierarchy import open_source
-from shardfs.serve.figures import ServerMetrics
+from shardfs.serve.metrics import ServerMetrics
 from shardfs.serve.options import ServeOptions
 from shardfs.serve.server import Server, listen, url_of
 from shardfs.serve.site import Site
@@ -141,8 +141,8 @@ def served(
             open_source(str(source), store_options, ttl=chosen.metadata_ttl) as opened,
             open_views(opened, chosen) as views,
         ):
-            figures = ServerMetrics(views, chosen, url_of(listeners[0]))
-            server = Server(Site(views, chosen, figures).answer, chosen.limits, figures.traffic)
+            metrics = ServerMetrics(views, chosen, url_of(listeners[0]))
+            server = Server(Site(views, chosen, metrics).answer, chosen.limits, metrics.traffic)
             port = listeners[0].socket.getsockname()[1]
             started.put((port, views, server, trio.lowlevel.current_trio_token()))
             await server.run(listeners)

@@ -1,4 +1,4 @@
-"""The figures of this process, whatever it does with a source."""
+"""The metrics of this process, whatever it does with a source."""
 
 import os
 import time
@@ -11,8 +11,8 @@ from shardfs.service.process import resident_nbytes
 from shardfs.version import __version__
 
 
-class ProcessFigures:
-    """What does not change of the figures: *source* is shown at *place*, in this *view*, with this *access*."""
+class ProcessMetrics:
+    """What does not change of the metrics: *source* is shown at *place*, in this *view*, with this *access*."""
 
     def __init__(self, source: Source, place: str, *, view: str, access: str) -> None:
         self._source = source
@@ -22,7 +22,7 @@ class ProcessFigures:
         self._begun = time.monotonic()
 
     def snapshot(self, pending: Pending, nopen_files: int, nothers: int | None) -> StatisticsSnapshot:
-        """Return the figures now; *pending* is what is not committed, *nothers* how many other sessions write."""
+        """Return the metrics now; *pending* is what is not committed, *nothers* how many other sessions write."""
         return StatisticsSnapshot(
             version=__version__,
             source=self._source.store.url,

@@ -1,4 +1,4 @@
-"""The figures of a server: what it counts of its clients, and what Prometheus and systemd are told."""
+"""The metrics of a server: what it counts of its clients, and what Prometheus and systemd are told."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from shardfs.dataset.statistics import StatisticsSnapshot
 from shardfs.errors import counted
 from shardfs.serve.options import ServeOptions
-from shardfs.service.figures import ProcessFigures
+from shardfs.service.metrics import ProcessMetrics
 from shardfs.service.prometheus import SERVER, exposition
 from shardfs.vfs.all_views import Views
 
@@ -39,13 +39,13 @@ class Traffic:
     def replied(self, method: str, status: int, nbytes: int) -> None:
         """Count a reply with *nbytes* bytes of body; 0 is the status of none.
 
-        Methods that mean nothing are counted as one: whoever asks may not choose names of figures.
+        Methods that mean nothing are counted as one: whoever asks may not choose names of metrics.
         """
         self._nreplies[method if method in _METHODS else "other", str(status or "none")] += 1
         self._sent_nbytes += nbytes
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the figures."""
+        """Yield the metrics."""
         replies = CounterMetricFamily("shardfs_http_replies", "Replies to requests.", labels=["method", "status"])
         for labels, count in sorted(self._nreplies.items()):
             replies.add_metric(labels, count)
@@ -58,16 +58,16 @@ class Traffic:
 
 
 class ServerMetrics:
-    """The figures of a server at *url*: its *traffic*, and those of the source that *views* shows."""
+    """The metrics of a server at *url*: its *traffic*, and those of the source that *views* shows."""
 
     def __init__(self, views: Views, options: ServeOptions, url: str) -> None:
         self.traffic = Traffic()
         self._views = views
         self._url = url
-        self._process = ProcessFigures(views.main.source, url, view=options.view_words, access=options.access)
+        self._process = ProcessMetrics(views.main.source, url, view=options.view_words, access=options.access)
 
     def exposition(self) -> str:
-        """Return all figures in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return exposition({self._url: self._take()}, SERVER, self.traffic.metrics)
 
     @property
