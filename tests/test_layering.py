@@ -253,7 +253,9 @@ HEAVY = {"trio", "numpy", "numcodecs", "asyncio", "pyfuse3", "pythonjsonlogger",
 UNUSED = {
     "--version": HEAVY | {"shardfs.dataset", "shardfs.stores", "shardfs.bulk", "shardfs.vfs"},
     "mounts": HEAVY - {"trio", "numpy"} | {"shardfs.dataset.state", "shardfs.vfs.session"},
-    "info": HEAVY - {"trio", "numpy", "numcodecs", "asyncio", "isal"} | {"shardfs.serve", "shardfs.vfs.session"},
+    "info": HEAVY - {"trio", "numpy", "numcodecs", "asyncio", "isal"}
+    | {"shardfs.serve", "shardfs.vfs.session"}
+    | {f"shardfs.formats.{name}" for name in ("b2nd", "precomputed", "references", "wkw", "zarr")},
 }
 """What a command imports nothing of, though others do: to import takes most of its time."""
 

@@ -8,6 +8,7 @@ Source: the reference file format of kerchunk and fsspec, version 1.
 
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
@@ -39,7 +40,7 @@ from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.formats import VirtualStore
-from shardfs.stores.base import join_key
+from shardfs.stores.base import Reader, join_key
 from shardfs.vfs.chunk_cache import ChunkView
 from shardfs.vfs.views import View, make_view
 
@@ -133,7 +134,7 @@ async def array_references(
     else:
         async for key in walk_files(source.store, node.path, opens_links=True):
             if key != join_key(node.path, DOCUMENT):
-                yield key, [source.store.url_of(key)]
+                yield key, await _reference(source.store, key)
     for key, reference in document_references(view, node):
         yield key, reference
 
@@ -169,7 +170,8 @@ async def _chunks(source: Source, array: Array, *, has_sizes: bool = False) -> A
     if array.grid.ndim == 0:
         extent = await array.extent(())
         if extent is not None:
-            yield (), [source.store.url_of(layout.shard_key(())), extent.offset, extent.nbytes]
+            url, start = await _location(source.store, layout.shard_key(()))
+            yield (), [url, start + extent.offset, extent.nbytes]
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
@@ -178,14 +180,42 @@ async def _chunks(source: Source, array: Array, *, has_sizes: bool = False) -> A
             if run.damaged is not None:
                 key = layout.key_encoding.encode((*prefix, run.numbers[run.damaged.index(True)]))
                 raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
-            url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
-            if array.grid.is_unsharded:  # each chunk is a file
+            if array.grid.is_unsharded:  # each chunk is a file, and a run
+                key = layout.shard_key((*prefix, run.first))
                 for number, size in zip(run.numbers, run.sizes, strict=True):
-                    yield (*prefix, number), [url, 0, size] if has_sizes else [url]
+                    yield (*prefix, number), await _reference(source.store, key, size if has_sizes else None)
             elif run.shard is not None and run.entries is not None:
+                key = layout.shard_key(array.grid.locate((*prefix, run.first)).shard)
                 offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
+                url, start = await _location(source.store, key)
                 for number, offset, size in zip(run.numbers, offsets, run.sizes, strict=True):
-                    yield (*prefix, number), [url, run.shard.offset + offset, size]
+                    yield (*prefix, number), [url, start + run.shard.offset + offset, size]
+
+
+_MADE: Final = "its chunks are not stored as they are shown, so no range of a file is a chunk"
+
+
+async def _reference(store: Reader, key: str, nbytes: int | None = None) -> Reference:
+    """Return the reference to the file *key*, with its size if that is given.
+
+    Raises `NotUnshardable` if it is a part of another file that no range of that has.
+    """
+    if not isinstance(store, VirtualStore):
+        return [store.url_of(key)] if nbytes is None else [store.url_of(key), 0, nbytes]
+    origin = await store.origin(key)
+    if origin is None:
+        raise NotUnshardable(_MADE)
+    return f"base64:{b64encode(origin).decode()}" if isinstance(origin, bytes) else [*origin]
+
+
+async def _location(store: Reader, key: str) -> tuple[str, int]:
+    """Return the URL of the file that has the shard *key*, and where in it that begins; raises `NotUnshardable`."""
+    if not isinstance(store, VirtualStore):
+        return store.url_of(key), 0
+    origin = await store.origin(key)
+    if origin is None or isinstance(origin, bytes):
+        raise NotUnshardable(_MADE)
+    return origin[0], origin[1]
 
 
 async def write_references(

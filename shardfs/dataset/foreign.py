@@ -8,7 +8,7 @@ from typing import Final
 from shardfs.dataset.worker import Worker
 from shardfs.errors import IsADirectoryHereError, NotADirectoryHereError, NotFoundError
 from shardfs.format.outline import Outline
-from shardfs.formats import Found, SourceDirectory, formats
+from shardfs.formats import FoundNode, SourceDirectory, formats
 from shardfs.stores.base import Reader, Stat
 from shardfs.stores.cache import while_it_changes
 
@@ -16,14 +16,14 @@ _ABSENT: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
 async def find_foreign(
-    store: Reader, directory: Stat, path: str, known: Mapping[str, Found]
-) -> tuple[Found | None, Mapping[str, Found]]:
+    store: Reader, directory: Stat, path: str, known: Mapping[str, FoundNode]
+) -> tuple[FoundNode | None, Mapping[str, FoundNode]]:
     """Return what the *directory* at *path* is in another format, None if it is nothing.
 
     The second value is what each format, by name, has found: it is what is *known* at the next call. The format that it
     had is asked first.
     """
-    seen: dict[str, Found] = {}
+    seen: dict[str, FoundNode] = {}
 
     def is_other(name: str) -> bool:
         before = known.get(name)

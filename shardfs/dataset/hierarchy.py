@@ -54,7 +54,7 @@ from shardfs.format.lens.show import (
 )
 from shardfs.format.lens.unsharded import UnshardedArray, describe_foreign
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from shardfs.formats import Found
+from shardfs.formats import FoundNode
 from shardfs.stores.base import Kind, ListedName, Reader, Stat, Store, is_reserved, join_key, writable
 from shardfs.stores.cache import Cache, while_it_changes
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -425,7 +425,7 @@ class Hierarchy:
         was = known.kind if known is not None else None
         if not isinstance(was, ForeignNode):  # else one document is asked for: that of the known format
             await self._store.expect_names(node.path)
-        seen: Mapping[str, Found] = {}
+        seen: Mapping[str, FoundNode] = {}
         if isinstance(was, ForeignNode):
             seen = was.answers
         elif isinstance(was, Plain):
@@ -445,7 +445,7 @@ class Hierarchy:
         node: Node,
         foreign: Foreign,
         known: Node | None,
-        answers: Mapping[str, Found] | None = None,
+        answers: Mapping[str, FoundNode] | None = None,
         *,
         within: ForeignNode | None = None,
     ) -> Node:

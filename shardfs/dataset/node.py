@@ -18,7 +18,7 @@ from shardfs.format.lens.unsharded import ZARR_JSON
 from shardfs.format.lens.v3 import ShardedCopy
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.outline import tree_of
-from shardfs.formats import Found
+from shardfs.formats import FoundNode
 from shardfs.stores.base import ObjectWriter, Reader, Stat, join_key
 
 DOCUMENT: Final = ZARR_JSON
@@ -30,7 +30,7 @@ _ATTEMPTS: Final = 8
 class Plain:
     """A directory without a document; formats have *seen* files that might have been one of theirs."""
 
-    seen: Mapping[str, Found] = field(default_factory=dict)
+    seen: Mapping[str, FoundNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class ForeignNode:
     """
 
     foreign: Foreign
-    answers: Mapping[str, Found] = field(default_factory=dict)
+    answers: Mapping[str, FoundNode] = field(default_factory=dict)
     within: "ForeignNode | None" = None
     shards: Array | None = None
 

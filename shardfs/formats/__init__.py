@@ -76,7 +76,7 @@ __all__ = [
     "ForeignGrid",
     "ForeignMetadata",
     "Format",
-    "Found",
+    "FoundNode",
     "InlinePart",
     "MadePart",
     "OneShard",
@@ -146,7 +146,7 @@ class SourceDirectory(NamedTuple):
         return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
 
 
-class Found(NamedTuple):
+class FoundNode(NamedTuple):
     """What a directory is in a format: *node*, described by a document with the status *origin*.
 
     *node* is None if there is a document of that name, and it is that of something else: it is remembered, and
@@ -222,7 +222,7 @@ class Format:
     is_usual: ClassVar[frozenset[str]] = frozenset()
     """Which of `documents` are names of other files, too, which are looked for below a node of another format."""
 
-    async def find(self, directory: SourceDirectory, known: Found | None) -> Found | None:
+    async def find(self, directory: SourceDirectory, known: FoundNode | None) -> FoundNode | None:
         """Return what *directory* is, None if it is nothing of this format.
 
         Called for each directory without a `zarr.json`, so at most one document may be asked for to find that out.

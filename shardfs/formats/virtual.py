@@ -76,8 +76,8 @@ class VirtualStore(ObjectReader):
     part: str = "part"
     """What such a file is, in reports: "reference", "member"."""
 
-    no_references: str | None = "its chunks are in one file, whose format references do not know: use `shardfs pack`"
-    """Why `refs` refuses the source; None if it does not: then `url_of` names files that programs find."""
+    no_references: str | None = None
+    """Why nobody should refer to the parts of this source, in words; None if that is useful."""
 
     @abstractmethod
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
@@ -86,6 +86,13 @@ class VirtualStore(ObjectReader):
     @abstractmethod
     def walk(self) -> AsyncIterator[str]:
         """Yield the keys of all files; `verify` opens each, and reads it if it is to look at data."""
+
+    async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
+        """Return where the bytes of the file *key* are: a URL, offset and size there; or the bytes themselves.
+
+        None if no range of a file has them. `shardfs refs` writes what this says.
+        """
+        return None
 
     async def note(self) -> str | None:
         """Say what a user should know who mounts the source; None if that is nothing."""
@@ -272,6 +279,18 @@ class TreeStore(VirtualStore):
         """Yield the keys of all files."""
         async for key in (await self._current()).contents.walk():
             yield key
+
+    async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
+        """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""
+        match (await self._find(key))[1]:
+            case RangePart(offset, nbytes):
+                return self.url if "://" in self.url else f"file://{self.url}", offset, nbytes
+            case InlinePart(data):
+                return data
+            case BrokenPart(reason):
+                raise CorruptionError(f"{key} cannot be read: {reason}")
+            case _:
+                return None
 
 
 class InlineSnapshot:

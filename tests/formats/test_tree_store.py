@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import trio
@@ -292,13 +293,29 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Box:
     return box
 
 
-def test_zarr_in_a_file_is_a_source(registered: Box, tmp_path: Path) -> None:
+def write_zarr(path: Path) -> np.ndarray:
+    """A group with an array in a box."""
     values = np.arange(16, dtype=np.uint8).reshape(4, 4)
     group = {"zarr_format": 3, "node_type": "group", "attributes": {"of": "a box"}}
     files = {"zarr.json": json.dumps(group).encode(), "g/image/zarr.json": json.dumps(ARRAY).encode()}
     files |= {"g/zarr.json": json.dumps(group).encode()}
     files |= {f"g/image/c/{row}/0": values[2 * row : 2 * row + 2].tobytes() for row in range(2)}
-    write_box(tmp_path / "a.box", files)
+    write_box(path, files)
+    return values
+
+
+def test_references_lead_into_the_file(registered: Box, tmp_path: Path) -> None:
+    values = write_zarr(tmp_path / "a.box")
+    references = shardfs.refs(tmp_path / "a.box")
+    url, offset, nbytes = references["refs"]["g/image/c/1/0"]
+    assert url == f"file://{tmp_path}/a.box"
+    assert (tmp_path / "a.box").read_bytes()[offset : offset + nbytes] == values[2:].tobytes()
+    theirs = fsspec.filesystem("reference", fo=references)
+    assert theirs.cat("g/image/c/0/0") == values[:2].tobytes()
+
+
+def test_zarr_in_a_file_is_a_source(registered: Box, tmp_path: Path) -> None:
+    values = write_zarr(tmp_path / "a.box")
     with web_server(tmp_path) as web:
         for source in (tmp_path / "a.box", f"{web.url}/a.box"):
             with shardfs.open(source) as dataset:

@@ -7,7 +7,7 @@ import trio
 
 from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.foreign import Foreign
-from shardfs.formats import FileSource, Format, Found, SourceDirectory
+from shardfs.formats import FileSource, Format, FoundNode, SourceDirectory
 from shardfs.formats.b2nd.frame import (
     FRAME,
     MAGIC,
@@ -35,7 +35,7 @@ class B2nd(Format):
         """Return a directory with the file as its frame."""
         return SingleFile(source.url, source.files, source.name, FRAME, ttl=source.ttl)
 
-    async def find(self, directory: SourceDirectory, known: Found | None) -> Found | None:
+    async def find(self, directory: SourceDirectory, known: FoundNode | None) -> FoundNode | None:
         """Return the array of the frame in *directory*; nothing where the files of its chunks cannot be listed."""
         if not directory.store.lists:
             return None
@@ -49,7 +49,7 @@ class B2nd(Format):
             array = await _read_frame(snapshot, head)
         except (MetadataError, CorruptionError) as error:
             array = unreadable(error)
-        return Found(array, snapshot.stat, (directory.stat.version, snapshot.stat.version))
+        return FoundNode(array, snapshot.stat, (directory.stat.version, snapshot.stat.version))
 
 
 FORMAT: Final = B2nd()

@@ -11,7 +11,7 @@ from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.document import Document, Json, parse_json
 from shardfs.format.foreign import Foreign
 from shardfs.format.outline import Outline, ShardPaths, is_path, parsed, shard_paths, tree_of
-from shardfs.formats import Format, Found, SourceDirectory, parse
+from shardfs.formats import Format, FoundNode, SourceDirectory, parse
 from shardfs.formats.precomputed.values import directories_of, parse_collection
 from shardfs.formats.precomputed.volume import FORMAT as NAME
 from shardfs.formats.precomputed.volume import INFO, parse_volume
@@ -29,7 +29,7 @@ class Precomputed(Format):
     web_source = "a volume, or a directory of meshes, skeletons or annotations"
     web = ((_ROW, (_ROW,)),)
 
-    async def find(self, directory: SourceDirectory, known: Found | None) -> Found | None:
+    async def find(self, directory: SourceDirectory, known: FoundNode | None) -> FoundNode | None:
         """Return what the `info` says, if it is of something sharded."""
         if known is not None and await directory.version(INFO) == known.stamp:
             return known
@@ -37,7 +37,7 @@ class Precomputed(Format):
             text, stat = await directory.read(INFO, _MAX_INFO_NBYTES)
         except (MetadataError, CorruptionError):
             return None
-        return Found(await parse(_parse, text), stat, stat.version)
+        return FoundNode(await parse(_parse, text), stat, stat.version)
 
     def outline(self, path: str, documents: Mapping[str, bytes]) -> Outline | None:
         """Return the directories that an `info` names, and the shards in them; None if it is another file."""

@@ -14,7 +14,7 @@ from shardfs.errors import (
 from shardfs.format.document import Json, parse_json
 from shardfs.format.outline import ZARR_V3, Level, NestedPaths, Outline, parsed, tree_of
 from shardfs.format.sharding import Coords
-from shardfs.formats import Format, Found, SourceDirectory, parse
+from shardfs.formats import Format, FoundNode, SourceDirectory, parse
 from shardfs.formats.wkw.array import (
     COMPONENTS,
     HEADER,
@@ -43,7 +43,7 @@ class Wkw(Format):
     web_source = f"a dataset of webKnossos with its {PROPERTIES}"
     web = (((PROPERTIES,), (_ROW, ZARR_V3)), (_ROW, ()))
 
-    async def find(self, directory: SourceDirectory, known: Found | None) -> Found | None:
+    async def find(self, directory: SourceDirectory, known: FoundNode | None) -> FoundNode | None:
         """Return the array that `header.wkw` describes, and `datasource-properties.json` two directories above."""
         store, path = directory.store, directory.path
         root, layer, _ = places_of(path)
@@ -63,7 +63,7 @@ class Wkw(Format):
             keys = await keys_below(store, path, NAMES.leads)
             files = [coords for entry in keys if (coords := NAMES.decode(entry.name, 4)) is not None]
         stamp = directory.stat.version, snapshot.stat.version, version
-        return Found(parse_array(data, layer_of, files), snapshot.stat, stamp)
+        return FoundNode(parse_array(data, layer_of, files), snapshot.stat, stamp)
 
     def outline(self, path: str, documents: Mapping[str, bytes]) -> Outline | None:
         """Return the arrays that properties name, or the files of one; None if the header is another file."""

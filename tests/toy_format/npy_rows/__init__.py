@@ -21,7 +21,7 @@ from shardfs.formats import (
     ForeignGrid,
     ForeignMetadata,
     Format,
-    Found,
+    FoundNode,
     OneShard,
     SingleFile,
     SourceDirectory,
@@ -65,13 +65,13 @@ class NpyRows(Format):
         """Return a directory with the file in it."""
         return SingleFile(source.url, source.files, source.name, FILE, ttl=source.ttl)
 
-    async def find(self, directory: SourceDirectory, known: Found | None) -> Found | None:
+    async def find(self, directory: SourceDirectory, known: FoundNode | None) -> FoundNode | None:
         """Return the array of a file."""
         if known is not None and await directory.version(FILE) == known.stamp:
             return known
         snapshot = await directory.store.open(directory.key(FILE), head_nbytes=_MAX_HEADER_NBYTES)
         head = bytes(await snapshot.read(0, min(snapshot.size, _MAX_HEADER_NBYTES)))
-        return Found(describe(head, snapshot.size), snapshot.stat, snapshot.stat.version)
+        return FoundNode(describe(head, snapshot.size), snapshot.stat, snapshot.stat.version)
 
 
 def describe(head: bytes, size: int) -> Foreign | None:
