@@ -351,7 +351,7 @@ def _own(names: list[str]) -> Callable[[Site, Exchange], Awaitable[None]]:
 
 async def nothing(site: Site, exchange: Exchange) -> None:
     """Reply that there is no such thing."""
-    await exchange.say(404, "there is nothing of that name below /-/")
+    raise NotFoundError("there is nothing of that name below /-/")
 
 
 OWN: Final[Mapping[str, Callable[[Site, Exchange], Awaitable[None]]]] = {

@@ -1,10 +1,14 @@
 """The lines that pages of `serve` offer for programs: each is run against the node that it is offered for."""
 
 import html
+import io
+import json
 import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import tensorstore
@@ -17,22 +21,24 @@ from tests.support.serving import served
 
 HTML = "text/html"
 VALUES = np.arange(24, dtype="f4").reshape(4, 6)
-IMAGE = {"zarr-python", "ITK", "ngff-zarr", "napari"}
+GROUP = {"zarr-python", "fsspec"}
+ARRAY = GROUP | {"NumPy"}
+IMAGE = GROUP | {"ITK", "ngff-zarr", "napari"}
 OFFERED = {
-    "": {"zarr-python"},
-    "climate": {"zarr-python", "xarray"},
-    "climate/air": {"zarr-python", "tensorstore"},
-    "apart": {"zarr-python"},
-    "apart/air": {"zarr-python", "tensorstore"},
-    "unnamed": {"zarr-python"},
-    "complex": {"zarr-python", "tensorstore"},
-    "flags": {"zarr-python", "tensorstore"},
-    "scalar": {"zarr-python", "tensorstore"},
-    "words": {"zarr-python"},
-    "times": {"zarr-python"},
-    "empty": {"zarr-python"},
+    "": GROUP,
+    "climate": GROUP | {"xarray"},
+    "climate/air": ARRAY | {"tensorstore"},
+    "apart": GROUP,
+    "apart/air": ARRAY | {"tensorstore"},
+    "unnamed": GROUP,
+    "complex": ARRAY | {"tensorstore"},
+    "flags": ARRAY | {"tensorstore"},
+    "scalar": ARRAY | {"tensorstore"},
+    "words": GROUP,
+    "times": ARRAY,
+    "empty": GROUP,
     "cells": IMAGE,
-    "cells/0": {"zarr-python", "tensorstore"},
+    "cells/0": ARRAY | {"tensorstore"},
 }
 """The programs that are offered for each kind of node."""
 LINKS = {"climate/air": {"neuroglancer"}, "apart/air": {"neuroglancer"}, "cells/0": {"neuroglancer"}}
@@ -62,11 +68,12 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_each_line_opens_the_node_that_it_is_offered_for(source: Path) -> None:
-    programs = {"zarr": zarr, "xarray": xarray, "tensorstore": tensorstore}
+    programs = {"zarr": zarr, "xarray": xarray, "tensorstore": tensorstore, "numpy": np, "fsspec": fsspec}
+    programs |= {"io": io, "urllib": urllib}
     with served(source) as site:
         for path, offered in OFFERED.items():
             text = site.ask(f"/{path}/" if path else "/", Accept=HTML, Host=site.url.partition("://")[2]).body.decode()
-            found = re.findall(r"<dt>([^<]*)</dt><dd><code>([^<]*)</code></dd>", text)
+            found = re.findall(r"<dt>([^<]*)</dt><dd><code>([^<]*)</code>", text)
             lines = {name: html.unescape(line) for name, line in found}
             named = set(re.findall(r'<li><a href="[^"]*" rel[^>]*>([^<]*)</a></li>', text))
             own = offered - {"napari"} if ".zarr" not in site.url else offered
@@ -76,6 +83,9 @@ def test_each_line_opens_the_node_that_it_is_offered_for(source: Path) -> None:
             assert type(opened) is type(expected), path
             if isinstance(expected, zarr.Array):
                 assert np.array_equal(opened[...], expected[...])
+            assert json.loads(eval(lines["fsspec"], dict(programs))["zarr.json"])["zarr_format"] == 3
+            if "NumPy" in lines:
+                assert np.array_equal(eval(lines["NumPy"], dict(programs)), expected[...]), path
             if "tensorstore" in lines:
                 opened = eval(lines["tensorstore"], dict(programs))
                 assert np.array_equal(opened.read().result(), expected[...]), path

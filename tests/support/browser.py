@@ -21,7 +21,7 @@ needs_chromium = pytest.mark.skipif(
 
 KEYS = {
     "Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40,
-    "+": 187, "-": 189, "0": 48,
+    "+": 187, "-": 189, "0": 48, "m": 77, "Escape": 27,
 }  # fmt: skip
 
 
@@ -126,13 +126,39 @@ class Page:
             else:
                 return
 
-    def press(self, *keys: str) -> None:
-        """Press keys, one after the other."""
+    def press(self, *keys: str, shift: bool = False) -> None:
+        """Press keys, one after the other, perhaps with Shift."""
         for key in keys:
             shown = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
-            code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+            code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 if shift else 0}
             self._call("Input.dispatchKeyEvent", type="keyDown", **code, **shown)
             self._call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    def _at(self, selector: str, across: float, down: float) -> dict[str, float]:
+        """Where a place of an element is in the window, which scrolls there; both shares are from 0 to 1."""
+        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        measured = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        box = self.run(f"(b => [b.left, b.top, b.width, b.height])({measured})")
+        return {"x": box[0] + across * box[2], "y": box[1] + down * box[3]}
+
+    def point(self, selector: str, across: float, down: float) -> None:
+        """Move the pointer to a place of an element."""
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", **self._at(selector, across, down))
+
+    def click(self, selector: str, across: float = 0.5, down: float = 0.5, *, count: int = 1) -> None:
+        """Click at a place of an element."""
+        at = self._at(selector, across, down)
+        for number in range(1, count + 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                self._call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=number, **at)
+
+    def tap(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
+        """Touch a place of an element with a finger."""
+        self._call("Emulation.setTouchEmulationEnabled", enabled=True)
+        at = self._at(selector, across, down)
+        self._call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[at])
+        self._call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self._call("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Write a picture of the page, or of what fits into the window, to *path*."""

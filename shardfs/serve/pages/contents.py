@@ -26,7 +26,7 @@ from shardfs.serve.pages.plane import NUMBERS, Samples
 from shardfs.serve.pages.pyramid import image_in
 from shardfs.serve.pages.query import Choice, Query
 from shardfs.serve.pages.units import shortened
-from shardfs.stores.base import join_key
+from shardfs.stores.base import Kind, join_key
 from shardfs.stores.parallel import for_each
 from shardfs.vfs.paths import Paths
 
@@ -96,9 +96,9 @@ def _is_coordinate(name: str, node: Node) -> bool:
 
 def _dimensions(arrays: Mapping[str, Node]) -> dict[str, str]:
     found: dict[str, set[int]] = {}
-    for node in arrays.values():
-        assert isinstance(node.metadata, ArrayMetadata)
-        for name, length in zip(names_of(node.metadata), node.metadata.shape, strict=True):
+    documents = [node.metadata for node in arrays.values() if isinstance(node.metadata, ArrayMetadata)]
+    for metadata in sorted(documents, key=lambda metadata: -metadata.ndim):
+        for name, length in zip(names_of(metadata), metadata.shape, strict=True):
             if name is not None and len(found) < _MAX_DIMENSIONS:
                 found.setdefault(name, set()).add(length)
     return {name: " or ".join(f"{length:,}" for length in sorted(lengths)[:4]) for name, lengths in found.items()}
@@ -206,7 +206,7 @@ async def _children(source: Source, path: str) -> Sequence[str]:
     if isinstance(node.metadata, ArrayMetadata):
         raise ClientError(400, "an array has no contents")
     entries = await source.store.list(path)
-    return sorted(entry.name for entry in entries)[:MAX_CHILDREN]
+    return sorted(entry.name for entry in entries if entry.kind is not Kind.FILE)[:MAX_CHILDREN]
 
 
 async def _range(paths: Paths, node: Node) -> str:

@@ -202,7 +202,11 @@ def attributes(node: Node) -> str:
             more = f"and more, which the document has: {len(found):,} attributes in all"
             rows += f'<tr><th scope="row">…</th><td>{more}</td></tr>\n'
             break
-        body = f"<pre>{text_lines(piece)}</pre>" if "\n" in piece else text(piece)
+        body = (
+            f'<pre tabindex="0" role="group" aria-label="Value">{text_lines(piece)}</pre>'
+            if "\n" in piece
+            else text(piece)
+        )
         rows += f'<tr><th scope="row">{text(shortened(name, _MAX_SHOWN))}</th><td>{body}</td></tr>\n'
     return _section(f"<table>\n<tbody>\n{rows}</tbody>\n</table>\n", is_open=shown < 1000)
 

@@ -117,8 +117,9 @@ async def _read_fixed(paths: Paths, path: str, window: _TableWindow) -> tuple[np
 async def _read_varying(paths: Paths, node: Node, window: _TableWindow) -> tuple[npt.NDArray[Any], str]:
     current = await paths.source.hierarchy.node(node.path)
     view, array = paths.fs.view.chunk_view(current), current.any_array
-    if view is None or array is None:
+    if array is None or (view is None and current.array is not None):
         raise NotShownError("its chunks are shown as they are stored")
+    encoding = view.key_encoding if view is not None else array.layout.key_encoding
     chain = split_chain(array.codecs, "codecs")
     if (
         chain.before
@@ -137,7 +138,7 @@ async def _read_varying(paths: Paths, node: Node, window: _TableWindow) -> tuple
     if len(pieces) > _MAX_CHUNKS:
         raise NotShownError(f"its first rows are in {len(pieces):,} chunks")
     for coords, target, source in pieces:
-        key = join_key(node.path, view.key_encoding.encode(coords))
+        key = join_key(node.path, encoding.encode(coords))
         try:
             async with paths.open(key) as handle:
                 if handle.attributes.size > _MAX_CHUNK_NBYTES:

@@ -105,10 +105,6 @@ def snippets(address: str, subject: Subject) -> list[tuple[str, str]]:
     if subject.in_npy:
         npy = f"{address}-/npy/{_quoted(subject.path)}.npy"
         found.append(("NumPy", f'numpy.load(io.BytesIO(urllib.request.urlopen("{npy}").read()))'))
-        if subject.numbers is not None:
-            found.append(("Julia, NPZ.jl", f'npzread(Downloads.download("{npy}"))'))
-        if subject.numbers == "float64" and 0 < len(subject.shape) < 3:
-            found.append(("R, RcppCNPy", f'{{ download.file("{npy}", f <- tempfile()); npyLoad(f) }}'))
     return found
 
 
