@@ -39,6 +39,10 @@ _SIZE: Final = 128
 _SECONDS: Final = 10.0
 _AT_ONCE: Final = 8
 _MAX_DIMENSIONS: Final = 32
+_FACTS: Final = {"stored": "Stored", "plain": "Plain", "ratio": "Ratio", "shards": "Objects"}
+_COUNTED: Final = "".join(
+    f'<td class="number" data-fact="{fact}" data-label="{label}"></td>' for fact, label in _FACTS.items()
+)
 
 
 class PageLimits(NamedTuple):
@@ -108,24 +112,20 @@ def _row(name: str, node: Node, thumbnail: str, *, has_range: bool) -> str:
     assert isinstance(node.metadata, ArrayMetadata)
     title, unit = title_of(node)
     said = " ".join(part for part in (title, f"[{unit}]" if unit and not has_range else "") if part)
-    ranged = '<td data-fact="range"></td>' if has_range else ""
+    ranged = '<td data-fact="range" data-label="Range"></td>' if has_range else ""
     small = f"<br><small>{text(said)}</small>" if said else ""
     return (
         f'<tr data-child="{text(name)}"><td>{thumbnail}'
         f'<a href="./{quote(os.fsencode(name), safe="")}/">{text(name)}</a>{small}</td>'
         f"<td>{text(dimensions_of(node.metadata) or 'scalar')}</td>"
-        f"<td>{text(type_name(node.metadata.document['data_type']))}</td>{ranged}"
-        '<td class="number" data-fact="stored"></td><td class="number" data-fact="plain"></td>'
-        '<td class="number" data-fact="ratio"></td><td class="number" data-fact="shards"></td></tr>\n'
+        f"<td>{text(type_name(node.metadata.document['data_type']))}</td>{ranged}{_COUNTED}</tr>\n"
     )
 
 
 def _table(rows: str, label: str, more: str) -> str:
     names = ["Name", "Dimensions", "Type", *([more] if more else [])]
     columns = "".join(f'<th scope="col">{name}</th>' for name in names)
-    columns += "".join(
-        f'<th scope="col" class="number">{name}</th>' for name in ("Stored", "Plain", "Ratio", "Objects")
-    )
+    columns += "".join(f'<th scope="col" class="number">{name}</th>' for name in _FACTS.values())
     return _scrolling(label, f"<thead><tr>{columns}</tr></thead>\n<tbody>\n{rows}</tbody>\n")
 
 
@@ -182,11 +182,10 @@ async def show(
             except ShardfsError as error:
                 about["stored"] = f"not known: {shortened(str(error), 200)}"
             else:
-                names_of_facts = ("stored", "plain", "ratio", "shards")
                 about |= (
                     {"stored": "too much to count here"}
                     if stored is None
-                    else dict(zip(names_of_facts, stored.texts, strict=True))
+                    else dict(zip(_FACTS, stored.texts, strict=True))
                 )
         found[name] = about
 

@@ -30,6 +30,9 @@ _KEYS: Final = (
 )  # fmt: skip
 
 
+_HINT: Final = "Point at it for values. A click or a tap marks an element, and draws the values along other axes."
+
+
 def chosen(pyramid: Pyramid, query: str) -> tuple[Query, Choice]:
     """Return what an address selects of an array; the usual plane if it has none such."""
     shape, names = pyramid.base.shape, pyramid.names
@@ -71,7 +74,7 @@ def picture(up: str, pyramid: Pyramid, address_query: str, labels: Sequence[str]
         f'<noscript><img alt="{what} of {text(plane)}" src="{first}"></noscript>\n'
         '<div class="mark" hidden></div><div class="scale" hidden></div>\n</div>\n'
         '<div class="ticks across" aria-hidden="true"></div>\n</div>\n'
-        f'<p id="readout"></p>\n'
+        f'<p id="readout">{_HINT}</p>\n'
         f'<div class="legend" hidden></div>\n'
         f'<div class="buttons" role="toolbar" aria-label="Part that is shown" hidden>\n{buttons}</div>\n'
         f'<figcaption>{text(plane)}</figcaption>\n<p role="status" id="status"></p>\n'

@@ -58,6 +58,11 @@ def foot(views: str = "") -> str:
     return f"</main>\n{shown}</body>\n</html>\n"
 
 
+def folded(summary: str, body: str, *, is_open: bool = False) -> str:
+    """Return what is shown below a *summary* when that is opened."""
+    return f"<details{' open' if is_open else ''}><summary>{text(summary)}</summary>\n{body}</details>\n"
+
+
 def section(name: str, title: str, body: str) -> str:
     """Return a section with a heading."""
     return f'<section id="{name}">\n<h2>{title}</h2>\n{body}</section>\n'

@@ -37,6 +37,7 @@ function start(section) {
   const legend = section.querySelector(".legend");
   const plots = section.querySelector("#plots");
   const scale = section.querySelector(".scale");
+  const hint = readout.textContent;
   const isLine = section.dataset.kind === "line";
   const [height, width] = section.dataset.shape.split(",").map(Number);
   const whole = { top: 0, bottom: height, left: 0, right: width };
@@ -297,7 +298,7 @@ function start(section) {
     if (place === null) {
       marked = "";
       plots.replaceChildren();
-      readout.textContent = "";
+      readout.textContent = hint;
       return;
     }
     if (isInside) {
@@ -404,7 +405,7 @@ function start(section) {
     view.classList.add("is-left");
     wanted = null;
     marked = "";
-    if (markedPlace() === null) readout.textContent = "";
+    if (markedPlace() === null) readout.textContent = hint;
     else showMark();
   });
   view.addEventListener("click", (event) => {

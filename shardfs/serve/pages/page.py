@@ -296,7 +296,8 @@ class PageBuilder:
             for name, line in snippets(address.origin, subject)
         ]
         listed = f'<ul class="links">\n{"".join(items)}</ul>\n' if items else ""
-        details = f"<details><summary>From programs</summary>\n<dl>\n{''.join(lines)}</dl>\n</details>\n"
+        programs = ", ".join(name for name, _ in snippets(address.origin, subject))
+        details = html.folded(f"Lines for {programs}", f"<dl>\n{''.join(lines)}</dl>\n", is_open=not is_array)
         return html.section("viewers", "Open with", listed + details)
 
     async def _is_dataset(self, node: Node) -> bool:
@@ -348,7 +349,9 @@ class PageBuilder:
             async with client.while_present():
                 said = await self._said(address, node)
             yield said
+        is_closed = bool(nodes) and len(directories) <= most
         yield '<section id="names">\n<h2>Files</h2>\n'
+        yield f"<details{'' if is_closed else ' open'}><summary>{counted(len(names), 'name')}</summary>\n"
         yield '<div class="scroll" tabindex="0" role="region" aria-label="Files">\n<table>\n<thead><tr>'
         yield '<th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Size</th></tr></thead>'
         yield "\n<tbody>\n"
@@ -362,7 +365,7 @@ class PageBuilder:
             more = f"{rest} {more}".strip()
         note = f'<p class="note">{text(more)}</p>\n' if more else ""
         empty = "<p>There is nothing in it.</p>\n" if not names and not more else ""
-        yield f"</tbody>\n</table>\n</div>\n{note}{empty}</section>\n"
+        yield f"</tbody>\n</table>\n</div>\n</details>\n{note}{empty}</section>\n"
 
     async def _look(self, address: PageAddress, names: list[str]) -> tuple[dict[str, str], dict[str, Node]]:
         """Say of directories which of them are arrays and groups, and return these in their order."""
@@ -417,7 +420,7 @@ class PageBuilder:
                 parts.append(html.problem(str(error)))
         if scope.cancelled_caught:
             parts.append(instead)
-        return html.section("map", "Map of shards" if node.array is not None else "Storage", "".join(parts))
+        return html.section("map", "Storage and map of shards" if node.array is not None else "Storage", "".join(parts))
 
 
 async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:

@@ -73,7 +73,7 @@ class Planes:
             is_asked = exchange.method == "HEAD" or RequestConditions.of(exchange).name_versions
             seen = await scene.look() if is_asked else None
         limit = query.most_chunks
-        nchunks = sum(cut.nchunks for cut in scene.cuts)
+        nchunks = scene.nchunks
         if limit is not None and nchunks > limit:
             raise NotShownError(f"it takes {nchunks:,} chunks, more than {limit:,}")
         kind = [("Content-Type", "image/png"), ("X-Content-Type-Options", "nosniff")]

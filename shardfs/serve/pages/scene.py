@@ -276,6 +276,13 @@ class Scene:
         return ((tuple(versions), axes.versions) if is_known else None), min([axes.ttl, *ttls])
 
     @property
+    def nchunks(self) -> int:
+        """How many chunks the plane takes; channels may share them."""
+        if len(self.cuts) == 1:
+            return self.cuts[0].nchunks
+        return len({cut.path_of(piece) for cut in self.cuts for piece in cut.in_chunks()})
+
+    @property
     def _all(self) -> list[Cut]:
         return [*self.cuts, *(overlay.cut for overlay in self.overlays)]
 
