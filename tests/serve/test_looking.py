@@ -41,7 +41,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-READY = "document.querySelector('#status').textContent !== '' && document.querySelector('.is-waiting') === null"
+READY = (
+    "(document.querySelector('#status')?.textContent ?? '') !== '' && document.querySelector('.is-waiting') === null"
+)
 
 
 def open_page(browser: Page, site: Served, path: str, width: int = 1280, *, dark: bool = False) -> None:

@@ -171,7 +171,8 @@ def test_an_address_without_a_slash_leads_to_the_one_that_links_are_relative_to(
         assert site.ask(target)["Content-Type"] == "application/json"
 
 
-TAGS = "html head meta title link script body nav a main h1 p section h2 div table thead tr th tbody td footer"
+TAGS = "html head meta title link script body nav a main h1 p section h2 details summary div table thead tr th tbody"
+TAGS += " td footer"
 
 NAMES = [
     "<script>document.title=1<∕script>", '"onmouseover="alert(1)', "a'b", "a&amp;b", "a?b#c", "100%41",

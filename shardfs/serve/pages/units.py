@@ -112,7 +112,7 @@ def decoded_times(values: npt.NDArray[Any], units: object, calendar: object = No
     if (np.abs(milliseconds) > _MAX_MS).any():
         return None
     times = milliseconds.astype(np.int64).astype("datetime64[ms]")
-    times[~is_time] = np.datetime64("NaT")
+    times[~is_time] = np.datetime64("NaT", "ms")
     known = times[is_time]
     is_too_early = of in _OF_HISTORY and known.size and known.min() < _REFORM
     return None if is_too_early else times
