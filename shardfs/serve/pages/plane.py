@@ -9,11 +9,12 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.dataset.node import DOCUMENT
+from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import CorruptionError, NotFoundError, NotShownError, StaleError, counted, size
 from shardfs.format.document import Json, parse_json
 from shardfs.format.dtype import DataType, fill_element
@@ -207,11 +208,19 @@ async def look_at(paths: Paths, cut: Cut) -> Seen:
 
 
 class _Said(NamedTuple):
-    """What a document of the decoded view says of an array, if *reason* is None; *attributes* are those we read."""
+    """What a document of the decoded view says of an array, if *reason* is None; *attributes* are those we read.
 
+    *digest* is equal for equal documents.
+    """
+
+    digest: bytes
     reason: str | None
     array: ArrayMetadata
     attributes: Mapping[str, Json]
+
+
+_KNOWN: WeakKeyDictionary[Node, _Said] = WeakKeyDictionary()
+"""What is known of nodes: each picture and each value under a pointer asks again."""
 
 
 def _read_document(data: bytes) -> _Said:
@@ -227,7 +236,9 @@ def _read_document(data: bytes) -> _Said:
     reason = None
     if not is_plain or [codec.name for codec in array.codecs] != ["bytes"]:
         reason = "its chunks are not decoded here: it is shown as it is stored"
-    return _Said(reason, replace(array, document={**array.document, "attributes": {}}), attributes)
+    return _Said(
+        hashlib.sha256(data).digest(), reason, replace(array, document={**array.document, "attributes": {}}), attributes
+    )
 
 
 async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded:
@@ -241,10 +252,11 @@ async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded
         raise NotShownError(reason)
     if not isinstance(node.metadata, ArrayMetadata):
         raise NotFoundError(f"{path or 'the source'} is no Zarr v3 array")
-    async with paths.open(join_key(path, DOCUMENT)) as handle:
-        data = await handle.read(0, handle.attributes.size)
-        ttl = handle.attributes.ttl
-    said = await paths.source.hierarchy.work(_read_document, bytes(data))
+    document_path = join_key(path, DOCUMENT)
+    ttl = (await paths.attributes(document_path)).ttl
+    said = _KNOWN.get(node)
+    if said is None:
+        said = _KNOWN[node] = await paths.source.hierarchy.work(_read_document, bytes(await paths.read(document_path)))
     array, document = said.array, said.array.document
     if said.reason is not None:
         raise NotShownError(said.reason)
@@ -252,7 +264,7 @@ async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded
     if not data_type.is_native or data_type.dtype.kind not in kinds:
         raise NotShownError(f"the data type {data_type.name} has no numbers that can be drawn")
     fill = fill_element(document["data_type"], document["fill_value"])
-    meaning = hashlib.sha256(data).digest(), node.any_array.fingerprint if node.any_array is not None else None
+    meaning = said.digest, node.any_array.fingerprint if node.any_array is not None else None
     found = Decoded(
         path,
         array.shape,
