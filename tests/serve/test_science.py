@@ -422,6 +422,26 @@ def test_the_first_picture_of_a_variable_in_a_bucket_takes_few_requests_and_wait
         assert len(s3_proxy.log.keys("GetObject")) == 4  # index and chunk of two shards more
 
 
+@pytest.mark.slow
+def test_a_page_in_a_bucket_reads_the_documents_that_its_picture_needs(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picture then takes an index and a chunk of its array and of each coordinate, all at the same time."""
+    climate(tmp_path)
+    s3_bucket.upload(tmp_path, "data.zarr")
+    bucket = s3_bucket.through(s3_proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint_url)
+    with served(bucket.url("data.zarr"), metadata_ttl=60.0) as site:
+        assert site.ask("/tas/", Accept="text/html").status == 200
+        s3_proxy.log.clear()
+        assert site.ask("/-/plane/tas").status == 200
+        keys = sorted(key.removeprefix("data.zarr/") for key in s3_proxy.log.keys("GetObject"))
+        chunks = [f"{name}/c/0" for name in ("time", "lat", "lon")] * 2
+        assert set(keys) <= {*chunks, "tas/c/0/0/0"}  # the map of the page may have read an index
+        assert len(keys) <= 8
+        assert s3_proxy.log.max_in_flight("GetObject") >= 3
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_longitudes_and_others_are_read_as_such(tmp_path: Path, axis: int) -> None:
     climate(tmp_path)

@@ -6,6 +6,7 @@ image of OME-Zarr has `coordinateTransformations` instead. Everything else is co
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -59,17 +60,14 @@ async def find_axes(
     ]
     if image is not None:
         return Axes(tuple(image.axis(axis, number, base.path) for number, axis in enumerate(plain)))
-    group = base.path.rpartition("/")[0]
+    places = _places(base, names)
     found: dict[int, Axis] = {}
     versions: dict[int, Hashable] = {}
     ttls = [math.inf]
 
     async def look(number: int) -> None:
-        name = names[number]
-        assert name is not None
-        path = join_key(group, name)
         try:
-            found[number], versions[number], ttl = await coordinates(paths, path, plain[number], reads=reads)
+            found[number], versions[number], ttl = await coordinates(paths, places[number], plain[number], reads=reads)
             ttls.append(ttl)
         except NotFoundError:
             versions[number] = "none"
@@ -80,11 +78,27 @@ async def find_axes(
                 plain[number], note=f"no coordinates of {plain[number].name}: {shortened(str(error), 200)}"
             )
 
-    wanted = [number for number, name in enumerate(names) if name and is_relative_path(name) and "/" not in name]
-    wanted = [number for number in wanted if join_key(group, names[number] or "") != base.path][:_MAX_AXES]
-    await for_each(wanted, look, _MAX_AXES)
+    await for_each(places, look, _MAX_AXES)
     axes = tuple(found.get(number, axis) for number, axis in enumerate(plain))
-    return Axes(axes, tuple(versions[number] for number in wanted), min(ttls), None not in versions.values())
+    return Axes(axes, tuple(versions[number] for number in places), min(ttls), None not in versions.values())
+
+
+def _places(base: Decoded, names: Sequence[str | None]) -> dict[int, str]:
+    """Return where there may be coordinates, by the number of the axis."""
+    group = base.path.rpartition("/")[0]
+    plain = ((number, name) for number, name in enumerate(names) if name and is_relative_path(name) and "/" not in name)
+    found = {number: join_key(group, name) for number, name in plain}
+    return {number: path for number, path in list(found.items())[:_MAX_AXES] if path != base.path}
+
+
+async def foresee_axes(paths: Paths, base: Decoded, names: Sequence[str | None], image: Image | None) -> None:
+    """Read the documents of coordinates, which a picture of the array needs: it then waits for them no more."""
+
+    async def look(path: str) -> None:
+        with suppress(ShardfsError):
+            await open_decoded(paths, path, "".join(_KINDS))
+
+    await for_each(_places(base, names).values() if image is None else (), look, _MAX_AXES)
 
 
 async def coordinates(paths: Paths, path: str, axis: Axis, *, reads: bool = True) -> tuple[Axis, Hashable, float]:

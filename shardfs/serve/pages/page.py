@@ -24,6 +24,7 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.serve.exchange import ClientError, Connection, Exchange, only
 from shardfs.serve.files import is_answered
 from shardfs.serve.pages import contents, form, html
+from shardfs.serve.pages.axes import foresee_axes
 from shardfs.serve.pages.contents import PageLimits
 from shardfs.serve.pages.describe import attributes, facts_of, kind_of, stored_in, stored_of, title_of
 from shardfs.serve.pages.html import text
@@ -135,8 +136,11 @@ class PageBuilder:
         async with client.while_present():
             node = await _node_at(self._source.hierarchy, address.path)
             title = address.path.rpartition("/")[2] or address.source or "/"
-            parts = [html.head(title, address.up, nonce, address.trail), await self._body(address, node)]
-        yield "".join(parts).encode()
+            pyramid, body = await self._body(address, node)
+        yield f"{html.head(title, address.up, nonce, address.trail)}{body}".encode()
+        if pyramid is not None and not isinstance(self.decoded, SourceError):
+            async with client.while_present():  # the browser asks for the picture by now
+                await foresee_axes(self.decoded, pyramid.base, pyramid.names, pyramid.image)
         if node is not None and has_table(node):
             async with client.while_present():
                 table = await self._table(node, address.query)
@@ -168,16 +172,16 @@ class PageBuilder:
                     links.append(f'<a href="{address.up}-/{view}/{target}">{view}</a>')
         return html.foot(f"The same in each view: {' · '.join(links)}")
 
-    async def _body(self, address: PageAddress, node: Node | None) -> str:
-        """Return what a page says first: what the node is, and the picture."""
+    async def _body(self, address: PageAddress, node: Node | None) -> tuple[Pyramid | None, str]:
+        """Return what a page says first, what the node is and the picture, and what that is of."""
         if node is None:
-            return ""
+            return None, ""
         title, unit = title_of(node) if isinstance(node.metadata, ArrayMetadata) else ("", "")
         named = f"{title}{f' [{unit}]' if unit else ''} · " if title or unit else ""
         parts = [f'<p class="kind">{text(named + kind_of(node))}</p>\n']
         if has_table(node) or not (isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None):
             parts += [html.problem(node.reason)] if node.reason is not None else []
-            return "".join(parts)
+            return None, "".join(parts)
         pyramid = None
         try:
             pyramid = await self._pyramid(node)
@@ -193,7 +197,7 @@ class PageBuilder:
             else:
                 parts.append(await self._value(node.path))
         parts.append(await self._openers(address, node, pyramid))
-        return "".join(parts)
+        return pyramid, "".join(parts)
 
     async def _said(self, address: PageAddress, node: Node) -> str:
         """Return what the document of a node says."""
