@@ -73,7 +73,7 @@ _SETTLED_NS: Final = 2 * 10**9
 _MAX_SEEN: Final = 100_000
 _MAX_LOGGED: Final = 10_000
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
-"""Errors that make a node be shown as stored; passing errors are raised instead."""
+"""Errors that make a node be shown as stored; transient errors are raised instead."""
 
 
 class Hierarchy:

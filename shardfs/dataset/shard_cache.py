@@ -185,7 +185,7 @@ class ShardCache:
             if state.snapshot is None and state.error is None:
                 is_current = await self.store.is_absent(state.stored_key)
             elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
-                return False  # a passing error is tried again
+                return False  # a transient error: it is tried again
             elif (
                 state.error is not None and self.store.rewrites and not within_ttl(state.checked, now, _DAMAGE_SECONDS)
             ):

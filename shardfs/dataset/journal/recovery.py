@@ -195,7 +195,7 @@ async def judge(
 ) -> Verdict:
     """Return what is to be done with *change*, given the *unfinished* commits, by the keys of their shards.
 
-    A shard may be damaged until its commit is undone. Raises a passing error that prevents reading the shard.
+    A shard may be damaged until its commit is undone. Raises a transient error that prevents reading the shard.
     """
     array, commit, is_same = None, None, False
     try:

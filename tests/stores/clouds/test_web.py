@@ -257,7 +257,7 @@ async def test_weak_etags_and_servers_that_do_not_count_from_the_end_are_read(we
 
 
 @in_trio
-async def test_redirects_are_followed_and_passing_failures_tried_again(web: Web) -> None:
+async def test_redirects_are_followed_and_transient_failures_tried_again(web: Web) -> None:
     async with opened(f"{web.url}/image.zarr/s/1") as (_, paths):
         expected = bytes(await paths.read("c/0/0"))
     (web.root / "image.zarr/s/1/c/0/0").rename(web.root / "elsewhere")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 2**20
 ABSENT = Condition(None)
-PASSING = [
+TRANSIENT = [
     Reply(500, "InternalError"),
     Reply(502, "BadGateway"),
     Reply(503, "SlowDown"),
@@ -77,7 +77,7 @@ def test_a_read_is_sent_again_until_all_of_it_came(
 ) -> None:
     data = bytes(range(256)) * (MIB // 256)
     s3_bucket.put(key, data)
-    for fault in (*PASSING, Truncated(0), Truncated(MIB - 1)):
+    for fault in (*TRANSIENT, Truncated(0), Truncated(MIB - 1)):
         tried.begin()
         s3_proxy.log.clear()
         s3_proxy.fail("GetObject", fault, times=3)
@@ -110,8 +110,8 @@ def test_what_changes_nothing_or_the_same_twice_is_sent_again(
         await client.delete("copy")
 
     for fault, operations in (
-        *[(fault, [*WITH_A_BODY, *WITHOUT]) for fault in PASSING],
-        *[(fault, ["HeadObject"]) for fault in PASSING if not isinstance(fault, Reply) or fault.status != 400],
+        *[(fault, [*WITH_A_BODY, *WITHOUT]) for fault in TRANSIENT],
+        *[(fault, ["HeadObject"]) for fault in TRANSIENT if not isinstance(fault, Reply) or fault.status != 400],
         (Truncated(20), WITH_A_BODY),
         (Reply(200, "InternalError"), ["UploadPartCopy"]),
     ):
