@@ -4,8 +4,8 @@
 `shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them; `info`, `verify`, `compact` and
 `refs` do what the commands do. `StoreOptions` say how to reach a remote source.
 
-The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
-`stores`, which do not know each other. Nothing imports upward; `errors` is for all.
+The packages: `cli` and `api` at the top, then `serve`, `fuse` and `bulk`, `vfs`, `dataset`, `formats`, and at the
+bottom `format` and `stores`, which do not know each other. Nothing imports upward; `errors` is for all.
 """
 
 from importlib import import_module

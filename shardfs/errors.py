@@ -183,7 +183,7 @@ class NotEmptyError(ShardfsError):
 
 
 class NoSpaceError(ShardfsError):
-    """There is no room left."""
+    """There is no space left."""
 
     errno = _errno.ENOSPC
 

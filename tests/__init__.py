@@ -1,4 +1,4 @@
-"""Tests, room by room; `support` is what they share.
+"""Tests, package by package; `support` is what they share.
 
 Property tests try the same examples at every run, and are not failed for being slow on a busy machine.
 """

@@ -1,4 +1,4 @@
-"""The rooms keep to themselves: what may import what, read from the source."""
+"""The packages keep to themselves: what may import what, read from the source."""
 
 import ast
 import re
@@ -30,7 +30,7 @@ HEIGHTS = {
     "serve": 6,
 }
 TOP = 7
-"""The height of the command line, and of everything else beside the rooms."""
+"""The height of the command line, and of everything else beside the packages."""
 IMPURE = {"trio", "asyncio", "os", "io", "pathlib", "socket", "subprocess", "threading", "time", "logging"}
 CLIENTS = {"obstore", "pycurl", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "google", "azure"}
 DOORS = {"zarr": {"zarr_store.py", "icechunk.py"}, "fsspec": {"fsspec_filesystem.py"}, "icechunk": {"icechunk.py"}}

@@ -119,7 +119,7 @@ async def fill(
     """Fill *destination* with what *plan* makes of *source*; nothing is written if it *is_dry*.
 
     *announce* is called, line by line, with what to know before anything is written. Raises `SourceError` and
-    `UsageError` before that, and `NoSpaceError` if there is no room left.
+    `UsageError` before that, and `NoSpaceError` if there is no space left.
     """
     async with open_context() as context:
         job = Job(url_of(source), url_of(destination), options, how.compares)

@@ -1,4 +1,4 @@
-"""The command line: from what a user types to calls of the rooms below.
+"""The command line: from what a user types to calls of the packages below.
 
 Each family of commands is a module; `options` has what they share, and `output` how they print.
 """

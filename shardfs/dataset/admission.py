@@ -37,7 +37,7 @@ class Admission:
         """Raise `NoSpaceError` if commits failed for lack of space, and nobody has freed any since."""
         errors = [queue.error for queue in self._commits.failing if isinstance(queue.error, NoSpaceError)]
         if errors and self._journal.room() <= self._commits.room_at_failure:
-            raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
+            raise NoSpaceError(f"no more writes until there is space: {errors[0]}")
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
         """Raise the error that prevents the commit of a shard, if *nbytes* more of it would leave others too little.

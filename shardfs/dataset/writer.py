@@ -70,7 +70,7 @@ class ChunkWriter:
         """Publish *content* as the inner chunk at *coords*, together with the version that it is, and return that.
 
         Its inode number is *ino*. If *mtime_ns* is None, its modification time is now, and later than that of the
-        version before. Raises `NoSpaceError` if the journal or the shards have no room, `ReadOnlyError` after a
+        version before. Raises `NoSpaceError` if the journal or the shards have no space, `ReadOnlyError` after a
         failure.
         """
         if mtime_ns is None:
@@ -167,7 +167,7 @@ class ChunkWriter:
             raise self._full(queue).with_traceback(None)
 
     def _full(self, queue: ShardQueue) -> ShardfsError:
-        """Return the error that there is no room for a shard."""
+        """Return the error that there is no space for a shard."""
         errors = [queue.error for queue in self.commits.failing if queue.error is not None]
         of_store = (error for error in errors if isinstance(error, NoSpaceError | UnreachableError))
         why = f"and cannot be committed: {errors[0]}" if errors else "and no commit finishes; unmount and mount again"

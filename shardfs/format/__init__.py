@@ -1,6 +1,6 @@
 """The format: Zarr metadata and shards as values.
 
-Pure and synchronous: no I/O, no `async`, no imports from other rooms except `shardfs.errors`.
+Pure and synchronous: no I/O, no `async`, no imports from other packages except `shardfs.errors`.
 
 `metadata.parse_document` parses a `zarr.json`, using the value types of `document`. `lens.unsharded.describe` returns
 an `UnshardedArray`, the document to show and the `ShardGrid` behind it, or raises the reason why there is none.

@@ -282,7 +282,7 @@ def test_a_failed_write_fails_one_append_and_no_more(
     disk.faults[len(disk.calls)] = full(written, number)
     if not is_cut_off:
         disk.faults[len(disk.calls) + 1] = full(number=errno.EIO)
-    message = os.strerror(number) if number == errno.EIO else f"no room for the journal in {tmp_path}"
+    message = os.strerror(number) if number == errno.EIO else f"no space for the journal in {tmp_path}"
     with pytest.raises(StoreError if number == errno.EIO else NoSpaceError, match=message):
         put(log, b"y" * 2000)
     assert log.nbytes == size

@@ -118,7 +118,7 @@ def kill(mounted: Mount) -> None:
 
 
 def test_a_full_disk_is_enospc_to_writers_and_nothing_else_changes(small: Path, mount: Mounter) -> None:
-    mounted = mount(small, write=True, expect=("No space left", "no room", "is refused"))
+    mounted = mount(small, write=True, expect=("No space left", "no space", "is refused"))
     assert write(mounted.path / "image/c/0/0", b"a" * LARGE) == 0
     expected = seen(mounted) | {"c/0/0": b"a" * LARGE}
     filler = fill(small)
@@ -155,7 +155,7 @@ def test_a_shard_that_cannot_be_committed_keeps_no_other_from_being_written(larg
 
 
 def test_a_commit_without_room_keeps_everything_and_goes_on_when_there_is_room(small: Path, mount: Mounter) -> None:
-    mounted = mount(small, write=True, expect=("No space left", "no room", "there is room"))
+    mounted = mount(small, write=True, expect=("No space left", "no space", "there is space"))
     for number, name in enumerate(INSIDE):
         assert write(mounted.path / "image" / name, bytes([65 + number]) * LARGE, sync=True) == 0
     expected = seen(mounted)
@@ -193,7 +193,7 @@ def test_what_could_not_be_committed_is_in_the_journal_for_the_next_mount(
     reading = mount(small)  # which needs no room
     assert len(seen(reading)["c/0/0"]) == 48
     reading.unmount()
-    again = mount(small, write=True, expect=("no room", "No space left", "stays in the journal"))
+    again = mount(small, write=True, expect=("no space", "No space left", "stays in the journal"))
     assert seen(again)["c/0/0"] == b"c/0/0" * LARGE
     filler.unlink()
     assert run("flush", again.path).returncode == 0
@@ -202,7 +202,7 @@ def test_what_could_not_be_committed_is_in_the_journal_for_the_next_mount(
 
 def test_a_large_draft_on_a_disk_that_gets_full_is_never_published_with_holes(small: Path, mount: Mounter) -> None:
     """The part of it that was in memory moves to the disk, which takes less than all of it."""
-    mounted = mount(small, write=True, expect=("No space left", "no room"))
+    mounted = mount(small, write=True, expect=("No space left", "no space"))
     filler = fill(small)
     os.truncate(filler, os.path.getsize(filler) - 64 * 1024)
     fd = os.open(mounted.path / "image/c/0/0", os.O_WRONLY | os.O_TRUNC)

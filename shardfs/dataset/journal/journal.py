@@ -477,7 +477,7 @@ class Journal:
         if error.errno == errno.EFBIG:
             return FileLimitError(f"the journal in {self.where} may not grow: {error.strerror}; see `ulimit -f`")
         if error.errno in NO_SPACE:
-            return NoSpaceError(f"no room for the journal in {self.where}: {error.strerror}")
+            return NoSpaceError(f"no space for the journal in {self.where}: {error.strerror}")
         return translate(error, f"the journal in {self.where}")
 
 

@@ -115,7 +115,7 @@ NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 """The errors of a process, or a machine, that may open no more files."""
 
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The errors of a disk that has no room left, for anybody or for this user."""
+"""The errors of a disk that has no space left, for anybody or for this user."""
 
 CANNOT_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 """The errors of a directory in which this process can create nothing."""

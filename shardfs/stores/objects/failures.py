@@ -210,6 +210,6 @@ _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
     "QuotaExceeded": (NoSpaceError, "the quota is used up"),
     "RequestTimeTooSkewed": (StoreError, "the clock of this machine is wrong; set it with: timedatectl set-ntp true"),
     "XMinioAdminBucketQuotaExceeded": (NoSpaceError, "the quota of the bucket is used up"),
-    "XMinioStorageFull": (NoSpaceError, "the server has no room left"),
+    "XMinioStorageFull": (NoSpaceError, "the server has no space left"),
     **dict.fromkeys(EXPIRED, (AccessDeniedError, _RENEW)),
 }
