@@ -1,4 +1,4 @@
-"""Links that open what is served in programs of others, and what to type for those that have no links.
+"""Links that open what is served in third-party programs, and what to type for those that have no links.
 
 A link is only followed when somebody clicks it: the page itself loads nothing from other hosts.
 """
