@@ -3,6 +3,7 @@
 Pure: a format makes these values of its documents, and nothing here knows of which format they are.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,13 +12,22 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardfs.errors import NotUnshardable, RefusedError
+from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Extension, Json
-from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.document import MAX_LENGTH, Extension, Json
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
+from shardfs.format.index import ENTRY_NBYTES, IndexCodecs
 from shardfs.format.members import Buffer
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group
-from shardfs.format.sharding import Coords, ShardGrid
+from shardfs.format.sharding import (
+    MAX_DECODED_NBYTES,
+    MAX_INDEX_NBYTES,
+    POSITION_BITS,
+    Coords,
+    ShardGrid,
+    ShardingLevel,
+    count_positions,
+)
 
 _KEYS: Final = Extension("default", {"separator": "/"})
 
@@ -76,7 +86,27 @@ class ForeignMetadata(ArrayMetadata):
 
 @dataclass(frozen=True, slots=True)
 class ForeignGrid(ShardGrid):
-    """The chunks of an array of another format, which is only read."""
+    """The chunks of an array of another format, which is only read.
+
+    `cut` makes the usual one; a subclass may have chunks that overlap no grid of shards, or levels of its own.
+    """
+
+    @classmethod
+    def cut(cls, shape: Coords, shard_shape: Coords, chunk_shape: Coords, index_codecs: IndexCodecs) -> "ForeignGrid":
+        """Describe an array of *shape* in files of *shard_shape* elements, which are cut into chunks of *chunk_shape*.
+
+        Each is a multiple of the next. Chunks are full ones, as those of Zarr are, also where they reach beyond the
+        array. *index_codecs* decode the index, which is at the beginning of each file, or has no bytes: the ranges of
+        its chunks, in C order. Raises `MetadataError` if that is more than shardfs can count.
+        """
+        ndim, grid_shape = len(shape), ChunkGrid.regular(shape, chunk_shape).shape
+        per_shard = math.prod(length // chunk for length, chunk in zip(shard_shape, chunk_shape, strict=True))
+        if count_positions(grid_shape) > 2**POSITION_BITS or max(shard_shape, default=0) > MAX_LENGTH:
+            raise MetadataError(f"{math.prod(grid_shape)} chunks are more than shardfs can count")
+        if max(per_shard * ENTRY_NBYTES, index_codecs.nbytes(per_shard)) > MAX_INDEX_NBYTES:
+            raise MetadataError(f"{per_shard} chunks in a file are more than shardfs can count")
+        level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, index_codecs, True, (), MAX_DECODED_NBYTES)
+        return cls(ChunkGrid.regular(shape, shard_shape), chunk_shape, (level,), grid_shape, max(ndim - 1, 0))
 
     @property
     def is_read_only(self) -> bool:

@@ -6,12 +6,14 @@ line: in shardfs to `_TABLE`; in a package of your own to its `pyproject.toml`,
     [project.entry-points."shardfs.formats"]
     npy = "my_package.npy:FORMAT"
 
-Import what you need of a format from here. A format is only read. It has one of two ways in, or both.
+Import from here; `shardfs.format` has more that is pure: `dtype` (data types of NumPy as those of Zarr v3), `document`
+(JSON of which each number is checked), `sharding` (grids and levels). A format is only read. It has one of two ways in,
+or both.
 
 - *A directory in any source is an array, or leads to several*: `Format.find` looks at its documents and returns a
-  `Foreign`, which says where chunks are: a `ShardGrid` (`shardfs.format.sharding`) whose `levels` have an `IndexCodecs`
-  (`shardfs.format.index`), which finds chunks in a file. With that, everything else is done: mounts in all views,
-  `serve`, `shardfs.open`, `pack`, `unpack`, `verify`, `info`, `map`.
+  `Foreign`, which says where chunks are: `ForeignChunks` have a grid (`ForeignGrid.cut`), the names of files, and an
+  `IndexCodecs`, a subclass of which finds the chunks in a file. With that, everything else is done: mounts in all
+  views, `serve`, `shardfs.open`, `pack`, `unpack`, `verify`, `info`, `map`.
 - *A file is a SOURCE*: `Format.takes` says of which, and `Format.open` returns what is in it, as a `Reader`. If the
   file is one array, that is a `SingleFile`, a directory with this file in it, which `find` then meets. If there is a
   tree in it, as in HDF5 or a ZIP file, that is a `TreeStore`: the format says which keys there are, and where in the
@@ -35,6 +37,7 @@ from typing import ClassVar, Final, NamedTuple, TypeVar
 import trio
 
 from shardfs.errors import MetadataError, SourceError
+from shardfs.format.document import Extension
 from shardfs.format.foreign import (
     NEW_GROUP,
     Foreign,
@@ -47,7 +50,10 @@ from shardfs.format.foreign import (
     ValuePart,
     regular_grid,
 )
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
+from shardfs.format.index import EMPTY, NO_INDEX, IndexCodecs, ShardIndex
 from shardfs.format.outline import Outline
+from shardfs.format.sharding import ShardGrid, ShardingLevel
 from shardfs.formats.single import SingleFile
 from shardfs.formats.virtual import (
     BlockingFile,
@@ -64,10 +70,15 @@ from shardfs.stores.files import AnyLocation, TargetFiles
 from shardfs.stores.url import StoreOptions
 
 __all__ = [
+    "EMPTY",
     "NEW_GROUP",
+    "NO_INDEX",
     "BlockingFile",
     "BrokenPart",
     "Candidate",
+    "ChunkGrid",
+    "ChunkKeyEncoding",
+    "Extension",
     "FileContents",
     "FileSource",
     "Foreign",
@@ -77,11 +88,15 @@ __all__ = [
     "ForeignMetadata",
     "Format",
     "FoundNode",
+    "IndexCodecs",
     "InlinePart",
     "MadePart",
     "OneShard",
     "Outline",
     "RangePart",
+    "ShardGrid",
+    "ShardIndex",
+    "ShardingLevel",
     "SingleFile",
     "SourceDirectory",
     "TreeStore",

@@ -9,12 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from shardfs.errors import CorruptionError, MetadataError, NotUnshardable
-from shardfs.format.document import MAX_LENGTH, MAX_NDIM, Extension, canonical
+from shardfs.format.document import MAX_LENGTH, MAX_NDIM, canonical
 from shardfs.format.dtype import v3_data_type, v3_fill_value
-from shardfs.format.grid import ChunkGrid
-from shardfs.format.index import ENTRY_NBYTES, IndexCodecs, ShardIndex
-from shardfs.format.sharding import MAX_DECODED_NBYTES, MAX_INDEX_NBYTES, POSITION_BITS, ShardingLevel
 from shardfs.formats import (
+    Extension,
     FileSource,
     Foreign,
     ForeignChunks,
@@ -22,7 +20,9 @@ from shardfs.formats import (
     ForeignMetadata,
     Format,
     FoundNode,
+    IndexCodecs,
     OneShard,
+    ShardIndex,
     SingleFile,
     SourceDirectory,
     regular_grid,
@@ -99,18 +99,16 @@ def _parse(head: bytes, size: int) -> tuple[ForeignMetadata, ForeignChunks]:
     if not 1 <= len(shape) <= MAX_NDIM or not all(0 < length < MAX_LENGTH for length in shape):
         raise MetadataError(f"an array of the shape {shape} has no rows")
     nrows, row_nbytes = shape[0], math.prod(shape[1:]) * dtype.itemsize
-    if nrows * ENTRY_NBYTES > MAX_INDEX_NBYTES or nrows > 2**POSITION_BITS or row_nbytes > MAX_LENGTH:
-        raise MetadataError(f"{nrows} rows of {row_nbytes} bytes are more than shardfs can count")
+    if row_nbytes > MAX_LENGTH:
+        raise MetadataError(f"rows of {row_nbytes} bytes are more than shardfs can count")
     if start + nrows * row_nbytes > size:
         raise CorruptionError(f"it has {size} of {start + nrows * row_nbytes} bytes")
     try:
         data_type = v3_data_type(dtype)
     except NotUnshardable as error:
         raise MetadataError(str(error)) from None
-    row, ndim = (1, *shape[1:]), len(shape)
-    index = RowIndex("little", (), (), start, nrows, row_nbytes)
-    level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, index, True, (), MAX_DECODED_NBYTES)
-    grid = ForeignGrid(ChunkGrid.regular(shape, shape), row, (level,), (nrows, *(1 for _ in shape[1:])), ndim - 1)
+    row = (1, *shape[1:])
+    grid = ForeignGrid.cut(shape, shape, row, RowIndex("little", (), (), start, nrows, row_nbytes))
     endian = {} if dtype.itemsize == 1 else {"endian": "big" if dtype.str[0] == ">" else "little"}
     codecs = (Extension("bytes", endian),)
     fill_value = v3_fill_value(data_type, bytes(dtype.itemsize))
