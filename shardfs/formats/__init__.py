@@ -32,9 +32,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import ClassVar, Final, NamedTuple, TypeVar
-
-import trio
+from typing import ClassVar, Final, NamedTuple
 
 from shardfs.errors import MetadataError, SourceError
 from shardfs.format.document import Extension
@@ -60,10 +58,12 @@ from shardfs.formats.virtual import (
     BrokenPart,
     FileContents,
     InlinePart,
+    LatePart,
     MadePart,
     RangePart,
     TreeStore,
     VirtualStore,
+    parse,
 )
 from shardfs.stores.base import Reader, Stat, join_key
 from shardfs.stores.files import AnyLocation, TargetFiles
@@ -90,6 +90,7 @@ __all__ = [
     "FoundNode",
     "IndexCodecs",
     "InlinePart",
+    "LatePart",
     "MadePart",
     "OneShard",
     "Outline",
@@ -126,9 +127,7 @@ _TABLE: Final = (
 )
 """The formats of shardfs, in the order in which they are asked: modules with a `FORMAT`."""
 
-_LARGE_NBYTES: Final = 256 * 2**10
 _USUAL_NBYTES: Final = 256 * 2**10  # most documents are shorter, and so take one request
-T = TypeVar("T")
 
 Row = tuple[str, ...]
 """Documents of a node that are asked for together."""
@@ -292,8 +291,3 @@ def formats() -> tuple[Format, ...]:
 def documents() -> frozenset[str]:
     """Return the names of files that may make a directory one of any format."""
     return frozenset[str]().union(*(each.documents for each in formats()))
-
-
-async def parse(function: Callable[[bytes], T], text: bytes) -> T:
-    """Return what *function* makes of a document; in a thread if that is large, so that others have their turn."""
-    return await trio.to_thread.run_sync(function, text) if len(text) > _LARGE_NBYTES else function(text)

@@ -2,13 +2,14 @@
 
 import io
 import time
+import zlib
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -32,9 +33,18 @@ MAX_MADE_NBYTES: Final = 2**30
 """How large a file may be that is made, as it is made in memory."""
 
 _MAX_KEPT_NBYTES: Final = 64 * 2**20
+_LARGE_NBYTES: Final = 256 * 2**10
 _PAGE_NBYTES: Final = 64 * 2**10
 _MAX_PAGES: Final = 256
 _MISSING: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
+
+B = TypeVar("B", bound=Buffer)
+T = TypeVar("T")
+
+
+async def parse(function: Callable[[B], T], data: B) -> T:
+    """Return what *function* makes of *data*; in a thread if that is large, so that others have their turn."""
+    return await trio.to_thread.run_sync(function, data) if len(data) > _LARGE_NBYTES else function(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +56,22 @@ class InlinePart:
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """*nbytes* bytes from *offset* of the source."""
+    """*nbytes* bytes from *offset* of the source.
+
+    *crc32* is their checksum, which is compared if they are read at once, or as one unit from beginning to end.
+    """
 
     offset: int
     nbytes: int
+    crc32: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatePart:
+    """*nbytes* bytes of the source, which are where *locate* says: it reads, and is asked when the file is opened."""
+
+    nbytes: int
+    locate: Callable[[], Awaitable[RangePart]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +90,9 @@ class BrokenPart:
     """
 
     reason: str
+
+
+Part = InlinePart | RangePart | LatePart | MadePart | BrokenPart
 
 
 class VirtualStore(ObjectReader):
@@ -105,7 +130,7 @@ class FileContents(Protocol):
     Every name in it can be that of a file: none is empty, `.`, `..`, or has a NUL. What is hidden says so in the log.
     """
 
-    async def find(self, key: str) -> InlinePart | RangePart | MadePart | BrokenPart | None:
+    async def find(self, key: str) -> Part | None:
         """Return what the file *key* is; None if there is none. A directory is no file."""
 
     async def list(self, key: str) -> Sequence[ListedName] | None:
@@ -139,6 +164,7 @@ class TreeStore(VirtualStore):
         *,
         ttl: float,
         part: str = "member",
+        tail_nbytes: int = 0,
     ) -> None:
         self.url = url
         self.address = home.address._replace(url=url)
@@ -147,6 +173,7 @@ class TreeStore(VirtualStore):
         self._home = home
         self._name = name
         self._load = load
+        self._tail_nbytes = tail_nbytes
         self._loaded: _Loaded | None = None
         self._loading = trio.Lock()
         self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
@@ -187,16 +214,14 @@ class TreeStore(VirtualStore):
     async def _read(self) -> _Loaded:
         now = time.monotonic()
         try:
-            snapshot = await self._home.open(self._name)
+            snapshot = await self._home.open(self._name, tail_nbytes=self._tail_nbytes)
         except _MISSING:
             if self._loaded is None:
                 raise SourceError(f"{self.url} is no file; if it is a directory, end its name with a slash") from None
             raise StoreError(f"{self.url} was removed") from None  # what was in it is not absent
         return _Loaded(snapshot, await self._load(snapshot), now)
 
-    async def _find(
-        self, key: str, *, fresh: bool = False
-    ) -> tuple[_Loaded, InlinePart | RangePart | MadePart | BrokenPart]:
+    async def _find(self, key: str, *, fresh: bool = False) -> tuple[_Loaded, Part]:
         loaded = await self._current(fresh=fresh)
         found = await loaded.contents.find(key)
         if found is None:
@@ -211,15 +236,16 @@ class TreeStore(VirtualStore):
             return object_stat(Kind.DIRECTORY, 0, "directory", f"directory:{key}", mtime_ns)
         return self._stat(key, *await self._find(key))
 
-    def _stat(self, key: str, loaded: _Loaded, found: InlinePart | RangePart | MadePart | BrokenPart) -> Stat:
+    def _stat(self, key: str, loaded: _Loaded, found: Part) -> Stat:
         stat = loaded.snapshot.stat
         nbytes = 0
         match found:
             case InlinePart(data):
                 nbytes = len(data)
-            case RangePart(_, nbytes) | MadePart(nbytes, _):
+            case RangePart(nbytes=nbytes) | LatePart(nbytes=nbytes) | MadePart(nbytes=nbytes):
                 pass
-        return object_stat(Kind.FILE, nbytes, (key, stat.version), f"file:{key}", stat.mtime_ns)
+        # Each version is another file: the kernel keeps pages by file, and those of two must not be mixed.
+        return object_stat(Kind.FILE, nbytes, (key, stat.version), f"file:{key}:{stat.version}", stat.mtime_ns)
 
     async def fresh(self, key: str) -> Stat:
         """Return the status of the file *key* as it is stored now."""
@@ -247,16 +273,16 @@ class TreeStore(VirtualStore):
             raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
         loaded, found = await self._find(key, fresh=True)
         stat, source = self._stat(key, loaded, found), loaded.snapshot
-        match found:
+        match await found.locate() if isinstance(found, LatePart) else found:
             case InlinePart(data):
                 return InlineSnapshot(stat, data, source)
             case BrokenPart(reason):
                 raise CorruptionError(f"{key} cannot be read: {reason}")
-            case RangePart(offset, nbytes):
+            case RangePart(offset, nbytes, crc32):
                 if not 0 <= offset <= offset + nbytes <= source.size:
                     end = offset + nbytes
                     raise CorruptionError(f"{key} is said to end at byte {end:,} of a file of {source.size:,} bytes")
-                return PartSnapshot(stat, source, offset)
+                return PartSnapshot(stat, source, offset, key, crc32)
             case MadePart(nbytes, make):
                 if nbytes > MAX_MADE_NBYTES:
                     raise CorruptionError(f"{key} has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}")
@@ -282,7 +308,8 @@ class TreeStore(VirtualStore):
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
         """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""
-        match (await self._find(key))[1]:
+        found = (await self._find(key))[1]
+        match await found.locate() if isinstance(found, LatePart) else found:
             case RangePart(offset, nbytes):
                 return self.url if "://" in self.url else f"file://{self.url}", offset, nbytes
             case InlinePart(data):
@@ -338,14 +365,20 @@ class InlineSnapshot:
 
 
 class PartSnapshot:
-    """A part, from *start* on, of one version of another file; *whole* is that version."""
+    """A part, from *start* on, of one version of another file; *whole* is that version.
 
-    __slots__ = ("_start", "_whole", "stat")
+    *crc32* is that of `RangePart`, and *key* names the part if it is wrong.
+    """
 
-    def __init__(self, stat: Stat, whole: Snapshot, start: int) -> None:
+    __slots__ = ("_crc32", "_key", "_start", "_summed", "_whole", "stat")
+
+    def __init__(self, stat: Stat, whole: Snapshot, start: int, key: str = "", crc32: int | None = None) -> None:
         self.stat = stat
         self._whole = whole
         self._start = start
+        self._key = key
+        self._crc32 = crc32
+        self._summed = 0, 0
 
     @property
     def size(self) -> int:
@@ -353,9 +386,32 @@ class PartSnapshot:
         return self.stat.size
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*."""
+        """Return exactly *nbytes* bytes from *offset*; raises `CorruptionError` if all were read, and are wrong."""
+        data = await self._read(offset, nbytes, extent)
+        if (
+            self._crc32 is None
+            or (nbytes < self.size and extent != (0, self.size))
+            or await self._is_sound(offset, data)
+        ):
+            return data
+        if await self.distrust(0, self.size) and nbytes == self.size:
+            data = await self._read(offset, nbytes, extent)
+            if await self._is_sound(offset, data):
+                return data
+        raise CorruptionError(f"{self._key} cannot be read: its checksum (CRC-32) is wrong")
+
+    async def _read(self, offset: int, nbytes: int, extent: tuple[int, int] | None) -> Buffer:
         unit = None if extent is None else (self._start + extent[0], extent[1])
         return await self._whole.read(self._start + offset, nbytes, unit)
+
+    async def _is_sound(self, offset: int, data: Buffer) -> bool:
+        """Add *data* to the checksum, if all before it was; return False if it is complete, and wrong."""
+        end, crc32 = self._summed if offset else (0, 0)
+        if offset != end:
+            return True
+        crc32 = await parse(lambda data: zlib.crc32(data, crc32), data)
+        self._summed = offset + len(data), crc32
+        return offset + len(data) < self.size or crc32 == self._crc32
 
     def content(self, offset: int, nbytes: int) -> Content:
         """Return *nbytes* bytes from *offset*, to be read later."""

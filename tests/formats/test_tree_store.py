@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from shardfs.formats import (
     FileSource,
     Format,
     InlinePart,
+    LatePart,
     MadePart,
     RangePart,
     TreeStore,
@@ -197,19 +199,100 @@ async def test_made_bytes_of_another_size_are_damage(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_where_a_part_is_may_be_asked_when_it_is_opened(tmp_path: Path) -> None:
+    write_box(tmp_path / "a.box", {"one": b"one"})
+    asked = []
+
+    class Late(Boxed):
+        async def find(self, key: str) -> LatePart:
+            async def locate() -> RangePart:
+                asked.append(key)
+                return RangePart(HEAD if key == "one" else 2**40, 3)
+
+            return LatePart(3, locate)
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        return Late(snapshot, {"one": [0, 3]}, [])
+
+    store = TreeStore("a", LocalReader(str(tmp_path)), "a.box", load, ttl=0)
+    assert (await store.stat("one")).size == 3
+    assert (await store.fresh("one")).size == 3
+    assert asked == []
+    assert await whole(store, "one") == b"one"
+    assert asked == ["one"]
+    assert await store.origin("one") == ("file://a", HEAD, 3)
+    with pytest.raises(CorruptionError, match="is said to end at"):
+        await store.open("far")
+
+
+@in_trio
+async def test_the_checksum_of_a_part_is_compared_where_all_of_it_is_read(tmp_path: Path) -> None:
+    large = b"large" * 100_000
+    write_box(tmp_path / "a.box", {"good": b"good", "large": large, "bad": b"bad"})
+
+    class Checked(Boxed):
+        async def find(self, key: str) -> RangePart:
+            return RangePart(*self._header[key], zlib.crc32({"good": b"good", "large": large}.get(key, b"")))
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        header = json.loads(bytes(await snapshot.read(0, HEAD)))
+        return Checked(snapshot, header | {"cut": [HEAD + 4, len(large) - 1]}, [])
+
+    store = TreeStore("a", LocalReader(str(tmp_path)), "a.box", load, ttl=0)
+    for key in ("good", "large", "good"):
+        assert await whole(store, key) == {"good": b"good", "large": large}[key]
+    for key in ("bad", "cut"):
+        with pytest.raises(CorruptionError, match=f"{key} cannot be read: its checksum"):
+            await whole(store, key)
+    for key in ("large", "cut"):
+        snapshot = await store.open(key)
+        unit = (0, snapshot.size)
+        for _ in range(2):
+            await snapshot.read(0, 200_000, unit)
+            await snapshot.read(200_000, 100_000, unit)
+        if key == "large":
+            assert await snapshot.read(300_000, 200_000, unit) == large[300_000:]
+        else:
+            with pytest.raises(CorruptionError, match="its checksum"):
+                await snapshot.read(300_000, 199_999, unit)
+        assert await snapshot.read(300_001, 199_998, unit) == large[300_001:-1], "this is not read in order"
+        assert await snapshot.read(0, 5, (0, 5)) == b"large"
+
+
+def test_a_table_at_the_end_comes_with_the_request_that_opens_the_file(tmp_path: Path) -> None:
+    write_box(tmp_path / "a.box", {"one": b"one" * 10_000})
+
+    async def load(snapshot: Snapshot) -> Boxed:
+        assert bytes(await snapshot.read(snapshot.size - 3, 3)) == b"one"
+        return Boxed(snapshot, {}, [])
+
+    class Tail(Box):
+        def open(self, source: FileSource) -> Reader:
+            return TreeStore(source.url, source.files, source.name, load, ttl=source.ttl, tail_nbytes=100)
+
+    with web_server(tmp_path) as web, pytest.MonkeyPatch.context() as patch:
+        others, format_ = formats(), Tail()
+        patch.setattr("shardfs.dataset.source.formats", lambda: (*others, format_))
+        with shardfs.open(f"{web.url}/a.box") as dataset:
+            assert dataset.store() is not None
+        assert [asked for _, path, asked in web.asked() if path == "/a.box"] == ["bytes=-100"]
+
+
+@in_trio
 async def test_a_file_that_is_replaced_is_loaded_again_and_what_is_open_stays(tmp_path: Path) -> None:
     box, path = Box(), tmp_path / "a.box"
     write_box(path, {"a/one": b"one", "~": b"\x00"})
     store = opened(path, box)
     before, made = await store.open("a/one"), await store.open("~")
-    version = (await store.stat("a/one")).version
+    status = await store.stat("a/one")
     assert await before.is_current()
     write_box(path, {"two": b"two", "a/one": b"other", "~": b"\x01\x02"})
     assert not await before.is_current()
     assert not await made.is_current()
     assert await whole(store, "a/one") == b"other"
     assert await whole(store, "~") == b"\xfe\xfd"
-    assert (await store.stat("a/one")).version != version
+    assert (await store.stat("a/one")).version != status.version
+    assert (await store.stat("a/one")).identity != status.identity, "the kernel keeps pages by it"
     assert "two" in {entry.name for entry in await store.list("")}
     assert bytes(await before.read(0, 3)) == b"one"
     assert bytes(await made.read(0, 1)) == b"\xff"
