@@ -123,6 +123,7 @@ _TABLE: Final = (
     "shardfs.formats.b2nd",
     "shardfs.formats.references",
     "shardfs.formats.icechunk",
+    "shardfs.formats.zip",
     "shardfs.formats.n5",
 )
 """The formats of shardfs, in the order in which they are asked: modules with a `FORMAT`."""

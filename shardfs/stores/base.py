@@ -413,8 +413,6 @@ MAGIC_NBYTES: Final = 8
 
 def file_format(name: str, first: bytes) -> str:
     """Say what a file given as a source is, and what to do; *first* are its first `MAGIC_NBYTES`."""
-    if first.startswith(b"PK"):
-        return "a ZIP file; unpack it, and give the folder"
     if first.startswith(b"\x89HDF"):
         return "an HDF5 file; h5py and programs for netCDF read it without a mount"
     if name.rpartition("/")[2] in DOCUMENTS:

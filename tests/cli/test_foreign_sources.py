@@ -2,7 +2,6 @@
 
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,13 +134,8 @@ def test_a_source_of_another_format_says_what_makes_zarr_v3_of_it(tmp_path: Path
     assert "/old has no Zarr arrays or groups of v3: it is Zarr v2" in line
 
 
-def _zip(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("zarr.json", "{}")
-
-
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "data.zarr.zip": (_zip, "is a ZIP file; unpack it"),
+    "data.zarr.zip": (lambda path: path.write_bytes(b"PK\3\4"), "it is no ZIP file, or its end is missing"),
     "data.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)), "is an HDF5 file"),
     "zarr.json": (lambda path: path.write_text("{}"), "is a document of Zarr; SOURCE is the folder that it is in"),
     "notes.txt": (lambda path: path.write_text("text"), "is a file; SOURCE is the folder of"),

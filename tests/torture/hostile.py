@@ -198,6 +198,20 @@ def write_v2(path: Path) -> None:
     made[...] = np.arange(48).reshape(8, 6)
 
 
+def write_zip(path: Path) -> None:
+    """A ZIP file with an array of Zarr, with members of both kinds."""
+    import zipfile
+
+    path.mkdir()
+    document = array((8, 12), (4, 6), sharding((2, 3)))
+    store(path / "loose", document)
+    with zipfile.ZipFile(path / "data.zip", "w") as archive:
+        for number, file in enumerate(sorted(file for file in (path / "loose").rglob("*") if file.is_file())):
+            name = file.relative_to(path / "loose").as_posix()
+            archive.write(file, name, zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED)
+    shutil.rmtree(path / "loose")
+
+
 class Format(NamedTuple):
     """What is written, and which part of it is the source."""
 
@@ -214,6 +228,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "frame of blosc2": Format(write_frame, "frame.b2nd"),
     "references": Format(write_references, "refs.json"),
     "records": Format(write_records, "refs.parq"),
+    "zip": Format(write_zip, "data.zip"),
 }
 
 

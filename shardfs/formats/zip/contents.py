@@ -1,0 +1,192 @@
+"""The members of one version of a ZIP file, as files."""
+
+import logging
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from shardfs.errors import CorruptionError
+from shardfs.formats import BrokenPart, LatePart, MadePart, RangePart
+from shardfs.formats.virtual import MAX_MADE_NBYTES
+from shardfs.formats.zip.directory import (
+    LOCAL_NBYTES,
+    STORED,
+    TAIL_NBYTES,
+    DirectoryParser,
+    Members,
+    check_local,
+    find_directory,
+)
+from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot
+
+_REQUEST_NBYTES: Final = 8 * 2**20
+_PIECE_NBYTES: Final = 2**20
+_SMALL_NBYTES: Final = 256 * 2**10
+"""A member of up to this size is fetched with its local header."""
+
+_QUICK_NBYTES: Final = 64 * 2**10
+"""So many bytes are inflated in less time than a thread takes."""
+
+_LARGE_NBYTES: Final = 32 * 2**20
+"""Of members that are larger, one is inflated at a time: so memory is bounded, however many are asked for."""
+
+log = logging.getLogger(__name__)
+
+
+async def load(url: str, snapshot: Snapshot) -> "ZipContents":
+    """Read the central directory of the ZIP file *url*, and nothing else of it.
+
+    Raises `MetadataError` and `CorruptionError`, if it is no ZIP file, or is not whole.
+    """
+    nbytes = snapshot.size
+    begin = max(nbytes - TAIL_NBYTES, 0)
+    tail = await snapshot.read(begin, nbytes - begin)
+    archive = find_directory(bytes(tail), nbytes)
+    parser, stop = DirectoryParser(archive), archive.start + archive.nbytes
+    for at in range(archive.start, min(stop, begin), _REQUEST_NBYTES):
+        data = memoryview(await snapshot.read(at, min(_REQUEST_NBYTES, stop - at, begin - at)))
+        await trio.to_thread.run_sync(_feed, parser, data)
+    await trio.to_thread.run_sync(_feed, parser, memoryview(tail)[max(archive.start - begin, 0) : stop - begin])
+    members = await trio.to_thread.run_sync(parser.finish)
+    for what in members.hidden:
+        log.warning("%s: not shown are %s", url, what)
+    return ZipContents(snapshot, members)
+
+
+def _feed(parser: DirectoryParser, data: memoryview) -> None:
+    for at in range(0, len(data), _PIECE_NBYTES):
+        parser.feed(data[at : at + _PIECE_NBYTES])
+
+
+class ZipContents:
+    """The *members* of a ZIP file, of which *snapshot* is a version."""
+
+    def __init__(self, snapshot: Snapshot, members: Members) -> None:
+        self._snapshot = snapshot
+        self._members = members
+        self._before = np.zeros(len(members.names), np.uint32)  # of the local headers that were read
+        self._one_large = trio.Lock()
+
+    async def find(self, key: str) -> LatePart | MadePart | BrokenPart | None:
+        """Return what the file *key* is; None if there is none."""
+        members = self._members
+        number = members.number(key)
+        if number is None:
+            return None
+        reason = members.reason(number)
+        if reason is not None:
+            return BrokenPart(reason)
+        nbytes = int(members.usize[number])
+        if members.method[number] == STORED:
+            return LatePart(nbytes, partial(self._range, key, number))
+        if nbytes > MAX_MADE_NBYTES:
+            return BrokenPart(f"it is deflated, and has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}: store it")
+        return MadePart(nbytes, partial(self._inflate, key, number))
+
+    async def list(self, key: str) -> Sequence[ListedName] | None:
+        """Return the names in the directory *key*, "" for the top; None if there is no such directory."""
+        if key and not self._members.is_directory(key):
+            return None
+        return await trio.to_thread.run_sync(self._list, key)
+
+    def _list(self, key: str) -> Sequence[ListedName]:
+        return [
+            ListedName(name, Kind.DIRECTORY if is_directory else Kind.FILE)
+            for name, is_directory in self._members.in_directory(key)
+        ]
+
+    async def is_directory(self, key: str) -> bool:
+        """Whether *key*, which is not "", is a directory."""
+        return self._members.is_directory(key)
+
+    async def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files, in order."""
+        for key in self._members.files():
+            yield key
+
+    async def _range(self, key: str, number: int) -> RangePart:
+        """Return where the bytes of a stored member are; raises `CorruptionError`."""
+        start = await self._start(key, number)
+        return RangePart(start, int(self._members.csize[number]), int(self._members.crc32[number]))
+
+    async def _start(self, key: str, number: int) -> int:
+        """Return where the bytes of a member begin, behind its local header, which is read once and checked."""
+        offset, end = int(self._members.offset[number]), int(self._members.end[number])
+        if not self._before[number]:
+            nbytes = LOCAL_NBYTES + int(self._members.name_nbytes[number])
+            extent = (offset, end - offset) if end - offset <= _SMALL_NBYTES else None
+            header = await self._snapshot.read(offset, nbytes, extent)
+            try:
+                self._before[number] = check_local(bytes(header), self._members, number)
+            except CorruptionError as error:
+                await self._snapshot.distrust(offset, nbytes)
+                raise _unreadable(key, str(error)) from None
+        return offset + int(self._before[number])
+
+    async def _inflate(self, key: str, number: int) -> Buffer:
+        """Return the bytes of a deflated member; raises `CorruptionError`."""
+        if self._members.usize[number] <= _LARGE_NBYTES:
+            return await self._inflated(key, number)
+        async with self._one_large:
+            return await self._inflated(key, number)
+
+    async def _inflated(self, key: str, number: int) -> Buffer:
+        start, nbytes = await self._start(key, number), int(self._members.csize[number])
+        try:
+            return await self._inflated_from(start, key, number)
+        except CorruptionError:
+            if not await self._snapshot.distrust(start, nbytes):
+                raise
+        return await self._inflated_from(start, key, number)
+
+    async def _inflated_from(self, start: int, key: str, number: int) -> Buffer:
+        nbytes, wanted = int(self._members.csize[number]), int(self._members.usize[number])
+        inflater, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
+
+        def inflate(data: memoryview) -> None:
+            try:
+                for begin in range(0, len(data), _PIECE_NBYTES):
+                    _inflate_into(made, inflater, data[begin : begin + _PIECE_NBYTES], wanted)
+            except zlib.error as error:
+                raise _unreadable(key, f"it cannot be inflated: {error}") from None
+
+        def check() -> None:
+            if len(made) != wanted or not inflater.eof or inflater.unused_data:
+                raise _unreadable(key, f"it does not inflate to {wanted:,} bytes")
+            if zlib.crc32(made) != self._members.crc32[number]:
+                raise _unreadable(key, "its checksum (CRC-32) is wrong")
+
+        for at in range(0, nbytes, _REQUEST_NBYTES):
+            data = await self._snapshot.read(start + at, min(_REQUEST_NBYTES, nbytes - at), (start, nbytes))
+            await _run(wanted, partial(inflate, memoryview(data)))
+            if len(made) > wanted:
+                break
+        await _run(wanted, check)
+        return made
+
+
+def _inflate_into(made: bytearray, inflater: "zlib._Decompress", data: Buffer, wanted: int) -> None:
+    """Add to *made* what *data* goes on with, a piece at a time; at most one byte more than *wanted* in all."""
+    while len(made) <= wanted and not inflater.eof:
+        most = min(wanted - len(made) + 1, _REQUEST_NBYTES)
+        piece = inflater.decompress(data, most)
+        made.extend(piece)
+        data = inflater.unconsumed_tail
+        if not data and len(piece) < most:
+            return
+
+
+def _unreadable(key: str, reason: str) -> CorruptionError:
+    return CorruptionError(f"{key} cannot be read: {reason}")
+
+
+async def _run(nbytes: int, work: Callable[[], None]) -> None:
+    """Do *work* on *nbytes* bytes, in a thread unless it is quick."""
+    if nbytes <= _QUICK_NBYTES:
+        work()
+    else:
+        await trio.to_thread.run_sync(work)
