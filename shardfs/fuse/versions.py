@@ -3,7 +3,6 @@
 import ctypes
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final
 
@@ -26,6 +25,8 @@ def check_installed() -> None:
 
 def fuse_versions() -> str:
     """Return the versions of pyfuse3 and of its libfuse; raises `FuseUnavailableError` if it cannot be loaded."""
+    from importlib.metadata import PackageNotFoundError, version  # imported only here, as it takes long
+
     check_installed()
     spec = find_spec("pyfuse3")
     try:

@@ -1,6 +1,5 @@
 """An event loop in a thread of its own, for programs that have none, or another one."""
 
-import asyncio
 import atexit
 import os
 import threading
@@ -9,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary, finalize
 
 import trio
@@ -17,6 +16,10 @@ import trio
 from shardfs.errors import ClosedError
 from shardfs.stores.parallel import open_nursery
 from shardfs.stores.ttl import end_request
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as AsyncioFuture
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +78,8 @@ class LoopThread(Generic[T]):
         Calls made together wake the thread once, and results that are there together the loop of asyncio: to wake one
         takes longer than most calls do.
         """
+        import asyncio  # imported only here: other callers have no use for it, and it takes long
+
         asking = asyncio.get_running_loop()
         future: asyncio.Future[R] = asking.create_future()
         answers = self._loop.answers_to(asking)
@@ -206,7 +211,7 @@ class _Loop(Generic[T]):
         self._is_summoned = False  # a task is about to look at the calls that wait
         self._nunder_way = 0
         self._answered = trio.lowlevel.ParkingLot()
-        self._answers: WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakValueDictionary()
+        self._answers: WeakValueDictionary[AbstractEventLoop, _Mailbox] = WeakValueDictionary()
 
     def run(self) -> None:
         try:
@@ -306,7 +311,7 @@ class _Loop(Generic[T]):
             else:
                 self._wake_callers()
 
-    def answers_to(self, asking: asyncio.AbstractEventLoop) -> _Mailbox:
+    def answers_to(self, asking: "AbstractEventLoop") -> _Mailbox:
         """Return where answers to a loop of asyncio go, which has it while it waits for one."""
         answers = self._answers.get(asking)
         if answers is None:
@@ -329,7 +334,7 @@ class _Loop(Generic[T]):
             self._requests.empty()  # it is closed, and a call is told so
 
 
-def _settle(future: "Future[R] | asyncio.Future[R]", result: R | None, error: BaseException | None) -> None:
+def _settle(future: "Future[R] | AsyncioFuture[R]", result: R | None, error: BaseException | None) -> None:
     if error is not None:
         future.set_exception(error)
     else:

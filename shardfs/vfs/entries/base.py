@@ -5,12 +5,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.node import Node
-from shardfs.dataset.writer import ChunkWriter
 from shardfs.errors import (
     CrossDeviceError,
     ExistsError,
@@ -41,6 +40,9 @@ from shardfs.vfs.inodes import ArrayRanges, Inodes
 from shardfs.vfs.pages import CachedPages
 from shardfs.vfs.texts import DocumentText, TextCache
 from shardfs.vfs.write_buffer import Event, WriteBuffer, WriteBuffers
+
+if TYPE_CHECKING:
+    from shardfs.dataset.writer import ChunkWriter  # which a tree that is only read does not load
 
 
 class TreeView(Protocol):
@@ -231,7 +233,7 @@ class Tree(Protocol):
 class WritableTree(Tree, Protocol):
     """The tree of a source that may be changed; *drafts* is where files are made before they get their names."""
 
-    writer: ChunkWriter
+    writer: "ChunkWriter"
     buffers: WriteBuffers
     pages: CachedPages
     drafts: str
