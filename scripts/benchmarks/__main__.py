@@ -293,7 +293,7 @@ def main() -> None:
             parser.error(f"there is no peer {peer!r}")
     missing = [peer for peer in peers if not is_installed(peer)]
     if missing:
-        print(f"not installed, hence left out: {', '.join(missing)}", file=sys.stderr)
+        print(f"not installed, hence skipped: {', '.join(missing)}", file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unmount first
     with tempfile.TemporaryDirectory(prefix="shardfs-bench-") as temporary:
         work = (arguments.workdir or Path(temporary)).resolve()

@@ -163,7 +163,7 @@ async def _chunk(paths: Paths, path: str, coords: Coords) -> str:
     node = await _find(paths, path)
     chunks = paths.fs.view.chunk_view(node)
     if chunks is None:
-        reason = paths.fs.view.left_out(node) or node.reason or "it is not a sharded array"
+        reason = paths.fs.view.skipped(node) or node.reason or "it is not a sharded array"
         raise NotUnshardable(f"{path or 'the source'} has no inner chunks: {reason}")
     if not chunks.array.grid.contains(coords):
         raise IndexError(f"{coords} is not in the grid of {chunks.array.grid.grid_shape} inner chunks")

@@ -190,14 +190,14 @@ def refs(
     that new directory, for millions of chunks; then nothing is returned.
 
     Raises `CorruptionError` if an array could not be read or referenced: its chunks would be missing, and read as fill
-    value; nothing is written then. Arrays that the view does not show are left out, and a warning in the log names
+    value; nothing is written then. Arrays that the view does not show are skipped, and a warning in the log names
     them. `shardfs refs` needs less memory than references that are returned.
     """
     if view not in (None, "v3", "v2"):
         raise UsageError(f"there are no references to view {view!r}: choose v3 or v2")
     if parquet is not None and view == "v3":
         raise UsageError("references as Parquet are to view v2: leave out view='v3', or parquet")
-    left_out: list[str] = []
+    skipped: list[str] = []
 
     def write(references: References, shown: str) -> None:
         work = partial(
@@ -205,11 +205,11 @@ def refs(
             references=references,
             view_name=shown,
             skip_encoded=skip_encoded,
-            tell=left_out.append,
+            tell=skipped.append,
             progress=progress,
         )
         if in_session(os.fspath(source), store_options or StoreOptions(), work, draft=draft):
-            raise CorruptionError(f"references would not be complete: {'; '.join(left_out)}")
+            raise CorruptionError(f"references would not be complete: {'; '.join(skipped)}")
 
     found: dict[str, Any] | None = None
     if parquet is not None:
@@ -220,6 +220,6 @@ def refs(
             write(JsonReferences(file), view or "v3")
             file.seek(0)
             found = json.load(file)
-    for line in left_out:
+    for line in skipped:
         log.warning("%s", line)
     return found

@@ -237,9 +237,9 @@ def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Calla
     return produce
 
 
-def left_out(path: str, error: object) -> str:
-    """Report that what is at *path* is left out, and why."""
-    return f"left out: {named(path, error)}"
+def skipped(path: str, error: object) -> str:
+    """Report that what is at *path* is skipped, and why."""
+    return f"skipped: {named(path, error)}"
 
 
 def named(path: str, error: object) -> str:

@@ -152,14 +152,14 @@ def describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
             "checksum": node.checksum or "none",
         }
     shown = {each: view.shown(node) for each, view in views.items()}
-    left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
+    skipped = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
     if node.foreign is not None and node.foreign.names is not None:
-        left_out[_NPY.text] = "values by id are shown as they are stored"
+        skipped[_NPY.text] = "values by id are shown as they are stored"
     caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
     return item | {
         "reason": reason,
-        "views": [option.text for option in views if reason is None and option.text not in left_out],
-        "left_out": left_out,
+        "views": [option.text for option in views if reason is None and option.text not in skipped],
+        "left_out": skipped,
         "caveat": next((caveat for caveat in caveats if caveat is not None), None),
     }
 

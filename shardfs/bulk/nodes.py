@@ -258,12 +258,12 @@ async def chunks_within(
     array: Array,
     grid: ShardGrid,
     shard: Coords,
-    left_out: Callable[[ShardfsError, Coords | None], None],
+    skipped: Callable[[ShardfsError, Coords | None], None],
     made_of: MadeOf,
 ) -> AsyncIterator[tuple[Coords, int]]:
     """Yield the chunks of *array* in the shard of *grid* at *shard*, in C order, with their sizes.
 
-    *left_out* is called for damaged ones; *made_of* collects the states of the files that contain the chunks.
+    *skipped* is called for damaged ones; *made_of* collects the states of the files that contain the chunks.
     """
     if not grid.ndim:
         state, extent = await array.find(())
@@ -276,7 +276,7 @@ async def chunks_within(
         async for run in array.list_row(prefix, row.start, row.stop):
             made_of.add(prefix, run.first, state_of(run.state.stat))
             if run.error is not None:
-                left_out(run.error, None)
+                skipped(run.error, None)
                 continue
             for place, (number, nbytes) in enumerate(zip(run.numbers, run.sizes, strict=True)):
                 if run.damaged is None or not run.damaged[place]:
@@ -285,4 +285,4 @@ async def chunks_within(
                 try:
                     await array.find((*prefix, number))  # which raises the error
                 except ShardfsError as error:
-                    left_out(error, (*prefix, number))
+                    skipped(error, (*prefix, number))

@@ -22,8 +22,8 @@ from shardfs.bulk.delivery import (
     StoreTask,
     copy_file,
     deliver,
-    left_out,
     named,
+    skipped,
     state_in,
 )
 from shardfs.bulk.engine import WorkerContext, batched, each
@@ -140,7 +140,7 @@ class _Shard:
         store = job.made(context).writable
         made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
-        chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
+        chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._skipped, made_of)]
         index = self.transfer.index(self.coords)
         start = [grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
 
@@ -190,12 +190,12 @@ class _Shard:
         async def fetch(chunk: tuple[Coords, int]) -> None:
             coords, nbytes = chunk
             if transcoder is not None and nbytes > 2 * MAX_CHUNK_NBYTES:
-                self._left_out(CorruptionError(f"{nbytes:,} bytes are too many to be decoded"), coords)
+                self._skipped(CorruptionError(f"{nbytes:,} bytes are too many to be decoded"), coords)
                 return
             try:
                 found[coords] = await self.transfer.array.read_once(coords)
             except CorruptionError as error:
-                self._left_out(error, coords)
+                self._skipped(error, coords)
 
         # Remote chunks are requested together, so that adjacent ones take one request; local ones are read in order.
         await for_each(group, fetch, self.at_once)
@@ -210,20 +210,20 @@ class _Shard:
             try:
                 found.append((coords, transcoder(data, coords)))
             except CorruptionError as error:
-                self._left_out(error, coords)
+                self._skipped(error, coords)
         return found
 
-    def _left_out(self, error: ShardfsError, coords: Coords | None = None) -> None:
+    def _skipped(self, error: ShardfsError, coords: Coords | None = None) -> None:
         """Report a damaged chunk; raises the error if it may pass, because then the next run does the shard."""
         if not isinstance(error, CorruptionError):
             raise error
         layout = self.transfer.array.layout
         if coords is None:
-            self.problems[f"left out: {error}"] = None
+            self.problems[f"skipped: {error}"] = None
             return
         place = layout.shard_key(layout.locate(coords).shard)
         chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
-        self.problems[f"left out: {place}{chunk}: {error}"] = None
+        self.problems[f"skipped: {place}{chunk}: {error}"] = None
 
 
 @dataclass(frozen=True)
@@ -309,13 +309,13 @@ class PackPlan(Plan):
         async for path, entries, node in walk(job.reading(context)):
             if isinstance(node, MetadataError | NotUnshardable):
                 self._refused.append(named(path, node))
-                self.report.problems.append(left_out(path, node))
+                self.report.problems.append(skipped(path, node))
             elif isinstance(node, ShardfsError):
-                self.report.problems.append(left_out(path, node))
+                self.report.problems.append(skipped(path, node))
             else:
                 files = [entry.name for entry in entries if entry.kind in (Kind.FILE, Kind.SYMLINK)]
                 special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
-                self.report.problems.extend(left_out(key, "it is not a regular file") for key in special)
+                self.report.problems.extend(skipped(key, "it is not a regular file") for key in special)
                 if node is not None:
                     self.sources |= {join_key(path, name): state for name, state in node.states.items()}
                     self._add(node)
@@ -340,7 +340,7 @@ class PackPlan(Plan):
         for what, paths in lines.items():
             yield f"{first_of([path or '(root)' for path in paths], 2)}: {what}"
         if superseded:  # else v2 readers would take shards for chunks
-            yield f"{first_of(superseded, 2)}: left out, of Zarr v2 beside zarr.json"
+            yield f"{first_of(superseded, 2)}: skipped, of Zarr v2 beside zarr.json"
 
     async def tasks(self, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks; keys are first recorded in *manifest*."""
@@ -349,7 +349,7 @@ class PackPlan(Plan):
                 async for task in self._pack(path, job, context, manifest):
                     yield task
             except ShardfsError as error:
-                self.report.problems.append(left_out(path, error))
+                self.report.problems.append(skipped(path, error))
         files = self._files(job.reading(context))
         async for keys, _ in batched(files, lambda key: 1, most=_MAX_FILES, nbytes=_MAX_FILES):
             yield CopyFiles(manifest.items(keys), 0, job)
@@ -369,12 +369,12 @@ class PackPlan(Plan):
             await job.made(context).writable.discard(document.key)
 
         def fail(error: ShardfsError) -> None:
-            self.report.problems.append(left_out(path, error))
+            self.report.problems.append(skipped(path, error))
 
         beside: Counter[str] = Counter()
 
         def others(strays: Strays) -> None:
-            self.report.problems.extend(left_out(key, among_shards(path)) for key in strays.nodes)
+            self.report.problems.extend(skipped(key, among_shards(path)) for key in strays.nodes)
             if strays.first is not None:
                 beside[next(iter(beside), strays.first)] += strays.nothers
 
@@ -385,7 +385,7 @@ class PackPlan(Plan):
             yield PackShards(items, cost, job, self.packing, path, version, tuple(shards))
         for key, count in beside.items():
             more = f" and {count - 1:,} more" if count > 1 else ""
-            self.report.notes.append(f"left out: {key}{more}: no chunk of the array")
+            self.report.notes.append(f"skipped: {key}{more}: no chunk of the array")
 
     def _add(self, node: BulkNode) -> None:
         """Add a node."""
@@ -403,7 +403,7 @@ class PackPlan(Plan):
             transfer = Transfer.of(node, self.packing)
         except NotUnshardable as error:
             self._refused.append(named(node.path, error))
-            self.report.problems.append(left_out(node.path, error))
+            self.report.problems.append(skipped(node.path, error))
             return
         if transfer is not None:
             self.arrays[node.path] = transfer.version
@@ -416,7 +416,7 @@ class PackPlan(Plan):
         self.planned.append(PlannedArray.of(node, transfer))
 
     async def _leave_out_copies(self, source: Source) -> None:
-        """Let no group describe a node that is left out: readers would take it for one without chunks."""
+        """Let no group describe a node that is skipped: readers would take it for one without chunks."""
         packed = frozenset(key.rpartition("/")[0] for key in self._texts)
         groups = [path for path, copied in self._described.items() if not copied <= packed]
         source.hierarchy.copies.keep_only(packed)
@@ -459,4 +459,4 @@ class PackPlan(Plan):
                         if not is_lock(below):
                             yield below
             except ShardfsError as error:
-                self.report.problems.append(left_out(path, error))
+                self.report.problems.append(skipped(path, error))

@@ -93,7 +93,7 @@ class ParquetReferences(References):
             self.add(key, text)
 
     def add(self, key: str, text: str) -> None:
-        """Add a document; copies of documents are left out, as all documents are in one file."""
+        """Add a document; copies of documents are skipped, as all documents are in one file."""
         if key.rpartition("/")[2] != ZMETADATA:
             self._documents.write(f"{self._separator}{json.dumps(key)}: {json.dumps(parse_json(text.encode()))}")
             self._separator = ",\n"

@@ -142,7 +142,7 @@ async def array_references(
 def require_shown(view: View, node: Node) -> None:
     """Raise `NotShownError` if *view* does not show an array, or nothing can refer to its chunks."""
     reason = "shardfs writes references only to arrays that are stored as Zarr" if node.is_read_only else None
-    reason = reason or view.left_out(node)
+    reason = reason or view.skipped(node)
     if reason is not None:
         raise NotShownError(reason)
 
@@ -150,7 +150,7 @@ def require_shown(view: View, node: Node) -> None:
 def document_references(view: View, node: Node, *, has_copies: bool = True) -> Iterator[tuple[str, str]]:
     """Yield key and text of every document of *node*, and those copies of other documents that it may have.
 
-    Whoever opened an array that is left out by its copy would find no chunks, and no error.
+    Whoever opened a skipped array by its copy would find no chunks, and no error.
     """
     documents = {} if node.document is None or view.hides(node, DOCUMENT) else {DOCUMENT: node.document}
     documents.update(view.documents(node))
@@ -229,7 +229,7 @@ async def write_references(
 ) -> int:
     """Write kerchunk references to what the view *view_name* shows.
 
-    Returns how many arrays are left out because they could not be read or referenced; *tell* is called with a line
+    Returns how many arrays are skipped because they could not be read or referenced; *tell* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
     encoded as a whole. Raises `UsageError` if nothing can refer to what is in the source.
     """
@@ -238,7 +238,7 @@ async def write_references(
     view = make_view(view_name, source.store, drafts=source.hierarchy.drafts)
     source.hierarchy.look_above(looks=view.lens.looks_above)
     arrays: list[Node] = []
-    groups, left_out, failed = [], 0, 0
+    groups, skipped, failed = [], 0, 0
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
@@ -259,26 +259,26 @@ async def write_references(
                         advance(1)
                 if node.any_array is not None:
                     async for key in nodes_among_shards(node.any_array):
-                        failed, left_out = failed + 1, left_out + 1
+                        failed, skipped = failed + 1, skipped + 1
                         tell(f"{key} cannot be referenced: {among_shards(node.path)}")
                 continue
             except NotShownError as error:
                 reason = str(error)
             except NotUnshardable as error:
                 failed += not skip_encoded
-                reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
+                reason = str(error) if skip_encoded else f"{error}; mount it, or skip it with --skip-encoded"
             except ShardfsError as error:
                 failed += 1
                 reason = str(error)
             finally:
                 advance(nchunks.get(node.path, count) - count)
-            left_out += 1
+            skipped += 1
             tell(f"{node.path or 'the source'} cannot be referenced: {reason}")
     if not arrays:
         tell(f"there are no Zarr v3 arrays here: {await what_else(source)}")
-    for path in groups:  # last, when it is known whether any array is left out
+    for path in groups:  # last, when it is known whether any array is skipped
         node = await source.hierarchy.copies.consolidated(await source.hierarchy.node(path))
-        for key, text in document_references(view, node, has_copies=not left_out):
+        for key, text in document_references(view, node, has_copies=not skipped):
             references.add(key, text)
     references.finish()
     return failed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final
 
-from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, left_out, state_of
+from shardfs.bulk.delivery import Delivered, Item, Job, StoreTask, skipped, state_of
 from shardfs.bulk.engine import WorkerContext, in_batches, open_context, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.journal.recovery import find_unstored
@@ -44,7 +44,7 @@ class RunReport:
     """The result of a run, and its progress while it lasts.
 
     *done* of about *total* objects are finished. *problems* list everything that is missing from the destination, or
-    wrong in it, and why. *notes* list what else was left out because it belongs to no array.
+    wrong in it, and why. *notes* list what else was skipped because it belongs to no array.
     """
 
     done: int = 0
@@ -82,7 +82,7 @@ class Plan(ABC):
 
     *sources* are the keys of the documents of all arrays and groups of the source, with their states when they were
     read; *documents* are those of the destination, parents first. *report* counts everything as if all arrays had all
-    their chunks, and lists what is left out. As text, a plan is the command that makes it; a run that continues with
+    their chunks, and lists what is skipped. As text, a plan is the command that makes it; a run that continues with
     another plan must have the same text.
     """
 
@@ -185,7 +185,7 @@ async def _fill(job: Job, context: WorkerContext, plan: Plan, how: RunOptions) -
                 report.nbytes += item.nbytes
             for error, keys in lost.items():  # one damaged shard has many chunks
                 more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
-                report.problems.append(f"left out: {keys[0]}{more}: {error}" if more else left_out(keys[0], error))
+                report.problems.append(f"skipped: {keys[0]}{more}: {error}" if more else skipped(keys[0], error))
             how.progress(report)
 
         tasks = plan.tasks(job, context, manifest)

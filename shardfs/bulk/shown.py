@@ -53,7 +53,7 @@ class ShownFiles:
         """Yield the paths of all files below *directory*, with their sizes.
 
         A directory that cannot be listed, or not to its end, is yielded with the error. Shards of which only a copy in
-        a group says of which array they are, are left out.
+        a group says of which array they are, are skipped.
         """
         pending = [(directory, await self._directory(directory))]
         while pending:

@@ -16,7 +16,7 @@ from shardfs.bulk.delivery import (
     copy_file,
     copying,
     deliver,
-    left_out,
+    skipped,
     state_of,
 )
 from shardfs.bulk.engine import WorkerContext, batched
@@ -118,13 +118,13 @@ class UnpackPlan(Plan):
         return f"unpack {self.unpacking}"
 
     async def look(self, job: Job, context: WorkerContext) -> AsyncIterator[str]:
-        """Look at all nodes, and yield lines about them: which are left out, and which stay as they are."""
+        """Look at all nodes, and yield lines about them: which are skipped, and which stay as they are."""
         view = (await self.unpacking.tree(context, job)).view
         job.reading(context).hierarchy.look_above()
         generated: set[str] = set()
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
-            reason = view.left_out(node)
+            reason = view.skipped(node)
             generated.update(view.files_beside(node) if reason is None else ())
             for path in generated.intersection([node.path, *(above for above, _ in groups_above(node.path))]):
                 reason = f"the name {path} is that of another file of this view: rename it, or use --view v3"
@@ -133,11 +133,11 @@ class UnpackPlan(Plan):
                 self.sources[join_key(node.path, DOCUMENT)] = state_of(node.document_stat)
             self.sources |= {join_key(node.path, name): state_of(stat) for name, stat in node.describing.items()}
             if node.is_only_described:
-                self.report.problems.append(left_out(node.path, node.reason or ""))
+                self.report.problems.append(skipped(node.path, node.reason or ""))
             elif reason is not None:
-                self.report.problems.append(left_out(node.path, reason))
+                self.report.problems.append(skipped(node.path, reason))
             elif node.reason is not None:
-                if node.document is not None:  # else what cannot be read is left out, and reported then
+                if node.document is not None:  # else what cannot be read is skipped, and reported then
                     yield f"{name}: stays as it is stored: {node.reason}"
             else:
                 if node.any_array is not None and self.unpacking.view != "npy":
@@ -146,7 +146,7 @@ class UnpackPlan(Plan):
                     yield f"{name}: {view.caveat(node)}"
             if node.any_array is not None and not view.shows_among_shards(node):
                 async for key in nodes_among_shards(node.any_array):
-                    self.report.problems.append(left_out(key, among_shards(node.path)))
+                    self.report.problems.append(skipped(key, among_shards(node.path)))
 
     async def tasks(self, job: Job, context: WorkerContext, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks that write all files but documents."""
@@ -163,7 +163,7 @@ class UnpackPlan(Plan):
         """Yield all files with their sizes; the documents among them are only noted."""
         async for key, size in ShownFiles(tree).below():
             if isinstance(size, ShardfsError):
-                self.report.problems.append(left_out(key, size))
+                self.report.problems.append(skipped(key, size))
             elif tree.is_document(key):
                 self.documents.append(key)
             else:

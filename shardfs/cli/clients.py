@@ -91,12 +91,12 @@ class Tool:
         line = own.programs.get(self.name)
         return line.format(join_key("" if self.is_remote else "/MNT", own.path)) if line is not None else None
 
-    def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
+    def misses(self, node: Node, shown: ViewOptions, skipped: str | None) -> str | None:
         """Return why this tool cannot read the array of *node* in the view *shown*; None if it can.
 
-        *left_out* says why the view does not show the array, if it does not.
+        *skipped* says why the view does not show the array, if it does not.
         """
-        metadata, reason = node.metadata, left_out or node.reason
+        metadata, reason = node.metadata, skipped or node.reason
         if reason is not None or self.copies or not isinstance(metadata, ArrayMetadata):
             return reason
         own = own_form_of(node)

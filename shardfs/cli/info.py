@@ -109,9 +109,9 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
             if isinstance(node.metadata, ArrayMetadata):
                 count += 1
                 own = own_form_of(node) if own is None else own
-                left_out = {shown: view.left_out(node) for shown, view in views.items()}
+                skipped = {shown: view.skipped(node) for shown, view in views.items()}
                 for (tool, shown), reasons in missing.items():
-                    reason = tool.misses(node, shown, left_out[shown])
+                    reason = tool.misses(node, shown, skipped[shown])
                     if reason is not None:
                         reasons[node.path] = reason
                     else:

@@ -95,7 +95,7 @@ def mount(
     SOURCE` tells which one your program needs.
 
     An array that cannot be shown unsharded is shown as stored; one that --view v2, --view npy or --decode cannot show
-    is left out. `shardfs info SOURCE ARRAY` gives the reason. Without --log-file, the log goes to a file below
+    is skipped. `shardfs info SOURCE ARRAY` gives the reason. Without --log-file, the log goes to a file below
     ~/.local/state/shardfs, which the command names.
 
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.

@@ -254,7 +254,7 @@ def metrics(mountpoint: str | None, listen: str | None) -> None:
     """Print the metrics of all mounts, or of that at MOUNTPOINT, in the text format of Prometheus.
 
     Each metric has the label `mountpoint`. `shardfs_up` is 0 for a mount that is dead or does not answer. Mounts of
-    other users are left out; root sees all.
+    other users are skipped; root sees all.
     """
     # Imported only here, because it loads a web server.
     from shardfs.fuse.exporter import serve_metrics

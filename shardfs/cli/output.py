@@ -67,7 +67,7 @@ def table(
     """Return the lines of a table, no wider than the terminal if possible.
 
     Columns in *same* whose value is the same in several rows become a line above them. If there is no room, columns to
-    *spare* are left out, the first ones first, and named; *right* are aligned to the right. A very long first cell has
+    *spare* are skipped, the first ones first, and named; *right* are aligned to the right. A very long first cell has
     a line of its own.
     """
     columns = {name: [_cut(row[at], at) for row in rows] for at, name in enumerate(header)}
@@ -75,11 +75,11 @@ def table(
     all_have = [f"{name} {columns.pop(name)[0]}" for name in alike if columns[name][0]]
     widths = {name: max(min(len(cell), _MAX_CELL) for cell in (name, *cells)) for name, cells in columns.items()}
     terminal = terminal_width(sys.stdout)
-    left_out = []
+    skipped = []
     for name in spare:
         if terminal is not None and sum(widths.values()) + 2 * len(widths) - 2 > terminal and name in widths:
             del widths[name], columns[name]
-            left_out.append(name)
+            skipped.append(name)
     lines = [f"In all of them: {'; '.join(all_have)}"] if all_have else []
     for cells in zip(*([name, *cells] for name, cells in columns.items()), strict=True):
         first, *rest = cells
@@ -91,8 +91,8 @@ def table(
             for cell, (name, width) in zip((first, *rest), widths.items(), strict=True)
         ]
         lines.append("  ".join(aligned).rstrip())
-    if left_out:
-        lines.append(f"The terminal is too narrow for {', '.join(left_out)}.")
+    if skipped:
+        lines.append(f"The terminal is too narrow for {', '.join(skipped)}.")
     return lines
 
 

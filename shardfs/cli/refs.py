@@ -47,7 +47,7 @@ from shardfs.stores.url import StoreOptions
     help="Reference unsharded Zarr v3, the default, or Zarr v2, which kerchunk's engine for xarray needs.",
 )
 @draft_option
-@click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
+@click.option("--skip-encoded", is_flag=True, help="Skip arrays whose shards are encoded as a whole.")
 def refs(
     source: str,
     store_options: StoreOptions,
@@ -62,7 +62,7 @@ def refs(
 
     References describe what a mount would show now; write them again when the source changes.
 
-    An array with an unreadable chunk is left out, because readers would take a missing chunk as fill value. So is an
+    An array with an unreadable chunk is skipped, because readers would take a missing chunk as fill value. So is an
     array that the view cannot show. Each is named with the reason. If something could not be read, the exit status is
     1, and the file of --output stays as it was; on standard output, and with --parquet, all other arrays are written.
 

@@ -498,7 +498,7 @@ class Hierarchy:
             log.warning("%s is shown as stored: %s", path, node.reason)
         if self._lens is not None and problem is not None and self._logged.peek(path) != problem:
             self._logged.put(path, problem)
-            what = "is not read correctly by all users of" if is_shown else "is left out of"
+            what = "is not read correctly by all users of" if is_shown else "is skipped in"
             what = "cannot be shown in" if node.metadata is None else what
             log.warning("%s %s the %s view: %s", path, what, self._lens.name, problem)
 

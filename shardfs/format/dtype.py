@@ -402,7 +402,7 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
 def _specified(dtype: np.dtype[Any], value: Json) -> Json:
     """Return a fill value as its specification spells it; as it is if zarr-python reads no other spelling of it.
 
-    zarr-python converts it as Python and NumPy do. It takes any text for true, "false" too, so that is left out.
+    zarr-python converts it as Python and NumPy do. It takes any text for true, "false" too, so that is skipped.
     """
     kind = dtype.kind
     if kind == "b" and (value is None or isinstance(value, int | float)):

@@ -90,7 +90,7 @@ class ArrayMetadata:
 
 @dataclass(frozen=True)
 class GroupMetadata:
-    """A valid group document; not *is_as_stored* if copies of other documents in it were replaced or left out."""
+    """A valid group document; not *is_as_stored* if copies of other documents in it were replaced or skipped."""
 
     document: Document
     is_as_stored: bool = True

@@ -279,7 +279,7 @@ def _member(value: Json, *names: str) -> Json:
 
 
 def tree_of(paths: Iterable[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names in each directory that leads to one of *paths*; what cannot be a path is left out."""
+    """Return the names in each directory that leads to one of *paths*; what cannot be a path is skipped."""
     below: dict[str, set[str]] = {}
     count = 0
     for path in paths:

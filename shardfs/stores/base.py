@@ -344,7 +344,7 @@ class NewObject(Protocol):
     async def finish(self, head: Buffer = b"") -> Stat:
         """Give the object its name, replacing what has it; returns its status, as `Store.stat` will.
 
-        *head* are the first bytes, which were left out.
+        *head* are the first bytes, which were skipped.
         """
 
 

@@ -113,7 +113,7 @@ class Filesystem:
         """Look at the source; raises an error if it cannot be read, and `SourceError` if there is nothing to show."""
         status = await self.store.stat("")
         if self.view.translates:
-            reason = self.view.left_out(await self.hierarchy.node(""))
+            reason = self.view.skipped(await self.hierarchy.node(""))
             if reason is not None:
                 raise SourceError(
                     f"{self.store.url} cannot be shown in this view: {reason}; `shardfs info` names views that show it"
@@ -292,7 +292,7 @@ class Filesystem:
                     await self.writable.store.unlink(key)
             await prune(self.writable.store, scratch)
 
-    async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
+    async def skipped(self, directory: str, names: Sequence[str]) -> Collection[str]:
         """Return which of *names*, directories in *directory*, are nodes that the view does not show.
 
         Nodes that cannot be read are shown: they give an error when somebody looks into them.
@@ -302,7 +302,7 @@ class Filesystem:
         async def look(name: str) -> None:
             with suppress(ShardfsError):  # which is raised again when somebody looks into the directory
                 node = await self.hierarchy.node(join_key(directory, name))
-                if node.metadata is not None and self.view.left_out(node) is not None:
+                if node.metadata is not None and self.view.skipped(node) is not None:
                     hidden.add(name)
 
         if self.view.translates and not self.is_scratch(directory):
@@ -328,8 +328,8 @@ class Filesystem:
         with suppress(NotFoundError, NotADirectoryHereError):
             entries = await self.hierarchy.list(directory)
         shown = [entry for entry in entries if not is_reserved(entry.name) and not hides(entry.name)]
-        left_out = await self.left_out(directory, [entry.name for entry in shown if entry.kind is Kind.DIRECTORY])
-        names = [*generated, *sorted(entry.name for entry in shown if entry.name not in left_out)]
+        skipped = await self.skipped(directory, [entry.name for entry in shown if entry.kind is Kind.DIRECTORY])
+        names = [*generated, *sorted(entry.name for entry in shown if entry.name not in skipped)]
         for start in range(max(0, cookie - base), len(names), _BATCH):
             part = names[start : start + _BATCH]
             stored = [name for name in part if name not in generated]

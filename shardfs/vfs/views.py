@@ -109,7 +109,7 @@ class View:
             node.any_array is None and not self.document_names.isdisjoint(documents)
         )
 
-    def left_out(self, node: Node) -> str | None:
+    def skipped(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""
         return self.shown(node).reason
 
@@ -292,7 +292,7 @@ class ZarrV2(EditableView):
                 if node.metadata is None and node.reason is not None:
                     known |= {path: before[path]} if path in before else {}
                     continue
-                if self.left_out(node) is not None:
+                if self.skipped(node) is not None:
                     known |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
                     continue
                 if node.document is not None or {ZARRAY, ZGROUP} & (await edit.fs.stored_documents(key)).keys():

@@ -28,14 +28,14 @@ UNSEEN = {
         ".zarray": "the name .zarray is that of a document of Zarr v2",
         "plain/0": "the name 0 is that of chunks of the array plain",
         "bfloat": "bfloat16",
-        "bfloat/inside": "it is inside the array bfloat, which is left out itself: ",
+        "bfloat/inside": "it is inside the array bfloat, which is skipped itself: ",
     },
     "npy": {
         "plain/0": "it is inside the array plain, which is a file here",
         "plain/inside": "it is inside the array plain, which is a file here",
         "plain/folder/deep": "it is inside the array plain, which is a file here",
         "bfloat": "bfloat16",
-        "bfloat/inside": "it is inside the array bfloat, which is left out itself: ",
+        "bfloat/inside": "it is inside the array bfloat, which is skipped itself: ",
         LONG: "its name with .npy would have more than 255 bytes",
     },
 }
@@ -64,7 +64,7 @@ def described(source: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("view", UNSEEN)
-def test_an_array_is_unpacked_or_left_out_by_name_with_the_reason_that_info_gives(
+def test_an_array_is_unpacked_or_skipped_by_name_with_the_reason_that_info_gives(
     source: Path, mount: Mounter, view: str
 ) -> None:
     items, options = described(source), ["--view", *view.split()]
@@ -80,7 +80,7 @@ def test_an_array_is_unpacked_or_left_out_by_name_with_the_reason_that_info_give
     for path, reason in unseen.items():
         assert reason in lines[path]
     assert done.returncode == (FAILED if lines else 0)
-    shown = files_below(mount(source, arguments=options, expect=("is left out of the",)).path)
+    shown = files_below(mount(source, arguments=options, expect=("is skipped in the",)).path)
     assert files_below(source.parent / "unpacked") == shown
     seen = set(SEEN) - unseen.keys()
     if view == "npy":
@@ -113,7 +113,7 @@ def test_what_is_among_shards_is_named_by_every_command_that_lists_them(source: 
         assert unchecked[key] == not_shown[key] == left[key] == reason
         assert f"not looked at: {key}: {reason}" in [item["message"] for item in recovered]
         assert f"not looked at: {key}: {reason}\n" in applied.stdout
-        assert f"left out: {key}: {reason}\n" in packed.stderr
+        assert f"skipped: {key}: {reason}\n" in packed.stderr
         assert f"{key}: {reason}\n" in compared.stdout
         assert f"{key} cannot be referenced: {reason}\n" in references.stderr
 
@@ -138,7 +138,7 @@ def test_an_array_inside_one_that_is_the_source_is_a_file_beside_it(tmp_path: Pa
     assert not (mounted.path / "inside").exists()
     done = run("unpack", "--jobs", "1", "--view=npy", source, tmp_path / "unpacked")
     reason = "it is inside the array inside, which is a file here: move it out of that, or use --view v3"
-    assert (done.stderr, done.returncode) == (f"shardfs: left out: inside/further: {reason}\n", FAILED)
+    assert (done.stderr, done.returncode) == (f"shardfs: skipped: inside/further: {reason}\n", FAILED)
     assert sorted(files_below(tmp_path / "unpacked")) == shown
 
 
@@ -148,7 +148,7 @@ def test_what_is_in_a_directory_that_has_the_name_of_a_file_of_the_view_is_named
         array[...] = VALUES
     done = run("unpack", "--jobs", "1", "--view=npy", tmp_path / "source", tmp_path / "unpacked")
     reason = "the name image.npy is that of another file of this view: rename it, or use --view v3"
-    assert (done.stderr, done.returncode) == (f"shardfs: left out: image.npy/inside: {reason}\n", FAILED)
+    assert (done.stderr, done.returncode) == (f"shardfs: skipped: image.npy/inside: {reason}\n", FAILED)
     assert sorted(files_below(tmp_path / "unpacked")) == ["image.json/inside.npy", "image.npy"]
 
 

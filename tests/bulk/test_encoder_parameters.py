@@ -78,8 +78,8 @@ def test_an_array_that_cannot_be_packed_is_named_and_the_rest_is_packed(source: 
     (source / "1/.zarray").write_text("{")
     done = run("pack", "--shards", "4", source, tmp_path / "packed")
     assert done.returncode == 1, str(done)
-    assert "left out: 0: the codec 'foreign'" in done.stderr
-    assert "left out: 1: the document is not valid JSON" in done.stderr
+    assert "skipped: 0: the codec 'foreign'" in done.stderr
+    assert "skipped: 1: the document is not valid JSON" in done.stderr
     for number in range(2, len(PARAMETERS)):
         assert_same(read_zarr(tmp_path / "packed" / str(number)), VALUES)
     assert not (tmp_path / "packed/0").exists()

@@ -128,14 +128,14 @@ def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, opt
 
 
 @pytest.mark.slow
-def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Path) -> None:
+def test_documents_of_v2_beside_those_of_v3_are_skipped_and_named(tmp_path: Path) -> None:
     """Readers of v2 would take shards for chunks."""
     source, packed = tmp_path / "source", tmp_path / "packed"
     write_v3(source)
     for key in ("image/.zarray", "image/.zattrs", ".zgroup", "notes/.zattrs"):
         (source / key).write_text("{}")
     said = pack(source, packed, "--shards", "2")
-    assert ".zgroup, image/.zarray and 1 more: left out, of Zarr v2 beside zarr.json" in said
+    assert ".zgroup, image/.zarray and 1 more: skipped, of Zarr v2 beside zarr.json" in said
     assert [path for path in sorted(files_below(packed)) if "/.z" in f"/{path}"] == ["notes/.zattrs"]
     assert run("verify", source, packed).returncode == 0
 
@@ -162,7 +162,7 @@ def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Path) -> None:
+def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_skipped(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     source = zarr.open_group(tmp_path / "source")
     plain = source.create_array("plain", shape=(64,), chunks=(4,), dtype="i4", compressors=zarr.codecs.ZstdCodec())
@@ -174,9 +174,9 @@ def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Pa
     assert done.returncode == FAILED
     problems = [line for line in done.stderr.splitlines() if line.startswith("shardfs: ")]
     assert len(problems) == 3
-    assert "left out: below/table/c/3/1" in problems[0]
-    assert "left out: plain/c/5: " in problems[1]
-    assert "left out: plain/c/6: 5,368,709,120 bytes are too many to be decoded" in problems[2]
+    assert "skipped: below/table/c/3/1" in problems[0]
+    assert "skipped: plain/c/5: " in problems[1]
+    assert "skipped: plain/c/6: 5,368,709,120 bytes are too many to be decoded" in problems[2]
     expected = np.arange(1, 65, dtype="i4")
     expected[20:28] = 0
     packed = zarr.open_group(tmp_path / "packed", mode="r", use_consolidated=False)
@@ -207,11 +207,11 @@ def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_p
         for folder in closed:
             folder.chmod(0o755)
     assert sorted(line for line in done.stderr.splitlines() if line.startswith("shardfs: ")) == [
-        "shardfs: left out: below/few/c: Permission denied",
-        "shardfs: left out: below/table/c/3 is a link that leads out of the dataset",
-        "shardfs: left out: fifo: it is not a regular file",
-        "shardfs: left out: image/c: Permission denied",
-        "shardfs: left out: notes: Permission denied",
+        "shardfs: skipped: below/few/c: Permission denied",
+        "shardfs: skipped: below/table/c/3 is a link that leads out of the dataset",
+        "shardfs: skipped: fifo: it is not a regular file",
+        "shardfs: skipped: image/c: Permission denied",
+        "shardfs: skipped: notes: Permission denied",
     ]
     assert (done.returncode, done.stdout.rpartition("; ")[2]) == (FAILED, "5 problems\n")
     denied = {f"{folder}: Permission denied" for folder in ("below/few/c", "image/c", "notes")}
@@ -249,9 +249,9 @@ def test_what_cannot_be_packed_is_named_and_the_rest_is_packed(tmp_path: Path) -
     (source / "pickled/.zarray").write_text(json.dumps(zarray | filters))
     done = run("pack", "--shards", "4", source, packed)
     assert done.returncode == 1, str(done)
-    assert "left out: uneven: chunks have several lengths along axis 0" in done.stderr
-    assert "left out: a: the document is not valid JSON" in done.stderr
-    assert "left out: pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in done.stderr
+    assert "skipped: uneven: chunks have several lengths along axis 0" in done.stderr
+    assert "skipped: a: the document is not valid JSON" in done.stderr
+    assert "skipped: pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in done.stderr
     assert sorted(path.name for path in packed.iterdir() if not path.name.startswith(".")) == ["image", "zarr.json"]
     assert (zarr.open_array(packed / "image", mode="r")[...] == 1).all()
     refused = refuse(tmp_path, source / "uneven", tmp_path / "nothing")

@@ -86,7 +86,7 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     proxied = s3_bucket.through(s3_proxy.url)
     s3_proxy.fail("UploadPart", Reply(403, "AccessDenied"), times=None)
     options = ("--shards", "12", tmp_path / "source", proxied.url("packed"))
-    assert "left out: UploadPart of " in s3(*options, bucket=proxied, status=FAILED)
+    assert "skipped: UploadPart of " in s3(*options, bucket=proxied, status=FAILED)
     assert s3_bucket.uploads() == []
     s3_proxy.heal()
     s3("--sync", *options, bucket=proxied)

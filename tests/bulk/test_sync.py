@@ -304,9 +304,9 @@ def test_what_somebody_else_put_in_the_way_is_named_and_stays_and_stops_nothing_
     report = json.loads(run(*sync).stdout)
     way = "DEST has a file where SOURCE has a directory, or the reverse: remove that, and go on with --sync"
     assert sorted(report["problems"]) == [
-        f"left out: image/zarr.json: {way}",
-        f"left out: n/zarr.json: {way}",
         "nothing was removed: 2 objects of DEST that SOURCE has no more stay until a run ends without problems",
+        f"skipped: image/zarr.json: {way}",
+        f"skipped: n/zarr.json: {way}",
     ]
     assert report["unchanged"] == len(expected) - 2
     assert (document / "mine").read_text() == "mine"
@@ -542,7 +542,7 @@ def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(pla
 
     report = fill_while(grow, source, made)
     assert report.problems == [
-        "left out: c/0: the array at the root was changed meanwhile; go on with --sync",
+        "skipped: c/0: the array at the root was changed meanwhile; go on with --sync",
         "zarr.json of SOURCE was changed or removed meanwhile; go on with --sync",
     ]
     assert set(made.files()) == {"zarr.json"}
@@ -604,7 +604,7 @@ def test_what_was_changed_since_stays_also_if_a_run_could_not_store_it_again(tmp
     (made / "file").write_text("mine")
     (source / "file").unlink()
     (source / "file").symlink_to("nowhere")
-    assert "left out: file" in run(*sync).stderr
+    assert "skipped: file" in run(*sync).stderr
     (source / "file").unlink()
     assert "file is not in SOURCE any more, and cannot be removed: it was changed" in run(*sync).stderr
     assert (made / "file").read_text() == "mine"
@@ -634,7 +634,7 @@ def test_a_shard_that_left_the_source_is_removed_also_if_it_could_not_be_stored_
     with source.edited() as path:
         shard = path / "c/1"
         shard.write_bytes(bytes(len(shard.read_bytes())))
-    assert "left out" in run(*sync).stderr
+    assert "skipped" in run(*sync).stderr
     with source.edited() as path:
         (path / "c/1").unlink()
         for number in range(4):  # a shard without chunks

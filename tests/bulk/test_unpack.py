@@ -17,7 +17,7 @@ from tests.support.damage import edit, flip
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 
-EXPECTED = ("is left out of the", "is not read correctly by all users")
+EXPECTED = ("is skipped in the", "is not read correctly by all users")
 VIEWS = [("v3",), ("v2", "--decode"), ("npy",)]
 
 
@@ -31,9 +31,9 @@ def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, 
             write_case(case, source / "corpus" / case.name)
     (source / "link").symlink_to("README.txt")
     done = run("unpack", "--jobs", "1", "--view", *view, source, tmp_path / "unpacked")
-    left_out = [line for line in done.stderr.splitlines() if line.startswith("shardfs: left out: ")]
-    assert done.returncode == (FAILED if left_out else 0), str(done)
-    assert bool(left_out) is (view != ("v3",))  # some arrays of the corpus have no such form
+    skipped = [line for line in done.stderr.splitlines() if line.startswith("shardfs: skipped: ")]
+    assert done.returncode == (FAILED if skipped else 0), str(done)
+    assert bool(skipped) is (view != ("v3",))  # some arrays of the corpus have no such form
     mounted = mount(source, arguments=["--view", *view], expect=EXPECTED)
     shown = files_below(mounted.path)
     assert files_below(tmp_path / "unpacked") == shown
@@ -60,15 +60,15 @@ def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say
 
 
 @pytest.mark.slow
-def test_the_chunks_of_a_damaged_shard_are_named_and_left_out(tmp_path: Path) -> None:
+def test_the_chunks_of_a_damaged_shard_are_named_and_skipped(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     edit(tmp_path / "source/below/table/c/3/1", flip(-3))
     done = run("unpack", "--jobs", "1", tmp_path / "source", tmp_path / "unpacked")
     assert done.returncode == FAILED
-    problems = [line for line in done.stderr.splitlines() if "left out" in line]
+    problems = [line for line in done.stderr.splitlines() if "skipped" in line]
     damaged = {f"below/table/c/{i}/{j}" for i in (6, 7) for j in range(4, 8)}
     shard = "below/table/c/3/1: the crc32c does not match"
-    assert [line.partition("shardfs: ")[2] for line in problems] == [f"left out: below/table/c/6/4 and 7 more: {shard}"]
+    assert [line.partition("shardfs: ")[2] for line in problems] == [f"skipped: below/table/c/6/4 and 7 more: {shard}"]
     chunks = {name for name in files_below(tmp_path / "unpacked") if name.startswith("below/table/c/")}
     assert len(chunks) == 16 * 16 - 8
     assert not chunks & damaged
@@ -82,7 +82,7 @@ def test_a_link_out_of_the_source_is_named_and_not_followed(tmp_path: Path) -> N
     for command in ("pack", "unpack"):
         done = run(command, "--jobs", "1", tmp_path / "source", tmp_path / command)
         assert done.returncode == FAILED
-        assert "left out: link is a link that leads out of the dataset" in done.stderr
+        assert "skipped: link is a link that leads out of the dataset" in done.stderr
         assert not (tmp_path / command / "link").exists()
 
 

@@ -64,7 +64,7 @@ def write(directory: Path, *names: str) -> Path:
     return directory
 
 
-def test_each_array_is_shown_or_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_each_array_is_shown_or_skipped_with_the_reason(tmp_path: Path) -> None:
     write(tmp_path, *DOCUMENTS)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/zarr.json").write_text("{")

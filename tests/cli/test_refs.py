@@ -115,7 +115,7 @@ def consolidated(copies: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("view", ["v3", "v2"])
-def test_a_damaged_array_is_named_and_left_out_and_others_are_referenced(tmp_path: Path, view: str) -> None:
+def test_a_damaged_array_is_named_and_skipped_and_others_are_referenced(tmp_path: Path, view: str) -> None:
     """A reader that opened it by its consolidated copy would find fill values."""
     write_group(tmp_path, image=document(), whole=document(after=(GZIP,)), plain=array((4, 6), (2, 3), LITTLE))
     edit(tmp_path / "inner/damaged" / SHARD, ENTRY_FAULTS["beyond-the-end"])
@@ -175,7 +175,7 @@ numpy.savez(found, t=read["t"].values, x=read["x"].values)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_array_with_missing_chunks_that_read_as_another_value_is_left_out(mount: Mounter, tmp_path: Path) -> None:
+def test_an_array_with_missing_chunks_that_read_as_another_value_is_skipped(mount: Mounter, tmp_path: Path) -> None:
     """All else are the bytes that a mount shows, also documents that depend on the group above."""
     source = tmp_path / "data.zarr"
     write_dataset(source)
@@ -192,9 +192,9 @@ def test_an_array_with_missing_chunks_that_read_as_another_value_is_left_out(mou
     done = run("refs", "--view", "v2", source)
     assert done.returncode == 0
     said = [line.partition(" cannot be referenced: ") for line in done.stderr.splitlines()]
-    left_out = {name.removeprefix("shardfs: ") for name, _, _ in said}
-    assert "sparse" in left_out
-    assert not left_out & {"nameless", "image/0", "height"}
+    skipped = {name.removeprefix("shardfs: ") for name, _, _ in said}
+    assert "sparse" in skipped
+    assert not skipped & {"nameless", "image/0", "height"}
     assert all("--view v3" in why for _, _, why in said)
     refs = json.loads(done.stdout)["refs"]
     age(source)
@@ -202,7 +202,7 @@ def test_an_array_with_missing_chunks_that_read_as_another_value_is_left_out(mou
     for key, reference in refs.items():
         assert resolve(reference) == (root / key).read_bytes(), key
     assert {"image/0/0/2", "nameless/0.0", "height/.zattrs"} <= refs.keys()
-    assert not [key for key in refs if key.split("/")[0] in left_out or key.endswith(".zmetadata")]
+    assert not [key for key in refs if key.split("/")[0] in skipped or key.endswith(".zmetadata")]
     assert json.loads(refs["height/.zattrs"])["_ARRAY_DIMENSIONS"] == []
     assert "image/point/.zattrs" not in refs
 

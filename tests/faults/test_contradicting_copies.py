@@ -219,7 +219,7 @@ def test_a_copy_that_differs_is_shown_as_the_document_says(
         assert (read(tmp_path / command, "a"), read(tmp_path / command, "g/b")) == ("right", "right")
 
 
-def test_copies_of_nodes_that_are_not_there_are_left_out(mount: Mounter, source: Path) -> None:
+def test_copies_of_nodes_that_are_not_there_are_skipped(mount: Mounter, source: Path) -> None:
     document = document_of(source)
     copies = document["consolidated_metadata"]["metadata"]
     for path in ("gone", "g/gone", "../out", "a//b", "/", "a/../whole", "x" * 5000):
@@ -261,26 +261,26 @@ def test_a_group_opens_by_its_copies_though_a_group_below_has_no_document(
     assert (zarr.open_group(tmp_path / "unpacked", mode="r")["a"][...] == VALUES).all(), str(done)
 
 
-@pytest.mark.parametrize("left_out", ["a", "g"])
+@pytest.mark.parametrize("skipped", ["a", "g"])
 @pytest.mark.parametrize("command", ["pack --shards 2,2", "unpack", "unpack --view v2"])
-def test_a_copy_of_a_dataset_describes_no_node_that_was_left_out(
-    source: Path, tmp_path: Path, left_out: str, command: str
+def test_a_copy_of_a_dataset_describes_no_node_that_was_skipped(
+    source: Path, tmp_path: Path, skipped: str, command: str
 ) -> None:
     """It would read as fill values. A link to a directory is not copied, though a mount follows it."""
-    (source / left_out).rename(source / "real")
-    (source / left_out).symlink_to("real")
+    (source / skipped).rename(source / "real")
+    (source / skipped).symlink_to("real")
     made = tmp_path / "made"
     done = run(*command.split(), source, made)
     assert done.returncode == 1
-    assert f"left out: {left_out} is a link to a directory" in done.stderr
-    assert not (made / left_out).exists()
+    assert f"skipped: {skipped} is a link to a directory" in done.stderr
+    assert not (made / skipped).exists()
     version = 2 if "v2" in command else 3
     group = zarr.open_consolidated(made, mode="r", zarr_format=version)
-    assert not [name for name in group if name == left_out]
-    kept = "g/b" if left_out == "a" else "a"
+    assert not [name for name in group if name == skipped]
+    kept = "g/b" if skipped == "a" else "a"
     assert (group[kept][...] == VALUES).all()
     with pytest.raises(KeyError):
-        group["a" if left_out == "a" else "g/b"]
+        group["a" if skipped == "a" else "g/b"]
 
 
 @pytest.mark.parametrize("fault", BROKEN_GROUPS)

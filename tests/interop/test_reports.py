@@ -203,14 +203,14 @@ def test_scales_of_different_encodings_are_each_what_they_are(tmp_path: Path) ->
     for number, command in enumerate((["unpack", "--decode"], ["unpack", "--decode", "--view=v2"], ["pack"])):
         done = run(*command, source, tmp_path / str(number))
         assert done.returncode == 1
-        assert "left out: segments: the codec 'neuroglancer.compressed_segmentation' cannot be decoded" in done.stderr
+        assert "skipped: segments: the codec 'neuroglancer.compressed_segmentation' cannot be decoded" in done.stderr
         group: Any = zarr.open_group(tmp_path / str(number), mode="r")
         assert sorted(group.array_keys()) == ["raw"]
         np.testing.assert_array_equal(group["raw"][...], values[0])
 
 
 @pytest.mark.parametrize("encoding", ["jxl", "jpeg", "png", "fpzip", "compresso", "crackle"])
-def test_chunks_of_every_encoding_are_files_and_left_out_where_they_would_have_to_be_decoded(
+def test_chunks_of_every_encoding_are_files_and_skipped_where_they_would_have_to_be_decoded(
     tmp_path: Path, encoding: str
 ) -> None:
     source = tmp_path / "source"
@@ -224,5 +224,5 @@ def test_chunks_of_every_encoding_are_files_and_left_out_where_they_would_have_t
     for number, command in enumerate((["unpack", "--decode"], ["unpack", "--view=v2"], ["pack"])):
         done = run(*command, source, tmp_path / str(number))
         assert done.returncode == 1
-        assert f"left out: scale: the codec 'neuroglancer.{encoding}'" in done.stderr
+        assert f"skipped: scale: the codec 'neuroglancer.{encoding}'" in done.stderr
         assert not [name for name in files_below(tmp_path / str(number)) if name.startswith("scale")]

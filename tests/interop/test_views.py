@@ -38,7 +38,7 @@ def viewed(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> V
     return cache(lambda option: Viewed(module_mount(source, arguments=[option]), source, values))
 
 
-def test_the_array_without_a_v2_form_is_left_out_and_the_log_says_why(viewed: View) -> None:
+def test_the_array_without_a_v2_form_is_skipped_and_the_log_says_why(viewed: View) -> None:
     v2 = viewed("--view=v2")
     assert sorted(path.name for path in v2.root.iterdir() if path.is_dir()) == sorted(WITH_V2_FORM)
     consolidated = json.loads((v2.root / ".zmetadata").read_text())["metadata"]

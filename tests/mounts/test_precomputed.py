@@ -531,7 +531,7 @@ def test_raw_scales_are_arrays_in_views_of_zarr(mount: Mounter, tmp_path: Path, 
         assert "cut off" in mounted.log
 
 
-def test_chunks_that_zarr_has_no_codec_for_are_left_out(mount: Mounter, tmp_path: Path) -> None:
+def test_chunks_that_zarr_has_no_codec_for_are_skipped(mount: Mounter, tmp_path: Path) -> None:
     document = volume(sharding(), data_type="uint8")
     for each in document["scales"]:
         each["encoding"] = "jpeg"

@@ -341,7 +341,7 @@ def test_a_writing_mount_changes_nothing_of_an_array(mount: Mounter, tmp_path: P
     assert kept == {path: data for path, data in before.items() if str(path).endswith(".wkw")}
 
 
-def test_files_outside_of_the_bounding_box_are_left_out_and_named(mount: Mounter, tmp_path: Path) -> None:
+def test_files_outside_of_the_bounding_box_are_skipped_and_named(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_wkw(source / "color" / "1", values_of("uint8", 1))
     write_properties(source, layer("color", [(0, 0, 0), (16, 16, 16)]))

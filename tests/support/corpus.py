@@ -710,7 +710,7 @@ MISSING = object()
 
 
 def edited(path: Sequence[str | int], value: Any, base: Mapping[str, Any] = BASE) -> dict[str, Any]:
-    """A copy of the base document with one value replaced, added or left out."""
+    """A copy of the base document with one value replaced, added or removed."""
     document = deepcopy(dict(base))
     place: Any = document
     for step in path[:-1]:

@@ -67,8 +67,8 @@ def _link(source: Path, target: Path, *without: str) -> None:
         except OSError:
             shutil.copy(file, copy)
 
-    left_out = shutil.ignore_patterns("__pycache__", *without)
-    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=link)
+    skipped = shutil.ignore_patterns("__pycache__", *without)
+    shutil.copytree(source, target, symlinks=True, ignore=skipped, copy_function=link)
     os.chmod(target, 0o755)
 
 

@@ -124,7 +124,7 @@ class Lens(ABC):
     def looks_above(self) -> bool:
         """Whether how a node is shown depends on the nodes above it.
 
-        Whether it is shown at all may, too: what is inside an array that is left out is not even looked at by a mount.
+        Whether it is shown at all may, too: what is inside an array that is skipped is not even looked at by a mount.
         """
         return False
 

@@ -140,7 +140,7 @@ def _check_name(lens: Lens, context: NodeContext) -> None:
     if above is not None and not isinstance(above.metadata, ForeignMetadata):
         reason = shown_by(lens, above.metadata, above.context).reason
         if reason is not None:
-            raise NotShownError(f"it is inside {above}, which is left out itself: {reason}")
+            raise NotShownError(f"it is inside {above}, which is skipped itself: {reason}")
     lens.check_name(context)
 
 

@@ -271,7 +271,7 @@ def _with_missing_value(document: Document, written: Json) -> dict[str, Any]:
 def shown_attributes(document: Document) -> dict[str, Json]:
     """Return the attributes of an array with its missing value in the form for a `.zattrs`.
 
-    In an array of numbers, a missing value that is no number is left out; see `odd_missing_value`.
+    In an array of numbers, a missing value that is no number is skipped; see `odd_missing_value`.
     """
     attributes = dict(attributes_of(document))
     if FILL_VALUE in attributes:
@@ -330,7 +330,7 @@ def fill_values(shown: UnshardedArray) -> FillValues:
 
 
 def _shown(document: Document) -> Json:
-    """Return the missing value in the form for a `.zattrs`; None if there is none, or it is left out."""
+    """Return the missing value in the form for a `.zattrs`; None if there is none, or it is skipped."""
     value, data_type = attributes_of(document).get(FILL_VALUE), document["data_type"]
     dtype = _dtype(data_type)
     if dtype is None or dtype.kind not in _NUMBERS:

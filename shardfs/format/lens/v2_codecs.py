@@ -211,7 +211,7 @@ def codecs_of(zarray: Document) -> list[dict[str, Any]]:
 def normal_codec(codec: Codec, dtype: np.dtype[Any]) -> Codec:
     """Return a codec of a `.zarray` with the defaults of numcodecs; as it is written if numcodecs rejects it.
 
-    What no reader needs to know, and no v3 document says, is left out.
+    What no reader needs to know, and no v3 document says, is skipped.
     """
     given = {member: value for member, value in codec.items() if value is not None}
     if codec["id"] in ARRAY_FILTERS | BYTES_FILTERS:
@@ -224,5 +224,5 @@ def normal_codec(codec: Codec, dtype: np.dtype[Any]) -> Codec:
             given = {**given, **readable(Extension(codec["id"], {k: v for k, v in given.items() if k != "id"}))}
     if codec["id"] == "blosc" and given.get("shuffle") in SHUFFLES:
         given["shuffle"] = SHUFFLES.index(given["shuffle"])
-    left_out = {"blosc": "typesize", "zstd": "checksum"}.get(codec["id"])
-    return {member: value for member, value in given.items() if value is not None and member != left_out}
+    skipped = {"blosc": "typesize", "zstd": "checksum"}.get(codec["id"])
+    return {member: value for member, value in given.items() if value is not None and member != skipped}

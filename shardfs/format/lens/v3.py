@@ -145,7 +145,7 @@ class Consolidated:
 
     The nodes at the paths *unusable* are not shown, as they have no document that can be used.
 
-    Copies of arrays that are not shown are left out. Copies that cannot be read stay as they are, and so does
+    Copies of arrays that are not shown are skipped. Copies that cannot be read stay as they are, and so does
     consolidated metadata of an unknown kind.
     """
 
@@ -196,7 +196,7 @@ class Consolidated:
         before = (inline_copies(stored) if isinstance(stored, dict) else None) or {}
         result = {path: self._stored(before.get(path), copy, nodes, prefix + path) for path, copy in copies.items()}
         hidden = {
-            path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy, prefix + path)
+            path: copy for path, copy in before.items() if path not in result and self._is_skipped(copy, prefix + path)
         }
         if hidden:
             every = result | hidden
@@ -240,7 +240,7 @@ class Consolidated:
                 return copy.document  # its writer knew what is stored
             raise
 
-    def _is_left_out(self, copy: Json, path: str) -> bool:
+    def _is_skipped(self, copy: Json, path: str) -> bool:
         if path.strip("/") in self.unusable:
             return True
         try:
@@ -316,7 +316,7 @@ def true_group(group: Document, nodes: Mapping[str, bytes | None]) -> Document:
     """Return a group's document with copies that say what *nodes* say; *group* itself if its own do already.
 
     *nodes* are the documents of the nodes that it describes, by path; None keeps a copy as it is. A copy of another
-    node is left out, and so is one that says something else than a broken document: by that, programs could not open
+    node is skipped, and so is one that says something else than a broken document: by that, programs could not open
     even the group. Which nodes are described, and whether in a copy of a group, stays.
     """
     try:

@@ -264,7 +264,7 @@ class PageBuilder:
         is_array = isinstance(node.metadata, ArrayMetadata)
         if not is_array and not isinstance(node.metadata, GroupMetadata):
             return ""
-        if self._views[ViewOptions("v3")].left_out(node) is not None:
+        if self._views[ViewOptions("v3")].skipped(node) is not None:
             return ""
         image, own, base = None, image_in(node), node
         if is_array or own is not None:
@@ -275,7 +275,7 @@ class PageBuilder:
                 return ""
         labels = await self._labels(node) if own is not None and not own.is_labels else []
         axes, shape = (pyramid.names, pyramid.base.shape) if pyramid is not None else ((), ())
-        is_in_npy = is_array and bool(node.path) and self._views[ViewOptions("npy")].left_out(node) is None
+        is_in_npy = is_array and bool(node.path) and self._views[ViewOptions("npy")].skipped(node) is None
         subject = Subject(
             node.path,
             labels,
@@ -285,7 +285,7 @@ class PageBuilder:
             axes=axes,
             shape=shape,
             numbers=_numbers_in(base),
-            in_v2=self._views[ViewOptions("v2")].left_out(base) is None,
+            in_v2=self._views[ViewOptions("v2")].skipped(base) is None,
             in_npy=is_in_npy,
             is_dataset=await self._is_dataset(node),
         )

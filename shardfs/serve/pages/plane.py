@@ -247,7 +247,7 @@ async def open_decoded(paths: Paths, path: str, kinds: str = NUMBERS) -> Decoded
     Raises `NotShownError` with the reason if it cannot be read.
     """
     node = await paths.source.hierarchy.node(path)
-    reason = paths.fs.view.left_out(node) or node.reason
+    reason = paths.fs.view.skipped(node) or node.reason
     if reason is not None:
         raise NotShownError(reason)
     if not isinstance(node.metadata, ArrayMetadata):

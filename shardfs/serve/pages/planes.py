@@ -285,5 +285,5 @@ def _words_of_line(cut: Cut, plane: Plane, of: Axis, samples: Samples, name: str
     if plane.missing:
         text += f"; {plane.missing:,} not stored, shown as the fill value"
     if plane.ndamaged:
-        text += f"; {plane.ndamaged:,} damaged, left out: {shortened(plane.damage or '', 200)}"
+        text += f"; {plane.ndamaged:,} damaged, skipped: {shortened(plane.damage or '', 200)}"
     return text

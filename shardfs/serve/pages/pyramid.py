@@ -1,7 +1,7 @@
 """Images of OME-Zarr: the levels of a pyramid, where their elements are in space, channels, and labels.
 
 Sources: OME-NGFF 0.4 and 0.5, "multiscales", "omero", "labels". All of it are claims of a document: what means nothing
-is left out.
+is skipped.
 """
 
 import math

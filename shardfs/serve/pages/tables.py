@@ -36,7 +36,7 @@ _SIZE_NBYTES: Final = 4
 
 
 class Table(NamedTuple):
-    """Rows of texts from *first* of *total* on, below the names of *columns*; *note* says what is left out."""
+    """Rows of texts from *first* of *total* on, below the names of *columns*; *note* says what is skipped."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]

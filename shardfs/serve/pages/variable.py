@@ -2,7 +2,7 @@
 
 Sources: CF conventions 1.11, sections 2.5.1 (missing data) and 8.1 (packed data); xarray 2025.1, which writes the
 missing value of floats in Zarr v3 as base64 of a little-endian float64. Attributes are claims: what means nothing
-is left out.
+is skipped.
 """
 
 import binascii

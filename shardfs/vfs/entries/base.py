@@ -56,7 +56,7 @@ class TreeView(Protocol):
     def fixed(self, node: Node) -> Mapping[str, bytes]:
         """Return the documents generated for a *node* that is only read, by name."""
 
-    def left_out(self, node: Node) -> str | None:
+    def skipped(self, node: Node) -> str | None:
         """Return why *node* is not shown at all; None if it is shown."""
 
     def hides(self, node: Node, name: str) -> bool:
@@ -196,7 +196,7 @@ class Tree(Protocol):
     async def remove_scratch(self, directory: str) -> None:
         """Remove the scratch files of a directory that is gone, and of those below it."""
 
-    async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
+    async def skipped(self, directory: str, names: Sequence[str]) -> Collection[str]:
         """Return which of *names*, directories in *directory*, are nodes that the view does not show."""
 
     def list_stored(

@@ -125,7 +125,7 @@ class NpyDirectory(Directory):
 
     def _files_of(self, node: Node, name: str) -> dict[str, Attributes]:
         """Return the files generated for *node*, whose name is *name*."""
-        if node.metadata is None or node.document_stat is None or _view_of(self).left_out(node) is not None:
+        if node.metadata is None or node.document_stat is None or _view_of(self).skipped(node) is not None:
             return {}
         files: dict[str, Attributes] = {}
         for suffix, kind in _KINDS.items():

@@ -395,7 +395,7 @@ class Directory(Special):
         if self.hides(node, chunks, name):
             return fs.nothing()
         attributes = await fs.lookup_stored(self.path, name)
-        if attributes.status.kind is Kind.DIRECTORY and await fs.left_out(self.path, [name]):
+        if attributes.status.kind is Kind.DIRECTORY and await fs.skipped(self.path, [name]):
             return fs.nothing()
         return attributes
 
@@ -471,7 +471,7 @@ class Directory(Special):
     async def _readable(self) -> Node:
         """Return the node; raises `CorruptionError` if it is broken and the view cannot show it."""
         node = await self.node()
-        reason = self.fs.view.left_out(node)
+        reason = self.fs.view.skipped(node)
         if node.metadata is None and reason is not None:
             await self.fs.hierarchy.list(self.path)  # an error that prevents reading even that is more precise
             raise CorruptionError(f"{self.path or 'the source'} cannot be shown in this view: {reason}")

@@ -162,7 +162,7 @@ def test_an_array_without_axes_says_that_it_names_none() -> None:
 @pytest.mark.slow
 @given(st.sampled_from(["float32", "int16", "bool", "string"]), json_values)
 @settings(max_examples=100)
-def test_whatever_the_attribute_says_is_shown_or_left_out_and_comes_back(data_type: str, value: Any) -> None:
+def test_whatever_the_attribute_says_is_shown_or_skipped_and_comes_back(data_type: str, value: Any) -> None:
     default = {"bool": False, "string": ""}.get(data_type, 0)
     stored = plain(data_type, default, attributes={"_FillValue": value})
     for name, document in zip((".zarray", ".zattrs"), shown(stored), strict=True):

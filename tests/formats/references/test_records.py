@@ -300,7 +300,7 @@ def test_documents_that_say_nothing_of_records_are_refused() -> None:
             parse_documents(written if isinstance(written, bytes) else json.dumps(written).encode())
 
 
-def test_documents_with_names_that_no_file_can_have_are_left_out() -> None:
+def test_documents_with_names_that_no_file_can_have_are_skipped() -> None:
     metadata = {name: {} for name in ("../.zattrs", "/x/.zattrs", "a/.zattrs", ".zattrs", "b//.zgroup")}
     documents = parse_documents(json.dumps({"metadata": metadata, "record_size": 5}).encode())
     assert [documents.keys[place] for place in range(len(documents.keys))] == [b".zattrs", b".zmetadata", b"a/.zattrs"]
