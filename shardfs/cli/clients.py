@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from shardfs.bulk.info import ViewOptions
-from shardfs.dataset.node import ForeignNode, Node
+from shardfs.dataset.node import Node
 from shardfs.errors import MetadataError, counted
 from shardfs.format.codecs import compose, composed_order
 from shardfs.format.document import Extension
@@ -154,14 +154,10 @@ class OwnForm:
 
 def own_form_of(node: Node) -> OwnForm | None:
     """Return the group that the array *node* is described with; None if there is none, or it is shown as Zarr alone."""
-    kind = node.kind
-    if not isinstance(kind, ForeignNode) or kind.within is None or node.metadata is None:
+    if node.described_within is None or node.metadata is None:
         return None
-    within = kind.within.foreign
-    if not within.documents:
-        return None
-    key = next(key for key, below in within.below.items() if below is kind.foreign)
-    return OwnForm(within.format, node.path.removesuffix(key).rstrip("/"), within.programs)
+    path, within = node.described_within
+    return OwnForm(within.format, path, within.programs) if within.documents else None
 
 
 def _code(value: object) -> str:

@@ -228,6 +228,16 @@ class Node:
         return self.kind.foreign if isinstance(self.kind, ForeignNode) else None
 
     @property
+    def described_within(self) -> tuple[str, Foreign] | None:
+        """The path of the node above that it is described with, and what that is; None if it is described by itself."""
+        kind = self.kind
+        if not isinstance(kind, ForeignNode) or kind.within is None:
+            return None
+        within = kind.within.foreign
+        key = next(key for key, below in within.below.items() if below is kind.foreign)
+        return self.path.removesuffix(key).rstrip("/"), within
+
+    @property
     def origin(self) -> Stat | None:
         """The status of the file that describes it in a format that is only read."""
         return self.kind.origin if isinstance(self.kind, ForeignNode) else None

@@ -282,7 +282,9 @@ def formats() -> tuple[Format, ...]:
         except Exception as error:  # in code of others
             log.warning("the format %s (%s) cannot be loaded: %r", point.name, point.value, error)
             continue
-        if isinstance(loaded, Format):
+        if isinstance(loaded, Format) and loaded.name in {each.name for each in found}:
+            log.warning("the format %s (%s) has the name %s of another one", point.name, point.value, loaded.name)
+        elif isinstance(loaded, Format):
             found.append(loaded)
         else:
             log.warning("the format %s (%s) is no shardfs.formats.Format", point.name, point.value)

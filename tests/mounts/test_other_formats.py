@@ -146,12 +146,16 @@ def test_a_package_that_cannot_be_loaded_is_named_and_harms_nothing(
     broken = tmp_path / "site" / "broken-1.0.dist-info"
     broken.mkdir(parents=True)
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    points = "[shardfs.formats]\nnone = no_such_package:FORMAT\nother = json:dumps\n"
+    points = (
+        "[shardfs.formats]\nnone = no_such_package:FORMAT\nother = json:dumps\nthird = shardfs.formats.wkw:FORMAT\n"
+    )
     (broken / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path / "site")
     formats.cache_clear()
     names = [each.name for each in formats()]
     assert "npy" in names
+    assert len(names) == len(set(names))
     assert not {"none", "other"} & set(names)
+    assert "has the name wkw of another one" in caplog.text
     assert "no_such_package" in caplog.text
     assert "is no shardfs.formats.Format" in caplog.text
