@@ -63,7 +63,7 @@ a { color: inherit; } p { margin: .35rem 0; }
 .quiet { color: var(--quiet); } .problem { color: var(--bad); } .fine { color: var(--good); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-.number { text-align: right; white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; } td:first-child { min-width: 9rem; }
 """
 
 

@@ -17,6 +17,7 @@ import trio
 from shardfs.dataset.hierarchy import open_source
 from shardfs.dataset.maintenance.verify import Use as Kind
 from shardfs.dataset.maintenance.verify import lay_out
+from tests.support.browser import browsing
 from tests.support.changing import ChangingArray
 from tests.support.clients import output_of
 from tests.support.commands import run, run_json
@@ -177,3 +178,30 @@ def test_the_page_loads_nothing_and_escapes_names(tmp_path: Path) -> None:
     assert "<li>no map: broken: " in dom
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said")
+def test_the_page_names_problems_first_and_draws_only_the_shards_that_have_some(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("damaged", "sound"):
+        store(source / name, array((40, 6), (4, 6), sharding((2, 3))))
+    (source / "damaged/c/3/0").write_bytes(b"no shard")
+    appended = ChangingArray(source / "appended")
+    for _ in range(20):
+        appended.append("c/0/0", 1, b"a new payload" * 20)
+    page = tmp_path / "map.html"
+    assert run("map", "--html", page, source).returncode == 0
+    text = page.read_text(encoding="utf-8")
+    problems = text[text.index('id="problems"') : text.index('id="overview"')]
+    assert "damaged/c/3/0: " in problems
+    assert re.search(r"appended</a>: .* are dead bytes", problems)
+    assert ">sound</a>" not in problems
+    for name, count in (("appended", 1), ("damaged", 1), ("sound", 1)):  # of ten shards, which are alike otherwise
+        own = text[text.index(f"<h2>{name}</h2>") :].partition("</section>")[0]
+        assert len(re.findall(r"<p[^>]*>[^<]*/c/", own)) == count, name
+    with browsing(tmp_path / "profile") as browser:
+        for width in (390, 1280):
+            browser.show(width)
+            browser.open(page.as_uri())
+            assert browser.run("document.documentElement.scrollWidth") == width
+            assert not browser.problems

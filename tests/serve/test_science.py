@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardfs.serve.pages import colors, units
-from tests.support.corpus import LITTLE, array, sharding
+from tests.support.corpus import LITTLE, array, extension, sharding
 from tests.support.datasets import age, store
 from tests.support.images import put, write_group
 from tests.support.looked_at import LATITUDES, LONGITUDES, NTIMES, cells, climate, tables
@@ -280,7 +280,9 @@ def test_channels_are_added_in_their_colours_and_windows(tmp_path: Path) -> None
         _, about = picture(site, "cells?size=64&channels=none&i1=1")
         assert "channels" not in about
         assert about["bar"]["colors"] == "gray"
-        assert about["where"][1][:2] == [1, "c"]
+        assert about["where"][1] == [1, "c", "stain 1", 1]
+        assert (about["black"], about["white"]) == ("0", "640")  # its window
+        assert picture(site, "cells?size=64&channels=none&low=0&high=100")[1]["black"] == "2"
 
 
 def test_labels_are_shown_over_their_image_and_said_under_the_pointer(tmp_path: Path) -> None:
@@ -311,6 +313,29 @@ def test_an_axis_of_red_green_and_blue_makes_a_picture_in_colours(tmp_path: Path
         assert (pixels[..., :3] == np.stack([down * 8, across * 8, 255 - down * 8], axis=-1)).all()
         assert [channel[1] for channel in about["channels"]] == ["red", "green", "blue"]
         assert site.views.main.source.statistics.decoded_chunks == 4  # each is read once
+
+
+def test_times_have_round_ticks_on_a_colour_bar_and_a_plot(tmp_path: Path) -> None:
+    days = np.arange(0, 800, 8.0).reshape(10, 10)
+    since = {"units": "days since 2001-01-01"}
+    put(tmp_path / "cf", days, (10, 10), (10, 10), fill_value=-1.0, attributes=since)
+    put(tmp_path / "line", days.ravel(), (100,), (100,), fill_value=-1.0, attributes=since)
+    stored = np.datetime64("2001-01-01", "s") + (days * 86400).astype("timedelta64[s]")
+    put(tmp_path / "native", stored, (10, 10), (10, 10), extension("numpy.datetime64", unit="s", scale_factor=1),
+        fill_value=0)  # fmt: skip
+    with served(tmp_path) as site:
+        for name in ("cf", "native"):
+            about = picture(site, f"{name}?low=0&high=100")[1]
+            assert [label for _, label in about["bar"]["ticks"]] == [
+                "2001-01",
+                "2001-07",
+                "2002-01",
+                "2002-07",
+                "2003-01",
+            ]
+            assert about["bar"]["ticks"][1][0] == pytest.approx(181 / 792, abs=1e-3)
+            assert values_at(site, f"{name}?row=1&column=0")["values"] == [["", "2001-03-22"]]
+        assert "2002-01" in plot(site, "line")[0]
 
 
 def test_a_plane_of_nan_says_so(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _KEYS: Final = (
 )  # fmt: skip
 
 
+_HINT_OF_LINES: Final = "Point at it for values; a click or a tap keeps one."
 _HINT: Final = "Point at it for values. A click or a tap marks an element, and draws the values along other axes."
 
 
@@ -74,11 +75,11 @@ def picture(up: str, pyramid: Pyramid, address_query: str, labels: Sequence[str]
         f'<noscript><img alt="{what} of {text(plane)}" src="{first}"></noscript>\n'
         '<div class="mark" hidden></div><div class="scale" hidden></div>\n</div>\n'
         '<div class="ticks across" aria-hidden="true"></div>\n</div>\n'
-        f'<p id="readout">{_HINT}</p>\n'
+        f'<p id="readout">{_HINT_OF_LINES if is_line else _HINT}</p>\n'
         f'<div class="legend" hidden></div>\n'
         f'<div class="buttons" role="toolbar" aria-label="Part that is shown" hidden>\n{buttons}</div>\n'
         f'<figcaption>{text(plane)}</figcaption>\n<p role="status" id="status"></p>\n'
-        f'<details class="keys"><summary>Keys, and this picture as a file</summary>\n<ul>{keys}</ul>\n'
+        f'<details class="keys"><summary>Keys, and the picture as a file</summary>\n<ul>{keys}</ul>\n'
         f'<p><a id="file" href="{first}">The picture alone</a>. A click or a tap marks an element: its value is shown, '
         "and the values along the other axes. A double click zooms in.</p></details>\n</figure>\n"
         f'{_form(pyramid, query, choice, labels)}<div id="plots"></div>\n</section>\n'

@@ -3,6 +3,7 @@
 All text is escaped, and the policy of a page lets a browser load and run what `/-/` has, and nothing else.
 """
 
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
@@ -18,7 +19,7 @@ from shardfs.bulk.map_page import section as map_section
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.node import Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, counted, size
-from shardfs.format.dtype import DataType, type_name
+from shardfs.format.dtype import DataType, item_nbytes, type_name
 from shardfs.format.lens.v3 import inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.serve.exchange import ClientError, Connection, Exchange, only
@@ -26,7 +27,16 @@ from shardfs.serve.files import is_answered
 from shardfs.serve.pages import contents, form, html
 from shardfs.serve.pages.axes import foresee_axes
 from shardfs.serve.pages.contents import PageLimits
-from shardfs.serve.pages.describe import attributes, facts_of, kind_of, stored_in, stored_of, title_of
+from shardfs.serve.pages.describe import (
+    attributes,
+    dimensions_of,
+    facts_of,
+    kind_of,
+    names_of,
+    stored_in,
+    stored_of,
+    title_of,
+)
 from shardfs.serve.pages.html import text
 from shardfs.serve.pages.pyramid import image_in, label_paths
 from shardfs.serve.pages.query import Query
@@ -43,6 +53,7 @@ _AT_ONCE: Final = 16
 _MAP_SECONDS: Final = 10.0
 _VALUE_SECONDS: Final = 5.0
 _MAP_LAYOUTS: Final = 8
+_MAX_NBYTES: Final = 2**63
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 _NUMBERS: Final = "biufc"
 _CODECS: Final = frozenset({"bytes", "transpose", "gzip", "zstd", "blosc", "crc32c"})
@@ -178,7 +189,10 @@ class PageBuilder:
             return None, ""
         title, unit = title_of(node) if isinstance(node.metadata, ArrayMetadata) else ("", "")
         named = f"{title}{f' [{unit}]' if unit else ''} · " if title or unit else ""
-        parts = [f'<p class="kind">{text(named + kind_of(node))}</p>\n']
+        what = kind_of(node)
+        if isinstance(node.metadata, ArrayMetadata):
+            what = f"{what}{_size_of(node.metadata)}"
+        parts = [f'<p class="kind">{text(named + what)}</p>\n']
         if has_table(node) or not (isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None):
             parts += [html.problem(node.reason)] if node.reason is not None else []
             return None, "".join(parts)
@@ -353,8 +367,12 @@ class PageBuilder:
             async with client.while_present():
                 said = await self._said(address, node)
             yield said
+        if len(directories) > most and not is_array:
+            rest = f"Of {len(directories):,} directories, the first {most:,} are looked at to say what they are."
+            more = f"{rest} {more}".strip()
         is_closed = bool(nodes) and len(directories) <= most
         yield '<section id="names">\n<h2>Files</h2>\n'
+        yield f"<p>{text(more)}</p>\n" if more else ""
         yield f"<details{'' if is_closed else ' open'}><summary>{counted(len(names), 'name')}</summary>\n"
         yield '<div class="scroll" tabindex="0" role="region" aria-label="Files">\n<table>\n<thead><tr>'
         yield '<th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Size</th></tr></thead>'
@@ -364,12 +382,8 @@ class PageBuilder:
         for listed in names:
             is_ours = listed.name == "-" and not address.path and not address.prefix  # `/-/` is no name there
             yield _row(listed, kinds.get(listed.name), "-/v3/" if is_ours else "")
-        if len(directories) > most and not is_array:
-            rest = f"Of {len(directories):,} directories, the first {most:,} are looked at to say what they are."
-            more = f"{rest} {more}".strip()
-        note = f'<p class="note">{text(more)}</p>\n' if more else ""
         empty = "<p>There is nothing in it.</p>\n" if not names and not more else ""
-        yield f"</tbody>\n</table>\n</div>\n</details>\n{note}{empty}</section>\n"
+        yield f"</tbody>\n</table>\n</div>\n</details>\n{empty}</section>\n"
 
     async def _look(self, address: PageAddress, names: list[str]) -> tuple[dict[str, str], dict[str, Node]]:
         """Say of directories which of them are arrays and groups, and return these in their order."""
@@ -433,6 +447,13 @@ async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:
         return await hierarchy.node(path, fresh=True)
     except (NotFoundError, NotADirectoryHereError):
         return None
+
+
+def _size_of(metadata: ArrayMetadata) -> str:
+    """Return how large the elements of an array are, and what its dimensions are called."""
+    itemsize, count = item_nbytes(metadata.document["data_type"]), math.prod(metadata.shape)
+    plain = f" · {size(count * itemsize)}" if itemsize is not None and count * itemsize < _MAX_NBYTES else ""
+    return f"{plain} · {dimensions_of(metadata)}" if any(names_of(metadata)) else plain
 
 
 def _of_image(pyramid: Pyramid) -> str:

@@ -13,7 +13,7 @@ from shardfs.errors import counted
 from shardfs.serve.pages import colors
 from shardfs.serve.pages.colors import BALANCE, LABELS, Pixels
 from shardfs.serve.pages.query import Style
-from shardfs.serve.pages.units import log_numbers, nice_numbers, number
+from shardfs.serve.pages.units import log_numbers, nice_numbers, nice_times, number
 from shardfs.serve.pages.variable import Elements, Numbers, Variable
 
 _NCOLORS: Final = 252
@@ -54,13 +54,18 @@ class ColorRange(NamedTuple):
         """Return places from 0 to 1, and what numbers are there."""
         if not self.high > self.low:
             return [(0.5, variable.text(self.low))]
-        is_time = variable.dtype.kind in "mM" or variable.since is not None
-        if is_time:
+        ends = variable.times(np.array([self.low, self.high]))
+        if ends is not None and not self.is_log:
+            first, last = (float(end) for end in ends.astype(np.int64))
+            return [
+                (round((at - first) / (last - first), 4), label) for at, label in nice_times(ends[0], ends[1], most)
+            ]
+        if variable.dtype.kind == "m":
             found = [self.low, self.high]
         else:
             found = log_numbers(self.low, self.high, most) if self.is_log else nice_numbers(self.low, self.high, most)
         shares = self.shares(np.array(found, np.float64))
-        texts = [variable.text(value) if is_time else number(value) for value in found]
+        texts = [variable.text(value) if variable.dtype.kind == "m" else number(value) for value in found]
         return [(round(float(share), 4), text) for share, text in zip(shares, texts, strict=True)]
 
 

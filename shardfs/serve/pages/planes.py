@@ -203,7 +203,15 @@ def _where(scene: Scene, axes: Axes, numbers: Sequence[int], at: Sequence[int]) 
     """Return for each axis its number, its name, and what the index stands for."""
     hidden = scene.pyramid.channels.axis if scene.shown and scene.pyramid.channels is not None else None
     wanted = [number for number in numbers if number != hidden][:_MAX_WHERE]
-    return [(axis, shortened(axes[axis].name, 24), axes[axis].label(at[axis]), at[axis]) for axis in wanted]
+    return [(axis, shortened(axes[axis].name, 24), _label(scene, axes, axis, at[axis]), at[axis]) for axis in wanted]
+
+
+def _label(scene: Scene, axes: Axes, axis: int, index: int) -> str:
+    """Return what an index stands for, of channels their name."""
+    channels = scene.pyramid.channels
+    if channels is not None and channels.axis == axis and index < len(channels.channels):
+        return shortened(channels.channels[index].name, 24)
+    return axes[axis].label(index)
 
 
 def _notes(axes: Axes) -> list[str]:

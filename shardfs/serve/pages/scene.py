@@ -245,8 +245,14 @@ class Scene:
     @property
     def style(self) -> Style:
         """How numbers are drawn."""
-        style = self.query.style
-        return style._replace(colors=style.colors or self.pyramid.usual_colors)
+        style, channels = self.query.style, self.pyramid.channels
+        style = style._replace(colors=style.colors or self.pyramid.usual_colors)
+        is_free = style.least is None and style.most is None and not style.asks_percentiles
+        if channels is not None and channels.axis not in self.choice.axes and is_free and style.colors != LABELS:
+            number = self.choice.at[channels.axis]
+            window = channels.channels[number].window if number < len(channels.channels) else None
+            style = style if window is None else style._replace(least=window[0], most=window[1])
+        return style
 
     @property
     def tints(self) -> list[Tint]:

@@ -35,6 +35,7 @@ ATTRIBUTES: Final = (
 )  # fmt: skip
 """The attributes of an array that are read."""
 _MAX_MISSING: Final = 8
+_MAX_TICKS: Final = 2.0**62  # of a time, beyond which they would wrap around
 
 
 class Variable(NamedTuple):
@@ -105,20 +106,26 @@ class Variable(NamedTuple):
         """Whether the attributes say that this element is no number."""
         return bool(self.missing) and bool(np.isin(element, np.array(self.missing).astype(self.dtype)))
 
+    def times(self, values: Numbers) -> npt.NDArray[np.datetime64] | None:
+        """Return the times that some of the `numbers` stand for; None if they are no times."""
+        if (
+            self.dtype.kind == "M"
+            and np.datetime_data(self.dtype)[0] != "generic"
+            and (np.abs(values) < _MAX_TICKS).all()
+        ):
+            return values.astype(np.int64).view(self.dtype).astype("datetime64[ms]")
+        return decoded_times(values, *self.since) if self.since is not None else None
+
     def text(self, value: float) -> str:
         """Return one of the `numbers` to be read, with its unit."""
         if math.isnan(value):
             return "NaN"
-        if self.dtype.kind in "mM" and abs(value) < 2**63:
-            unit, count = np.datetime_data(self.dtype)
-            if self.dtype.kind == "m" or unit == "generic":
-                return with_unit(number(value * count), "" if unit == "generic" else unit)
-            times = np.array([int(value)]).astype(self.dtype).astype("datetime64[ms]")
+        times = self.times(np.array([value]))
+        if times is not None:
             return time_labels(times)[0]
-        if self.since is not None:
-            times_or_none = decoded_times(np.array([value]), *self.since)
-            if times_or_none is not None:
-                return time_labels(times_or_none)[0]
+        if self.dtype.kind in "mM":
+            unit, count = np.datetime_data(self.dtype)
+            return with_unit(number(value * count), "" if unit == "generic" else unit)
         return with_unit(number(value), self.unit)
 
     def element_text(self, element: Any, part: str) -> str:  # noqa: ANN401 - of any dtype
