@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from shardfs.serve.pages import colors, units
 from tests.support.corpus import LITTLE, array, extension, sharding
@@ -421,6 +422,27 @@ def test_a_picture_changes_its_version_with_its_coordinates(tmp_path: Path) -> N
     (tmp_path / "lat/zarr.json").unlink()
     age(tmp_path)
     assert len({first, second, version()}) == 3
+
+
+def test_coordinates_may_be_texts_which_are_not_obeyed(tmp_path: Path) -> None:
+    names = np.array(["Zürich", "\x1b[2J\u202eevil", "Oslo"], "U20")
+    zarr.create_array(tmp_path / "station", data=names, chunks=(3,), shards=(3,), dimension_names=["station"])
+    put(tmp_path / "wind", np.arange(12.0).reshape(3, 4), (3, 4), (3, 4), fill_value=-1.0,
+        dimension_names=["station", None])  # fmt: skip
+    large = extension("fixed_length_utf32", length_bytes=2**20)
+    put(tmp_path / "big", np.zeros((20, 2)), (20, 2), (20, 2), fill_value=-1.0, dimension_names=["far", None])
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/zarr.json").write_text(
+        json.dumps(array((20,), (1,), sharding((1,), LITTLE), data_type=large, fill_value="", dimension_names=["far"]))
+    )
+    age(tmp_path)
+    with served(tmp_path) as site:
+        about = picture(site, "wind")[1]
+        assert [label for _, label in about["rows"]] == ["Zürich", "\\x1b[2J\\u202eevil", "Oslo"]
+        assert values_at(site, "wind?row=2&column=1")["where"][0] == [0, "station", "Oslo", 2]
+        assert "no coordinates of far" in picture(site, "big")[1]["notes"][-1]
+        reply = site.ask("/far/", Accept="text/html")
+        assert "No rows: an element has 1,048,576 bytes" in reply.body.decode()
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ MAX_LENGTH: Final = 2**18
 """How many coordinates are read at most: those of a longer axis stay indices."""
 MAX_CHUNKS: Final = 64
 """From how many chunks."""
+MAX_NBYTES: Final = 8 * 2**20
+"""And how large they are together."""
 
 _MAX_AXES: Final = 8
 _KINDS: Final = (*NUMBERS, *TEXTS)
@@ -110,7 +112,8 @@ async def coordinates(paths: Paths, path: str, axis: Axis, *, reads: bool = True
     if array.shape != (axis.length,):
         raise NotFoundError(f"{path} has not the coordinates of the axis")
     cut = Cut(array, (0,), (Samples(0, axis.length, 1),), (0,))
-    if axis.length > MAX_LENGTH or cut.nchunks > MAX_CHUNKS:
+    is_large = axis.length > MAX_LENGTH or axis.length * array.dtype.itemsize > MAX_NBYTES
+    if is_large or cut.nchunks > MAX_CHUNKS:
         raise NotShownError(f"{axis.length:,} of them in {cut.nchunks:,} chunks are not read")
     if not reads:
         seen = await look_at(paths, cut)

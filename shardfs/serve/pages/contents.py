@@ -36,7 +36,7 @@ THUMBNAIL_CHUNKS: Final = 16
 """From how many chunks a small picture is drawn at most."""
 
 _SIZE: Final = 128
-_SECONDS: Final = 10.0
+_SECONDS: Final = 5.0
 _AT_ONCE: Final = 8
 _MAX_DIMENSIONS: Final = 32
 _FACTS: Final = {"stored": "Stored", "plain": "Plain", "ratio": "Ratio", "shards": "Objects"}
@@ -183,7 +183,7 @@ async def show(
                 about["stored"] = f"not known: {shortened(str(error), 200)}"
             else:
                 about |= (
-                    {"stored": "too much to count here"}
+                    {"stored": "more than is counted here"}
                     if stored is None
                     else dict(zip(_FACTS, stored.texts, strict=True))
                 )

@@ -213,7 +213,7 @@ def attributes(node: Node) -> str:
 
 def _value(value: Json) -> str:
     if isinstance(value, str):
-        return shortened(value, _MAX_PIECE)
+        return value if len(value) <= _MAX_PIECE else f"{value[:_MAX_PIECE]}…"
     found = ""
     try:
         for part in json.JSONEncoder(indent=1, ensure_ascii=False).iterencode(value):

@@ -53,6 +53,8 @@ _AT_ONCE: Final = 16
 _MAP_SECONDS: Final = 10.0
 _VALUE_SECONDS: Final = 5.0
 _MAP_LAYOUTS: Final = 8
+_MAX_COUNTED: Final = 2000
+"""How many objects of an array are looked at for the page of its group."""
 _MAX_NBYTES: Final = 2**63
 _KINDS: Final = {Kind.FILE: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "link", Kind.SPECIAL: "special"}
 _NUMBERS: Final = "biufc"
@@ -138,7 +140,7 @@ class PageBuilder:
 
     async def contents(self, exchange: Exchange, path: str, *, counts: bool) -> None:
         """Send what the page of a group asks for when it is there."""
-        most = self._most.shards if self._is_local else 10 * _LOCAL.shards  # a listing has a thousand
+        most = _MAX_COUNTED if self._is_local else 10 * _MAX_COUNTED  # a listing has a thousand
         await contents.show(exchange, self._source, self.decoded, path, most, counts or self._is_local)
 
     async def _page(

@@ -44,6 +44,8 @@ FEW_CHUNKS: Final = 64
 _MIN_WIDTH: Final = 300
 _AT_ONCE: Final = 2
 """How many pictures are made at a time: each may take some 300 MiB."""
+_VALUES_AT_ONCE: Final = 4
+"""How many elements are read at a time: a chunk may have 256 MiB."""
 _MAX_WHERE: Final = 12
 _MAX_TEXT: Final = 500
 _MAX_NOTES, _MAX_NOTE = 4, 200
@@ -54,6 +56,7 @@ class Planes:
 
     def __init__(self, *, may_be_cached: bool) -> None:
         self._turns = trio.CapacityLimiter(_AT_ONCE)
+        self._turns_of_values = trio.CapacityLimiter(_VALUES_AT_ONCE)
         self._may_be_cached = may_be_cached
 
     def _head(self, version: Hashable, ttl: float) -> tuple[str | None, list[Header]]:
@@ -122,7 +125,8 @@ class Planes:
         """Send the marked element, and where it is."""
         async with exchange.connection.while_present():
             scene = await Scene.find(paths, path, query)
-            level, choice, planes, labels = await scene.read_at(is_finest=query.size is None)
+            async with self._turns_of_values:
+                level, choice, planes, labels = await scene.read_at(is_finest=query.size is None)
             axes = await scene.axes()
         about = {
             "values": _values(scene, level, planes),

@@ -6,7 +6,7 @@ its size, as 32-bit little-endian integers (zarr-extensions, "vlen-utf8").
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ _MAX_TEXT: Final = 200
 _MAX_CHUNK_NBYTES: Final = 64 * 2**20
 _MAX_CHUNK_ELEMENTS: Final = 2**20
 _MAX_CHUNKS: Final = 64
+_MAX_NBYTES: Final = 16 * 2**20
 _SIZE_NBYTES: Final = 4
 
 
@@ -103,6 +104,8 @@ async def read_table(decoded: Paths | SourceError, encoded: Paths | SourceError,
 async def _read_fixed(paths: Paths, path: str, window: _TableWindow) -> tuple[npt.NDArray[Any], str]:
     array = await open_decoded(paths, path, TEXTS)
     cut = Cut(array, window.axes, tuple(Samples(*span, 1) for span in window.spans), window.at)
+    if math.prod(window.shape) * array.dtype.itemsize > _MAX_NBYTES:
+        raise NotShownError(f"an element has {array.dtype.itemsize:,} bytes")
     if cut.nchunks > _MAX_CHUNKS:
         raise NotShownError(f"its first rows are in {cut.nchunks:,} chunks")
     plane = await read_plane(paths, cut)
@@ -144,7 +147,9 @@ async def _read_varying(paths: Paths, node: Node, window: _TableWindow) -> tuple
                 if handle.attributes.size > _MAX_CHUNK_NBYTES:
                     raise NotShownError(f"the chunk {key} is too large to be read here")
                 data = await handle.read(0, handle.attributes.size)
-            texts = await trio.to_thread.run_sync(_texts, decode(chain.after, data, _MAX_CHUNK_NBYTES), count)
+            wanted = frozenset(np.arange(count).reshape(edges)[source].ravel().tolist())
+            decoded = decode(chain.after, data, _MAX_CHUNK_NBYTES)
+            texts = await trio.to_thread.run_sync(_texts, decoded, count, wanted)
             elements[target] = texts.reshape(edges)[source]
         except NotFoundError:
             continue
@@ -184,8 +189,8 @@ def _in_chunks(
     ]
 
 
-def _texts(data: Buffer, count: int) -> npt.NDArray[Any]:
-    """Return the elements of a decoded chunk; raises `CorruptionError` if it is none of *count* elements."""
+def _texts(data: Buffer, count: int, wanted: Collection[int]) -> npt.NDArray[Any]:
+    """Return the *wanted* elements of a decoded chunk; raises `CorruptionError` if it is none of *count* elements."""
     view, at = memoryview(data), _SIZE_NBYTES
     if len(view) < at or struct.unpack_from("<I", view)[0] != count:
         raise CorruptionError(f"a chunk of texts has not its {count:,} elements")
@@ -197,7 +202,8 @@ def _texts(data: Buffer, count: int) -> npt.NDArray[Any]:
         at += _SIZE_NBYTES
         if at + nbytes > len(view):
             raise CorruptionError("a chunk of texts is cut short")
-        found[number] = bytes(view[at : at + min(nbytes, 4 * _MAX_TEXT)]).decode("utf-8", "backslashreplace")
+        if number in wanted:
+            found[number] = bytes(view[at : at + min(nbytes, 4 * _MAX_TEXT)]).decode("utf-8", "backslashreplace")
         at += nbytes
     return found
 

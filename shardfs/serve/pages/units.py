@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardfs.errors import printable
+
 MAX_LABEL: Final = 48
 """How long a label of anything is at most."""
 
@@ -72,8 +74,8 @@ def is_east(units: object) -> bool:
 
 
 def shortened(text: str, most: int = MAX_LABEL) -> str:
-    """Return a text of at most so many characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """Return a text of at most about so many characters, and none that a terminal or a browser would obey."""
+    return printable(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def number(value: float) -> str:
