@@ -92,6 +92,21 @@ def test_a_picture_has_ticks_a_colour_bar_and_coordinates_on_its_sliders(browser
     assert not browser.problems
 
 
+def test_an_index_may_be_typed(browser: Page, site: Served) -> None:
+    open_page(browser, site, "/climate/tas/")
+    browser.run(
+        "(e => { e.value = '2'; e.dispatchEvent(new Event('input', {bubbles: true})); })"
+        "(document.querySelector('.index'))"
+    )
+    browser.until("document.querySelector('output[for=i0]').value === '2020-03-01 (2)'")
+    assert browser.run("[document.querySelector('#i0').value, location.search]") == ["2", "?i0=2"]
+    browser.run("document.querySelector('#i0').focus()")
+    browser.press("ArrowRight")
+    browser.until("document.querySelector('output[for=i0]').value === '2020-03-02 (3)'")
+    assert browser.run("document.querySelector('.index').value") == "3"
+    assert not browser.problems
+
+
 def test_the_value_under_the_pointer_is_said_with_its_coordinates(browser: Page, site: Served) -> None:
     open_page(browser, site, "/climate/tas/")
     values = {row: 280 + LATITUDES[row] / 10 + np.cos(np.deg2rad(180)) for row in (16, 1)}

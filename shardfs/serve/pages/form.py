@@ -174,7 +174,9 @@ def _slider(axis: int, label: str, length: int, value: int, default: int) -> str
         f'<div class="field"><label for="i{axis}">{text(label)}</label>'
         f'<input type="range" id="i{axis}" name="i{axis}" min="0" max="{length - 1}" value="{value}" '
         f'data-default="{default}">'
-        f'<output for="i{axis}">{value}</output></div>\n'
+        f'<output for="i{axis}">{value}</output>'
+        f'<input type="number" class="index" data-of="i{axis}" aria-label="Index along {text(label)}" min="0" '
+        f'max="{length - 1}" value="{value}" hidden></div>\n'
     )
 
 

@@ -367,8 +367,12 @@ function start(section) {
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
   form.addEventListener("input", (event) => {
-    const output = form.querySelector(`output[for="${event.target.id}"]`);
-    if (output !== null) output.value = event.target.value;
+    const slider = event.target.dataset.of === undefined ? event.target : form[event.target.dataset.of];
+    if (slider !== event.target && event.target.value !== "" && event.target.checkValidity()) slider.value = event.target.value;
+    const output = form.querySelector(`output[for="${slider.id}"]`);
+    if (output !== null) output.value = slider.value;
+    const number = form.querySelector(`[data-of="${slider.id}"]`);
+    if (number !== null && number !== event.target) number.value = slider.value;
     if (event.target.checkValidity()) show();
   });
   form.addEventListener("change", (event) => {
@@ -422,7 +426,7 @@ function start(section) {
     form.dataset.columns = form.columns.value;
   }
   section.querySelector(".buttons").hidden = height * width === 1;
-  form.querySelector("#reset").hidden = false;
+  for (const hidden of form.querySelectorAll("#reset, .index")) hidden.hidden = false;
   show();
 }
 
