@@ -113,7 +113,7 @@ class Site:
             if exchange.connection.has_begun_to_reply:
                 raise
             exchange.connection.end()
-            await self._say(exchange, error.status, str(error))
+            await exchange.say(error.status, str(error))
         except ShardfsError as error:
             if exchange.connection.has_begun_to_reply:
                 raise
@@ -259,10 +259,7 @@ def _names_of_page(exchange: Exchange) -> list[str] | None:
     """Return the names in the target of a request for a page; None if it is one for something else."""
     if exchange.method not in ("GET", "HEAD") or not files.prefers_html(exchange):
         return None
-    try:
-        names = names_in(exchange.target)
-    except ClientError:
-        return None
+    names = names_in(exchange.target)
     is_own = names[0] == "-" and len(names) > 1 and f"{names[1]}/" in OWN
     return None if is_own else names
 
