@@ -77,6 +77,17 @@ def test_nothing_imports_upward_or_sideways() -> None:
             assert all(HEIGHTS.get(other, TOP) < HEIGHTS[room] for other in others), (module, others)
 
 
+def test_no_two_public_classes_have_the_same_name() -> None:
+    """A reader, and a search, should find one class by its name."""
+    found: dict[str, list[str]] = {}
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(module.relative_to(SOURCE)))
+    assert len(found) > 400
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
 def module_names() -> dict[str, Path]:
     """All modules, by their dotted names."""
     names = (path.relative_to(SOURCE.parent).with_suffix("") for path in trees())
