@@ -5,6 +5,7 @@ for. All methods block, and may be called from several threads. A request that g
 server then closes without a word, is sent again on a new one by libcurl itself.
 """
 
+import math
 import re
 import ssl
 import time
@@ -48,6 +49,7 @@ _MAX_CONNECTIONS: Final = 2
 """How many connections a handle keeps: to the server, and to where it redirects."""
 
 _BUFFER_NBYTES: Final = 2**17
+_MOST_RATE: Final = 2**31 - 1
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _NO_SUCCESS: Final = 300
@@ -105,8 +107,8 @@ class Http:
         silence = self.timeouts.reading if silence is None else silence
         for _ in range(_MAX_REDIRECTS + 1):
             signed = sign(method, url, headers) if sign is not None and origin == first else headers
-            exchange = _Exchange(method, judge, excess, self.timeouts, silence)
-            reply = self._perform(method, url, origin, signed, exchange)
+            exchange = _Exchange(judge, excess, self.timeouts)
+            reply = self._perform(method, url, origin, signed, exchange, silence)
             to = reply.headers.get("location")
             if reply.status not in _REDIRECTS or to is None or "x-amz-bucket-region" in reply.headers:
                 return reply
@@ -120,7 +122,13 @@ class Http:
         raise FailedRequest(TOO_MANY_REDIRECTS)
 
     def _perform(
-        self, method: str, url: str, server: "_Server", headers: Mapping[str, str], exchange: "_Exchange"
+        self,
+        method: str,
+        url: str,
+        server: "_Server",
+        headers: Mapping[str, str],
+        exchange: "_Exchange",
+        silence: float,
     ) -> Reply:
         try:
             handle = self._idle.pop()
@@ -129,20 +137,21 @@ class Http:
         proxy = self._proxy_of(server)
         failure: Failure | None = None
         try:
-            self._set_up(handle, method, url, proxy, headers, exchange)
+            self._set_up(handle, method, url, proxy, headers, exchange, silence)
             handle.perform()
         except pycurl.error as error:
-            if not exchange.is_explained:
-                failure = self._failure(handle, error, url, proxy)
+            if not exchange.is_explained():
+                failure = self._failure(handle, error, url, proxy) or exchange.stalled(silence)
         except UnicodeError:  # of a name that no host has
             failure = NO_URL
+        reply = exchange.reply() if failure is None else None
         failure = exchange.failure or failure
         if len(self._idle) < _MAX_IDLE:
             handle.reset()  # which keeps its connections
             self._idle.append(handle)
-        if failure is not None:
-            raise FailedRequest(failure)
-        return exchange.reply()
+        if reply is None:
+            raise FailedRequest(failure or NONSENSE)
+        return reply
 
     def _set_up(
         self,
@@ -152,6 +161,7 @@ class Http:
         proxy: str,
         headers: Mapping[str, str],
         exchange: "_Exchange",
+        silence: float,
     ) -> None:
         set_option = handle.setopt
         set_option(pycurl.URL, url)
@@ -173,10 +183,10 @@ class Http:
         set_option(pycurl.BUFFERSIZE, _BUFFER_NBYTES)
         set_option(pycurl.CONNECTTIMEOUT_MS, max(1, round(self.timeouts.connect * 1000)))
         set_option(pycurl.TIMEOUT_MS, max(1, round(self.timeouts.whole * 1000)))
-        set_option(pycurl.HEADERFUNCTION, exchange.take_header)
+        set_option(pycurl.LOW_SPEED_TIME, max(1, round(silence)))
+        set_option(pycurl.LOW_SPEED_LIMIT, min(max(1, round(self.timeouts.rate)), _MOST_RATE))
+        set_option(pycurl.HEADERFUNCTION, exchange.lines.append)
         set_option(pycurl.WRITEFUNCTION, exchange.take_body)
-        set_option(pycurl.XFERINFOFUNCTION, exchange.check)
-        set_option(pycurl.NOPROGRESS, 0)
 
     def _trust(self, handle: pycurl.Curl) -> None:
         """Name the certificates to trust: those that OpenSSL would, which SSL_CERT_FILE and SSL_CERT_DIR change."""
@@ -200,13 +210,15 @@ class Http:
             known = self._proxies[server.scheme, server.host] = "" if proxy_bypass(server.host) else proxy
         return known
 
-    def _failure(self, handle: pycurl.Curl, error: pycurl.error, url: str, proxy: str) -> Failure:
-        """Return what a number of libcurl means."""
+    def _failure(self, handle: pycurl.Curl, error: pycurl.error, url: str, proxy: str) -> Failure | None:
+        """Return what a number of libcurl means; None for a connection by which too little comes."""
         number, words = error.args
         if number in _CONNECTING or (
             number == pycurl.E_OPERATION_TIMEDOUT and not handle.getinfo(pycurl.PRETRANSFER_TIME)
         ):
             return self._not_connected(handle, number, url, proxy)
+        if number == pycurl.E_OPERATION_TIMEDOUT:
+            return None
         if number in _REPLIES:
             return _REPLIES[number]
         return invalid("Content-Length") if "Content-Length" in words else NONSENSE
@@ -259,87 +271,63 @@ def _origin(url: str) -> _Server:
 class _Exchange:
     """What comes of one request, as libcurl hands it over; *failure* is why the rest is not wanted.
 
-    No callback may raise anything: each returns what ends the transfer.
+    No callback may raise anything: `take_body` returns what ends the transfer. Headers are only gathered, in *lines*,
+    until the body begins: each callback costs as much as the work on a line.
     """
 
     __slots__ = (
-        "_begun",
         "_body",
         "_excess",
         "_has_begun",
         "_headers",
-        "_is_head",
         "_judge",
         "_last",
         "_meter",
         "_most",
-        "_silence",
         "_status",
         "_timeouts",
         "failure",
+        "lines",
     )
 
-    def __init__(self, method: str, judge: Judge, excess: Failure, timeouts: Timeouts, silence: float) -> None:
+    def __init__(self, judge: Judge, excess: Failure, timeouts: Timeouts) -> None:
+        self.lines: list[bytes] = []
         self.failure: Failure | None = None
-        self._is_head = method == "HEAD"
         self._judge = judge
         self._excess = excess
         self._timeouts = timeouts
-        self._silence = silence
         self._status = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
         self._most = 0
         self._has_begun = False
+        self._last = -math.inf
         self._meter: Meter | None = None
-        self._begun = self._last = time.monotonic()
 
-    @property
     def is_explained(self) -> bool:
         """Whether the status tells why there is nothing, whatever became of the body that goes with it."""
+        if not self._has_begun and self.lines and not self.lines[-1].strip():
+            self._begin_body()
         return self._has_begun and self._status >= _NO_SUCCESS
 
-    def reply(self) -> Reply:
-        """Return the reply, now that it is here."""
-        return Reply(self._status, self._headers, memoryview(self._body))
+    def reply(self) -> Reply | None:
+        """Return the reply, now that nothing more comes; None if it is a failure."""
+        if not self._has_begun:
+            self._begin_body()
+        return Reply(self._status, self._headers, memoryview(self._body)) if self.failure is None else None
 
-    def take_header(self, line: bytes) -> int | None:
-        """Take a line; after the last one, decide what of the body is wanted."""
-        self._last = time.monotonic()
-        if self._has_begun:  # what follows a body says nothing
-            return None
-        if line.startswith(b"HTTP/"):
-            words = line.split(None, 2)
-            self._status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-            self._headers = {}
-            return None
-        name, colon, value = line.partition(b":")
-        if colon:
-            self._headers.setdefault(name.strip().lower().decode("latin-1"), value.strip().decode("latin-1"))
-            return None
-        if line.strip() or self._status < 200:  # which says that a reply will come
-            return None
-        return self._begin_body()
-
-    def _begin_body(self) -> int | None:
-        self._has_begun = True
-        self._meter = Meter(self._timeouts)
-        length = self._headers.get("content-length", "")
-        try:
-            if self._status < _NO_SUCCESS:
-                self._most = self._judge(self._status, self._headers)
-            else:
-                self._most = MAX_ERROR_NBYTES
-                if length.isdecimal() and int(length) > self._most and not self._is_head:
-                    return -1
-        except FailedRequest as error:
-            self.failure = error.failure
-            return None if self._is_head else -1
-        return None
+    def stalled(self, silence: float) -> Failure:
+        """Return what it is called that too little comes."""
+        return SLOW if time.monotonic() - self._last < silence else SILENT
 
     def take_body(self, data: bytes) -> int | None:
-        """Take some of the body."""
+        """Take some of the body; before the first of it, decide what of it is wanted."""
         self._last = time.monotonic()
+        if not self._has_begun:
+            self._begin_body()
+            self._meter = Meter(self._timeouts)
+        if self.failure is not None:
+            return -1
         if len(self._body) + len(data) > self._most:
             if self._status < _NO_SUCCESS:
                 self.failure = self._excess
@@ -350,16 +338,26 @@ class _Exchange:
             return -1
         return None
 
-    def check(self, *_: float) -> int:
-        """End the transfer if the server says nothing for too long, or does not get to the end of the headers."""
-        now = time.monotonic()
-        is_late = (
-            not self._has_begun and now - self._begun > self._silence + self._timeouts.connect + self._timeouts.grace
-        )
-        if is_late or now - self._last > self._silence:
-            self.failure = SILENT
-            return 1
-        return 0
+    def _begin_body(self) -> None:
+        """Read the headers; what follows a body says nothing, nor does a reply that says that another one comes."""
+        self._has_begun = True
+        for line in b"".join(self.lines).decode("latin-1").split("\r\n"):
+            if line.startswith("HTTP/"):
+                words = line.split(None, 2)
+                self._status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+                self._headers = {}
+                continue
+            name, colon, value = line.partition(":")
+            if colon:
+                self._headers.setdefault(name.strip().lower(), value.strip())
+        if self._status >= _NO_SUCCESS:
+            length = self._headers.get("content-length", "")
+            self._most = 0 if length.isdecimal() and int(length) > MAX_ERROR_NBYTES else MAX_ERROR_NBYTES
+            return
+        try:
+            self._most = self._judge(self._status, self._headers)
+        except FailedRequest as error:
+            self.failure = error.failure
 
 
 _SUPPRESS_CONNECT_HEADERS: Final = 265
@@ -396,7 +394,6 @@ _UNTRUSTED: Final[Mapping[int, str]] = {
 """By the numbers of OpenSSL (X509_V_ERR)."""
 
 _REPLIES: Final[Mapping[int, Failure]] = {
-    pycurl.E_OPERATION_TIMEDOUT: SILENT,
     pycurl.E_PARTIAL_FILE: TRUNCATED,
     pycurl.E_GOT_NOTHING: BROKEN,
     pycurl.E_RECV_ERROR: BROKEN,

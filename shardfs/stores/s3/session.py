@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 import boto3
 import botocore.exceptions
 from botocore import UNSIGNED, xform_name
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.credentials import Credentials
@@ -30,6 +29,7 @@ from shardfs.stores.objects.options import S3Options
 from shardfs.stores.objects.pace import Timeouts
 from shardfs.stores.s3.failures import NO_CREDENTIALS, failures
 from shardfs.stores.s3.replies import check_headers, read_xml
+from shardfs.stores.s3.signature import signed_headers
 
 _DEFAULT_REGION: Final = "us-east-1"
 _RENEWAL_SECONDS: Final = 10.0
@@ -97,10 +97,9 @@ class S3Session:
         credentials = self.libraries.credentials
         if credentials is None:
             return headers
-        request = AWSRequest(method, url, dict(headers))
         with failures(self.endpoint_url, self.region):
-            S3SigV4Auth(credentials.get_frozen_credentials(), "s3", self.region).add_auth(request)
-        return dict(request.headers.items())
+            key = credentials.get_frozen_credentials()  # which renews them if they are about to expire
+        return signed_headers(key, self.region, method, url, headers)
 
     @contextmanager
     def _sending(self) -> Iterator["Libraries"]:
