@@ -132,7 +132,8 @@ class Client:
         fetched = self.send(request, attempt)
         if isinstance(fetched, Failure):
             return self._get_otherwise(key, part, etag, request, fetched)
-        self.count(bytes_received=fetched.data.nbytes)
+        with self._lock:
+            self.counts.bytes_received += fetched.data.nbytes
         return fetched
 
     def _get_otherwise(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from errno import ECONNREFUSED, EHOSTUNREACH, ENETUNREACH
 from typing import Final, NamedTuple
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import pycurl
@@ -32,7 +32,7 @@ from shardfs.stores.objects.failures import (
     Failure,
     invalid,
 )
-from shardfs.stores.objects.pace import Meter, Timeouts
+from shardfs.stores.objects.pace import Timeouts
 from shardfs.version import __version__
 
 Judge = Callable[[int, Mapping[str, str]], int]
@@ -81,8 +81,8 @@ class Http:
     def __init__(self, timeouts: Timeouts, certificates: str | None = None) -> None:
         self.timeouts = timeouts
         self._certificates = certificates
-        self._idle: list[pycurl.Curl] = []
-        self._proxies: dict[tuple[str, str], str] = {}
+        self._idle: list[_Link] = []
+        self._proxies: dict[str, str] = {}
 
     def send(
         self,
@@ -102,22 +102,18 @@ class Http:
         how many seconds the server may say nothing.
         """
         first = origin = _origin(url)
-        if any(map(_CONTROL.search, headers.values())):
+        if _CONTROL.search("".join(headers.values())):
             raise FailedRequest(NONSENSE)
         silence = self.timeouts.reading if silence is None else silence
         for _ in range(_MAX_REDIRECTS + 1):
             signed = sign(method, url, headers) if sign is not None and origin == first else headers
-            exchange = _Exchange(judge, excess, self.timeouts)
-            reply = self._perform(method, url, origin, signed, exchange, silence)
-            to = reply.headers.get("location")
-            if reply.status not in _REDIRECTS or to is None or "x-amz-bucket-region" in reply.headers:
+            reply = self._perform(method, url, signed, self._proxy_of(origin), silence, judge, excess)
+            if reply.status not in _REDIRECTS:
                 return reply
-            try:
-                url = urlsplit(urljoin(url, to)).geturl()
-            except ValueError:
-                raise FailedRequest(NO_URL) from None
-            if origin.scheme == "https" and urlsplit(url).scheme != "https":
-                raise FailedRequest(LESS_SAFE)
+            to = reply.headers.get("location")
+            if to is None or "x-amz-bucket-region" in reply.headers:
+                return reply
+            url = _redirected(url, to)
             origin = _origin(url)
         raise FailedRequest(TOO_MANY_REDIRECTS)
 
@@ -125,108 +121,214 @@ class Http:
         self,
         method: str,
         url: str,
-        server: "_Server",
         headers: Mapping[str, str],
-        exchange: "_Exchange",
+        proxy: str,
         silence: float,
+        judge: Judge,
+        excess: Failure,
     ) -> Reply:
         try:
-            handle = self._idle.pop()
+            link = self._idle.pop()
         except IndexError:
-            handle = pycurl.Curl()
-        proxy = self._proxy_of(server)
-        failure: Failure | None = None
+            link = _Link(self.timeouts, self._certificates)
         try:
-            self._set_up(handle, method, url, proxy, headers, exchange, silence)
-            handle.perform()
-        except pycurl.error as error:
-            if not exchange.is_explained():
-                failure = self._failure(handle, error, url, proxy) or exchange.stalled(silence)
-        except UnicodeError:  # of a name that no host has
-            failure = NO_URL
-        reply = exchange.reply() if failure is None else None
-        failure = exchange.failure or failure
-        if len(self._idle) < _MAX_IDLE:
-            handle.reset()  # which keeps its connections
-            self._idle.append(handle)
-        if reply is None:
-            raise FailedRequest(failure or NONSENSE)
-        return reply
+            return link.perform(method, url, headers, proxy, silence, judge, excess)
+        finally:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(link)
 
-    def _set_up(
+    def _proxy_of(self, origin: str) -> str:
+        """Return the URL of the proxy for a server, as the environment has it; "" if there is none."""
+        known = self._proxies.get(origin)
+        if known is None:
+            parts, proxies = urlsplit(origin), getproxies()
+            proxy = proxies.get(parts.scheme, proxies.get("all")) or ""
+            known = self._proxies[origin] = "" if proxy_bypass(parts.hostname or "") else proxy
+        return known
+
+
+def _origin(url: str) -> str:
+    """Return the part of a URL that names its server."""
+    stop = url.find("/", url.find("://") + 3)
+    return url if stop < 0 else url[:stop]
+
+
+def _redirected(url: str, to: str) -> str:
+    """Return the URL to which a reply from *url* leads; raises `FailedRequest`."""
+    try:
+        parts = urlsplit(urljoin(url, to))
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_server = False
+    if not is_server:
+        raise FailedRequest(NO_URL)
+    if url.startswith("https:") and parts.scheme != "https":
+        raise FailedRequest(LESS_SAFE)
+    return parts.geturl()
+
+
+class _Link:
+    """A handle of libcurl with its connections, set up once, and what comes of the request that it makes.
+
+    No callback may raise anything: `_take_body` returns what ends the transfer. Headers are only gathered, in *lines*,
+    until the body begins: each callback costs as much as the work on a line.
+    """
+
+    def __init__(self, timeouts: Timeouts, certificates: str | None) -> None:
+        self._timeouts = timeouts
+        self._certificates = certificates
+        self._handle = pycurl.Curl()
+        self._is_head = False
+        self._proxy = ""
+        self._silence = -1.0
+        self._lines: list[bytes] = []
+        self._begin(_refuse, NONSENSE)
+        self._set_up()
+
+    def perform(
         self,
-        handle: pycurl.Curl,
         method: str,
         url: str,
-        proxy: str,
         headers: Mapping[str, str],
-        exchange: "_Exchange",
+        proxy: str,
         silence: float,
-    ) -> None:
-        set_option = handle.setopt
-        set_option(pycurl.URL, url)
+        judge: Judge,
+        excess: Failure,
+    ) -> Reply:
+        """Make a request, and return the reply; raises `FailedRequest`."""
+        handle = self._handle
+        self._begin(judge, excess)
+        failure: Failure | None = None
+        try:
+            handle.setopt(pycurl.URL, url)
+            handle.setopt(pycurl.HTTPHEADER, [f"{n}: {value}".encode("latin-1") for n, value in headers.items()])
+            if self._is_head != (method == "HEAD") or self._proxy != proxy or self._silence != silence:
+                self._change(method == "HEAD", proxy, silence)
+            handle.perform()
+        except pycurl.error as error:
+            if not self._is_explained():
+                failure = self._failed(error, url, silence)
+        except UnicodeError:  # of a name that no host has
+            failure = NO_URL
+        if failure is None and not self._has_begun:
+            self._read_headers()
+        failure = self._failure or failure
+        reply = Reply(self._status, self._headers, memoryview(self._body))
+        self._begin(_refuse, NONSENSE)  # so that nothing here keeps a body
+        if failure is not None:
+            raise FailedRequest(failure)
+        return reply
+
+    def _set_up(self) -> None:
+        """Set what is the same for all requests."""
+        timeouts, set_option = self._timeouts, self._handle.setopt
         set_option(pycurl.PATH_AS_IS, 1)
         set_option(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         set_option(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-        set_option(pycurl.HTTPHEADER, [f"{name}: {value}".encode("latin-1") for name, value in headers.items()])
         set_option(pycurl.USERAGENT, _AGENT)
-        if method == "HEAD":
-            set_option(pycurl.NOBODY, 1)
-        set_option(pycurl.PROXY, proxy)
-        set_option(pycurl.NOPROXY, "")  # `_proxy_of` has looked at that
-        if proxy:
-            set_option(_SUPPRESS_CONNECT_HEADERS, 1)
-        if url.startswith("https"):
-            self._trust(handle)
+        set_option(pycurl.PROXY, "")
+        set_option(pycurl.NOPROXY, "")  # `Http` has looked at that
+        set_option(_SUPPRESS_CONNECT_HEADERS, 1)
         set_option(pycurl.NOSIGNAL, 1)
         set_option(pycurl.MAXCONNECTS, _MAX_CONNECTIONS)
         set_option(pycurl.BUFFERSIZE, _BUFFER_NBYTES)
-        set_option(pycurl.CONNECTTIMEOUT_MS, max(1, round(self.timeouts.connect * 1000)))
-        set_option(pycurl.TIMEOUT_MS, max(1, round(self.timeouts.whole * 1000)))
-        set_option(pycurl.LOW_SPEED_TIME, max(1, round(silence)))
-        set_option(pycurl.LOW_SPEED_LIMIT, min(max(1, round(self.timeouts.rate)), _MOST_RATE))
-        set_option(pycurl.HEADERFUNCTION, exchange.lines.append)
-        set_option(pycurl.WRITEFUNCTION, exchange.take_body)
-
-    def _trust(self, handle: pycurl.Curl) -> None:
-        """Name the certificates to trust: those that OpenSSL would, which SSL_CERT_FILE and SSL_CERT_DIR change."""
+        set_option(pycurl.CONNECTTIMEOUT_MS, max(1, round(timeouts.connect * 1000)))
+        set_option(pycurl.TIMEOUT_MS, max(1, round(timeouts.whole * 1000)))
+        set_option(pycurl.LOW_SPEED_LIMIT, min(max(1, round(timeouts.rate)), _MOST_RATE))
+        set_option(pycurl.HEADERFUNCTION, self._lines.append)
+        set_option(pycurl.WRITEFUNCTION, self._take_body)
         if self._certificates is not None:
-            handle.setopt(pycurl.CAINFO, self._certificates)
+            set_option(pycurl.CAINFO, self._certificates)
             return
-        paths = ssl.get_default_verify_paths()
+        paths = ssl.get_default_verify_paths()  # which SSL_CERT_FILE and SSL_CERT_DIR change
         if paths.cafile is not None:
-            handle.setopt(pycurl.CAINFO, paths.cafile)
+            set_option(pycurl.CAINFO, paths.cafile)
         if paths.capath is not None:
-            handle.setopt(pycurl.CAPATH, paths.capath)
+            set_option(pycurl.CAPATH, paths.capath)
         if paths.cafile is None and paths.capath is None:
-            handle.setopt(pycurl.SSL_OPTIONS, pycurl.SSLOPT_NATIVE_CA)
+            set_option(pycurl.SSL_OPTIONS, pycurl.SSLOPT_NATIVE_CA)
 
-    def _proxy_of(self, server: "_Server") -> str:
-        """Return the URL of the proxy for a server, as the environment has it; "" if there is none."""
-        known = self._proxies.get((server.scheme, server.host))
-        if known is None:
-            proxies = getproxies()
-            proxy = proxies.get(server.scheme, proxies.get("all")) or ""
-            known = self._proxies[server.scheme, server.host] = "" if proxy_bypass(server.host) else proxy
-        return known
+    def _change(self, is_head: bool, proxy: str, silence: float) -> None:
+        """Set what is seldom different from the request before."""
+        self._is_head, self._proxy, self._silence = is_head, proxy, silence
+        self._handle.setopt(pycurl.NOBODY if is_head else pycurl.HTTPGET, 1)
+        self._handle.setopt(pycurl.PROXY, proxy)
+        self._handle.setopt(pycurl.LOW_SPEED_TIME, max(1, round(silence)))
 
-    def _failure(self, handle: pycurl.Curl, error: pycurl.error, url: str, proxy: str) -> Failure | None:
-        """Return what a number of libcurl means; None for a connection by which too little comes."""
+    def _begin(self, judge: Judge, excess: Failure) -> None:
+        """Forget the last request."""
+        self._lines.clear()
+        self._judge = judge
+        self._excess = excess
+        self._failure: Failure | None = None
+        self._has_begun = False
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._most = 0
+        self._began = self._last = -math.inf
+
+    def _take_body(self, data: bytes) -> int | None:
+        """Take some of the body; before the first of it, decide what of it is wanted."""
+        self._last = now = time.monotonic()
+        if not self._has_begun:
+            self._began = now
+            self._read_headers()
+        body = self._body
+        if self._failure is not None:
+            return -1
+        if len(body) + len(data) > self._most:
+            if self._status < _NO_SUCCESS:
+                self._failure = self._excess
+            return -1
+        body += data
+        if self._timeouts.is_too_slow(len(body), now - self._began):
+            self._failure = SLOW
+            return -1
+        return None
+
+    def _read_headers(self) -> None:
+        """Read the headers; what follows a body says nothing, nor does a reply that says that another one comes."""
+        self._has_begun = True
+        headers = self._headers
+        for line in b"".join(self._lines).decode("latin-1").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                headers.setdefault(name.lower().rstrip(), value.strip())
+            elif line.startswith("HTTP/"):
+                words = line.split(None, 2)
+                self._status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+                headers.clear()
+        if self._status >= _NO_SUCCESS:
+            length = headers.get("content-length", "")
+            self._most = 0 if length.isdecimal() and int(length) > MAX_ERROR_NBYTES else MAX_ERROR_NBYTES
+            return
+        try:
+            self._most = self._judge(self._status, headers)
+        except FailedRequest as error:
+            self._failure = error.failure
+
+    def _is_explained(self) -> bool:
+        """Whether the status tells why there is nothing, whatever became of the body that goes with it."""
+        if not self._has_begun and self._lines and not self._lines[-1].strip():
+            self._read_headers()
+        return self._has_begun and self._status >= _NO_SUCCESS
+
+    def _failed(self, error: pycurl.error, url: str, silence: float) -> Failure:
+        """Return what a number of libcurl means."""
         number, words = error.args
-        if number in _CONNECTING or (
-            number == pycurl.E_OPERATION_TIMEDOUT and not handle.getinfo(pycurl.PRETRANSFER_TIME)
-        ):
-            return self._not_connected(handle, number, url, proxy)
-        if number == pycurl.E_OPERATION_TIMEDOUT:
-            return None
+        is_late = number == pycurl.E_OPERATION_TIMEDOUT
+        if number in _CONNECTING or (is_late and not self._handle.getinfo(pycurl.PRETRANSFER_TIME)):
+            return self._not_connected(number, url)
+        if is_late:
+            return SLOW if time.monotonic() - self._last < silence else SILENT
         if number in _REPLIES:
             return _REPLIES[number]
         return invalid("Content-Length") if "Content-Length" in words else NONSENSE
 
-    def _not_connected(self, handle: pycurl.Curl, number: int, url: str, proxy: str) -> Failure:
+    def _not_connected(self, number: int, url: str) -> Failure:
         """Return why a connection could not be made."""
-        parts = urlsplit(url)
-        endpoint = f"{parts.scheme}://{parts.netloc}"
+        endpoint, handle = _origin(url), self._handle
         if number in (pycurl.E_SSL_CACERT, pycurl.E_SSL_CACERT_BADFILE):
             result = handle.getinfo(pycurl.SSL_VERIFYRESULT)
             variable = "SSL_CERT_FILE" if self._certificates is None else "AWS_CA_BUNDLE"
@@ -234,12 +336,14 @@ class Http:
             reason = _UNTRUSTED.get(result, unknown) if number == pycurl.E_SSL_CACERT else _NO_CERTIFICATES
             return Failure(Cause.NOT_TRUSTED, f"{endpoint} is not trusted: {reason}")
         where = endpoint
-        if proxy:
-            shown = urlsplit(proxy if "://" in proxy else f"//{proxy}").netloc.rpartition("@")[2]  # without a password
-            where = f"the proxy {shown} ({parts.scheme.upper()}_PROXY), through which {endpoint} is asked,"
+        if self._proxy:
+            full = self._proxy if "://" in self._proxy else f"//{self._proxy}"
+            shown = urlsplit(full).netloc.rpartition("@")[2]  # without a password
+            variable = f"{endpoint.partition(':')[0].upper()}_PROXY"
+            where = f"the proxy {shown} ({variable}), through which {endpoint} is asked,"
         if number == pycurl.E_OPERATION_TIMEDOUT:
             reason, is_silent = SILENT.reason, True
-        elif proxy and handle.getinfo(pycurl.HTTP_CONNECTCODE) >= _NO_SUCCESS:
+        elif self._proxy and handle.getinfo(pycurl.HTTP_CONNECTCODE) >= _NO_SUCCESS:
             reason, is_silent = "it does not connect to the server", False
         else:
             reason = _CONNECTING[number] or _ERRNOS.get(handle.getinfo(pycurl.OS_ERRNO), "")
@@ -248,116 +352,9 @@ class Http:
         return Failure(Cause.NOT_SENT, what, is_silent=is_silent)
 
 
-class _Server(NamedTuple):
-    """To whom a connection is."""
-
-    scheme: str
-    host: str
-    port: int | None
-
-
-def _origin(url: str) -> _Server:
-    """Return the server of a URL; raises `FailedRequest`."""
-    try:
-        parts: SplitResult = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or parts.scheme not in ("http", "https"):
-        raise FailedRequest(NO_URL)
-    return _Server(parts.scheme, host, port)
-
-
-class _Exchange:
-    """What comes of one request, as libcurl hands it over; *failure* is why the rest is not wanted.
-
-    No callback may raise anything: `take_body` returns what ends the transfer. Headers are only gathered, in *lines*,
-    until the body begins: each callback costs as much as the work on a line.
-    """
-
-    __slots__ = (
-        "_body",
-        "_excess",
-        "_has_begun",
-        "_headers",
-        "_judge",
-        "_last",
-        "_meter",
-        "_most",
-        "_status",
-        "_timeouts",
-        "failure",
-        "lines",
-    )
-
-    def __init__(self, judge: Judge, excess: Failure, timeouts: Timeouts) -> None:
-        self.lines: list[bytes] = []
-        self.failure: Failure | None = None
-        self._judge = judge
-        self._excess = excess
-        self._timeouts = timeouts
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        self._body = bytearray()
-        self._most = 0
-        self._has_begun = False
-        self._last = -math.inf
-        self._meter: Meter | None = None
-
-    def is_explained(self) -> bool:
-        """Whether the status tells why there is nothing, whatever became of the body that goes with it."""
-        if not self._has_begun and self.lines and not self.lines[-1].strip():
-            self._begin_body()
-        return self._has_begun and self._status >= _NO_SUCCESS
-
-    def reply(self) -> Reply | None:
-        """Return the reply, now that nothing more comes; None if it is a failure."""
-        if not self._has_begun:
-            self._begin_body()
-        return Reply(self._status, self._headers, memoryview(self._body)) if self.failure is None else None
-
-    def stalled(self, silence: float) -> Failure:
-        """Return what it is called that too little comes."""
-        return SLOW if time.monotonic() - self._last < silence else SILENT
-
-    def take_body(self, data: bytes) -> int | None:
-        """Take some of the body; before the first of it, decide what of it is wanted."""
-        self._last = time.monotonic()
-        if not self._has_begun:
-            self._begin_body()
-            self._meter = Meter(self._timeouts)
-        if self.failure is not None:
-            return -1
-        if len(self._body) + len(data) > self._most:
-            if self._status < _NO_SUCCESS:
-                self.failure = self._excess
-            return -1
-        self._body += data
-        if self._meter is not None and self._meter.is_slow_after(len(data)):
-            self.failure = SLOW
-            return -1
-        return None
-
-    def _begin_body(self) -> None:
-        """Read the headers; what follows a body says nothing, nor does a reply that says that another one comes."""
-        self._has_begun = True
-        for line in b"".join(self.lines).decode("latin-1").split("\r\n"):
-            if line.startswith("HTTP/"):
-                words = line.split(None, 2)
-                self._status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
-                self._headers = {}
-                continue
-            name, colon, value = line.partition(":")
-            if colon:
-                self._headers.setdefault(name.strip().lower(), value.strip())
-        if self._status >= _NO_SUCCESS:
-            length = self._headers.get("content-length", "")
-            self._most = 0 if length.isdecimal() and int(length) > MAX_ERROR_NBYTES else MAX_ERROR_NBYTES
-            return
-        try:
-            self._most = self._judge(self._status, self._headers)
-        except FailedRequest as error:
-            self.failure = error.failure
+def _refuse(status: int, headers: Mapping[str, str]) -> int:
+    """Want nothing: no request is being made."""
+    return 0
 
 
 _SUPPRESS_CONNECT_HEADERS: Final = 265

@@ -89,6 +89,8 @@ class Trouble:
 
     def note(self, failure: Failure | None, began: float, now: float) -> None:
         """Note how an attempt ended that *began* then; None stands for success."""
+        if failure is None and self._began is None:
+            return
         with self._lock:
             if failure is not None and (failure.is_silent or failure.is_throttling):
                 if not self._lasts(now):
@@ -99,6 +101,8 @@ class Trouble:
 
     def is_old(self) -> bool:
         """Whether it lasts for so long that nobody should wait as long for the server as usual."""
+        if self._began is None:
+            return False
         now = time.monotonic()
         with self._lock:
             return self._lasts(now) and now - (self._began or 0.0) >= self._patience

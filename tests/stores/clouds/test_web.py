@@ -185,8 +185,9 @@ async def test_a_reply_that_is_not_what_was_asked_for_is_an_error(web: Web, faul
 async def test_a_reply_that_comes_too_slowly_is_given_up(web: Web) -> None:
     place = CloudLocation.parse(f"{web.url}/image.zarr")
     client = client_of(place, Timeouts(grace=0.0, rate=1e15))
+    (web.root / "image.zarr/large").write_bytes(bytes(2**22))  # which comes in several pieces
     with pytest.raises(UnreachableError, match="too slowly"):
-        await client.get("zarr.json", Range(0, 10))
+        await client.get("large", Range(0, 2**22))
     assert [method for method, _, _ in web.asked()] == ["GET", "GET"]
 
 
