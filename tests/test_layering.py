@@ -174,12 +174,25 @@ def test_the_format_is_pure() -> None:
             assert not {name.split(".")[0] for name in imported(module)} & IMPURE, module
 
 
+PROGRAM_OF_A_FORMAT = SOURCE / "formats/hdf5/library"
+"""A program by itself, beside shardfs, of which it imports nothing."""
+
+
+def test_a_program_beside_shardfs_imports_nothing_of_it() -> None:
+    modules = [module for module in trees() if PROGRAM_OF_A_FORMAT in module.parents]
+    assert modules
+    inside = PROGRAM_OF_A_FORMAT.relative_to(SOURCE.parent).as_posix().replace("/", ".")
+    for module in modules:
+        assert all(name.startswith(inside) or not name.startswith("shardfs") for name in imported(module)), module
+
+
 def test_what_a_format_parses_is_pure() -> None:
     """Its `FORMAT` and its stores read files; all else of it takes bytes, and imports nothing of stores."""
     for module, tree in trees().items():
         names = set(imported(module))
         is_store = any(name.startswith(("shardfs.stores", "shardfs.formats.virtual", "trio")) for name in names)
-        if room_of(module) == "formats" and module.name != "__init__.py" and not is_store:
+        is_program = PROGRAM_OF_A_FORMAT in module.parents
+        if room_of(module) == "formats" and module.name != "__init__.py" and not is_store and not is_program:
             assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree)), module
             assert not {name.split(".")[0] for name in names} & (IMPURE - {"os"}), module
 
@@ -190,7 +203,9 @@ COMMON_WORDS = {"zarr2", "zarr3", "n5", "references"}
 """Names in the table that Zarr and its programs have, too."""
 WRITES_REFERENCES = {"bulk/icechunk.py", "bulk/parquet.py", "bulk/refs.py", "cli/refs.py", "api/functions.py"}
 """What `shardfs refs` writes is named in these."""
-PROGRAMS = {"cli/clients.py": "tensorstore, driver neuroglancer_precomputed"}
+PROGRAMS = {
+    "cli/clients.py": {"tensorstore, driver neuroglancer_precomputed", "File > Import > HDF5/N5/Zarr/OME-NGFF, /mnt/x"}
+}
 """Programs that are called after a format."""
 
 
@@ -205,7 +220,7 @@ def test_nobody_else_names_a_format() -> None:
         within = {name for name in imported(module) if name.startswith("shardfs.formats.") and name in modules}
         assert not within, f"{module} imports {within}: import from shardfs.formats"
         path = module.relative_to(SOURCE).as_posix()
-        for text in strings_of(tree) - {PROGRAMS.get(path, "")}:
+        for text in strings_of(tree) - PROGRAMS.get(path, set()):
             is_command = text == "info" and room_of(module) in ("cli", "__init__")
             assert is_command or text not in documents_of_formats, f"{module} names the document {text} of a format"
             named = {word for word in words if re.search(rf"\b{word}\b", text, re.IGNORECASE)}

@@ -16,12 +16,13 @@ from shardfs.cli.options import array_argument, command, draft_option, json_opti
 from shardfs.cli.output import complain, progress, show, table
 from shardfs.cli.sources import source_options
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.maintenance.walk import among_shards, array_nodes, what_else
+from shardfs.dataset.maintenance.walk import among_shards, array_nodes, note_on, what_else
 from shardfs.errors import counted, first_of, size
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json
 from shardfs.format.dtype import type_name
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.formats import VirtualStore
 from shardfs.stores.url import StoreOptions
 
 _MAX_NAMED: Final = 3
@@ -56,12 +57,14 @@ def info(
     found, instead, contradictions = in_session(
         source, store_options, partial(_look, array=array, name=source, options=told), draft=draft
     )
+    is_virtual = found.pop("is_virtual")
     lines: Sequence[str]
     if tools:
         lines = _render_advice(found["tools"])
     else:
         described = found["arrays"]
-        lines = _render_table(described) if array is None else _render_array(described[0])
+        lines = _render_table(described, is_virtual=is_virtual) if array is None else _render_array(described[0])
+        lines = [*lines, f"note: {found['note']}"] if "note" in found else lines
     show(found, lines if instead is None else [f"There are no Zarr v3 arrays here: {instead}."], as_json=as_json)
     if as_json and instead is not None:
         complain(f"there are no Zarr v3 arrays here: {instead}")
@@ -88,6 +91,9 @@ async def _look(
         found = {"arrays": await describe_source(source, array, progress=progress)}
     instead = await what_else(source) if not any(found.values()) else None
     is_v2 = array is not None and any("zarr_format" in item for item in found.get("arrays", ()))
+    found["is_virtual"] = isinstance(source.store, VirtualStore)
+    if found["is_virtual"] and array is None and (note := await note_on(source)) is not None:
+        found["note"] = note
     return found, instead, [] if is_v2 else await _contradictions(source, array)
 
 
@@ -142,7 +148,7 @@ async def advise(source: Source, array: str | None, name: str, options: StoreOpt
     return items
 
 
-def _render_table(described: Sequence[Described]) -> list[str]:
+def _render_table(described: Sequence[Described], *, is_virtual: bool) -> list[str]:
     header = ("path", "shape", "dtype", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio", "view")
     same = ("dtype", "inner chunk", "shard", "codecs", "view")
     spare = ("ratio", "codecs", "view", "dtype", "shard")
@@ -178,7 +184,7 @@ def _render_table(described: Sequence[Described]) -> list[str]:
     lines.append(f"{total}, ratio {ratio}" if ratio else total)
     if any("zarr_format" in item for item in described):
         lines.append("Arrays of Zarr v2 are shown as they are, in every view.")
-    elif {item["sharded"] for item in described if "sharded" in item} == {False}:
+    elif {item["sharded"] for item in described if "sharded" in item} == {False} and not is_virtual:
         lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
     lines.append(
         "`shardfs info SOURCE ARRAY` describes one array; `shardfs info --tools SOURCE` shows how to mount it for each "

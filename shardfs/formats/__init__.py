@@ -122,6 +122,7 @@ _TABLE: Final = (
     "shardfs.formats.wkw",
     "shardfs.formats.b2nd",
     "shardfs.formats.references",
+    "shardfs.formats.hdf5",
     "shardfs.formats.icechunk",
     "shardfs.formats.zip",
     "shardfs.formats.n5",

@@ -407,14 +407,9 @@ MAX_TOP: Final = 1000
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """The names of documents of Zarr, in either version."""
 
-MAGIC_NBYTES: Final = 8
-"""How many bytes at the beginning of a file show its format."""
 
-
-def file_format(name: str, first: bytes) -> str:
-    """Say what a file given as a source is, and what to do; *first* are its first `MAGIC_NBYTES`."""
-    if first.startswith(b"\x89HDF"):
-        return "an HDF5 file; h5py and programs for netCDF read it without a mount"
+def file_format(name: str) -> str:
+    """Say what a file given as a source is, of which no format takes it, and what to do."""
     if name.rpartition("/")[2] in DOCUMENTS:
         return "a document of Zarr; SOURCE is the folder that it is in"
     return "a file; SOURCE is the folder of an array, a group or several"

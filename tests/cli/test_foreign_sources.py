@@ -136,7 +136,7 @@ def test_a_source_of_another_format_says_what_makes_zarr_v3_of_it(tmp_path: Path
 
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "data.zarr.zip": (lambda path: path.write_bytes(b"PK\3\4"), "it is no ZIP file, or its end is missing"),
-    "data.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)), "is an HDF5 file"),
+    "data.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)), "libhdf5 cannot read it"),
     "zarr.json": (lambda path: path.write_text("{}"), "is a document of Zarr; SOURCE is the folder that it is in"),
     "notes.txt": (lambda path: path.write_text("text"), "is a file; SOURCE is the folder of"),
     "nothing.bin": (lambda path: path.write_bytes(b""), "is a file; SOURCE is the folder of"),

@@ -330,7 +330,7 @@ class WebStore(WebFiles):
         """Say what has the name of the source, which has no document."""
         name = self.url.rpartition("/")[2]
         if name in DOCUMENTS:
-            return f"{self.url} is {file_format(name, b'')}"
+            return f"{self.url} is {file_format(name)}"
         return (
             f"there is no {DOCUMENT} at {self.url}, nor a document of another format: web servers list nothing, so "
             f"SOURCE must be the URL of {self._outline_of.sources}"

@@ -24,7 +24,6 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import (
     INODE_BITS,
-    MAGIC_NBYTES,
     MAX_TOP,
     Address,
     Buffer,
@@ -319,7 +318,7 @@ class LocalReader:
         except FileNotFoundError:
             raise SourceError(f"{root} does not exist{_what_is_missing(self.root)}") from None
         except NotADirectoryError:
-            raise SourceError(f"{root} is {file_format(self.root, _first_bytes(self.root))}") from None
+            raise SourceError(f"{root} is {file_format(self.root)}") from None
         except OSError as error:
             way_out = _WAYS_OUT.get(error.errno or 0, "")
             raise SourceError(f"{root} cannot be read: {error.strerror}{way_out}") from None
@@ -464,10 +463,3 @@ def _entry_kind(entry: os.DirEntry[str]) -> Kind:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIRECTORY
     return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.SPECIAL
-
-
-def _first_bytes(path: str) -> bytes:
-    with suppress(OSError):
-        descriptor = Descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        return os.read(descriptor.fd, MAGIC_NBYTES)
-    return b""

@@ -25,7 +25,7 @@ from shardfs.errors import (
     UnsupportedError,
     printable,
 )
-from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Kind, ListedName, file_format
+from shardfs.stores.base import MAX_TOP, Kind, ListedName, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.objects.requests import (
     DOCUMENT,
@@ -100,10 +100,10 @@ async def _what_is_there(client: S3Client) -> str:
     """Say what is stored under the name of the source, if nothing is below it."""
     location = client.location
     try:
-        first = await client.of_bucket().get(location.prefix, Range(0, MAGIC_NBYTES))
+        await client.of_bucket().get(location.prefix, Range(0, 1))
     except ShardfsError:
         return f"nothing is stored at {location.url}; to create something there, mount a prefix above it"
-    return f"{location.url} is {file_format(location.url, bytes(first.data))}"
+    return f"{location.url} is {file_format(location.url)}"
 
 
 @dataclass(frozen=True, slots=True)

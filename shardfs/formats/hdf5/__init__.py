@@ -1,0 +1,53 @@
+"""HDF5 and netCDF-4: a file whose groups and datasets are shown as Zarr v3, with chunks as they are stored.
+
+- the process in which h5py and libhdf5 run, beside shardfs: `library`, and its other end, `process`
+- a dataset as an array, and its filters as codecs: `arrays`, `filters`
+- the keys: `contents`
+"""
+
+from importlib.util import find_spec
+from typing import Final
+
+from shardfs.errors import SourceError
+from shardfs.formats import Candidate, FileSource, Format, TreeStore
+from shardfs.formats.hdf5.contents import Hdf5Contents
+from shardfs.stores.base import Reader, Snapshot
+from shardfs.stores.url import how_to_install
+
+_SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
+
+
+class Hdf5(Format):
+    """Files of HDF5."""
+
+    name = "hdf5"
+    suffixes = (".h5", ".hdf5", ".he5", ".nc", ".nc4")
+
+    def takes(self, source: Candidate) -> bool:
+        """Whether *source* may be of HDF5: by its name, as there may be something before its signature, or by that."""
+        return source.is_file and (source.first.startswith(_SIGNATURE) or super().takes(source))
+
+    def open(self, source: FileSource) -> Reader:
+        """Return what is in the file."""
+        if find_spec("h5py") is None:
+            raise SourceError(f"{source.url} needs h5py; install it with: {how_to_install('hdf5')}")
+        return Hdf5Store(source.url, source.files, source.name, _load, ttl=source.ttl, part="part")
+
+
+class Hdf5Store(TreeStore):
+    """A file of HDF5."""
+
+    async def note(self) -> str | None:
+        """Say what is skipped."""
+        contents = (await self._current()).contents
+        assert isinstance(contents, Hdf5Contents)
+        return await contents.note()
+
+
+async def _load(snapshot: Snapshot) -> Hdf5Contents:
+    contents = Hdf5Contents(snapshot)
+    await contents.begin()
+    return contents
+
+
+FORMAT: Final = Hdf5()

@@ -1,0 +1,430 @@
+"""What is in one version of an HDF5 file, as keys of Zarr."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import CorruptionError, MetadataError
+from shardfs.format.document import Json
+from shardfs.formats import BrokenPart, InlinePart, MadePart, RangePart
+from shardfs.formats.hdf5.arrays import Coords, Hdf5Array, group_document, parse_array
+from shardfs.formats.hdf5.process import LibraryProcess
+from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot, join_key
+
+log = logging.getLogger(__name__)
+
+DOCUMENT: Final = "zarr.json"
+CHUNKS: Final = "c"
+
+MAX_CHUNKS: Final = 2**23
+"""How many stored chunks an array may have: those of one are in memory at a time, in 24 bytes each."""
+
+_MAX_INDEXES_NBYTES: Final = 256 * 2**20
+_MAX_TEXTS_NBYTES: Final = 32 * 2**20
+_MAX_NODES: Final = 8192
+_SMALL_GRID: Final = 50_000
+_MAX_LOOKUPS: Final = 8
+_MAX_NOTED: Final = 1000
+_DIGITS: Final = 18
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Recent(Generic[K, V]):
+    """What was used last, as much of it as *limit* allows by the sizes that are given."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: K) -> V | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def keep(self, key: K, value: V, size: int = 1) -> None:
+        self._size += size - self._kept.pop(key, (None, 0))[1]
+        self._kept[key] = value, size
+        while self._size > self._limit and len(self._kept) > 1:
+            self._size -= self._kept.popitem(last=False)[1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hdf5Node:
+    """A name: a group if *array* is None; nothing that is shown, for a *reason*, if there is one."""
+
+    array: Hdf5Array | None = None
+    reason: str | None = None
+
+
+_Named = list[tuple[str, _Hdf5Node]]
+_Found = InlinePart | RangePart | MadePart | BrokenPart
+
+_GROUP: Final = _Hdf5Node()
+_NONE: Final = _Hdf5Node(reason="there is no such name")
+
+
+class _ChunkTable:
+    """The chunks of an array that are stored, by position."""
+
+    def __init__(self, parts: Sequence[bytes], nchunks: int) -> None:
+        rows = np.frombuffer(b"".join(parts), "<u8").reshape(-1, 4)
+        if len(rows) and int(rows[:, 0].max()) >= nchunks:
+            raise CorruptionError("an index of chunks has one outside of the grid")
+        self._rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        self._positions: npt.NDArray[np.uint64] = np.ascontiguousarray(self._rows[:, 0])
+        self.nbytes = self._rows.nbytes + self._positions.nbytes
+
+    def find(self, position: int) -> tuple[int, int, int] | None:
+        """Return offset, size and mask of a chunk, None if it is not stored."""
+        at = int(np.searchsorted(self._positions, np.uint64(position)))
+        if at == len(self._positions) or int(self._positions[at]) != position:
+            return None
+        offset, nbytes, mask = self._rows[at, 1:].tolist()
+        return offset, nbytes, mask
+
+    def below(self, start: int, length: int, step: int) -> list[int]:
+        """Return which of the *length* parts, of *step* positions each, from *start* on have chunks."""
+        first, last = np.searchsorted(self._positions, np.array([start, start + length * step], np.uint64))
+        found = (self._positions[first:last] - np.uint64(start)) // np.uint64(step)
+        return list(np.unique(found).tolist())
+
+    def positions(self) -> Iterator[int]:
+        """Yield all positions."""
+        for start in range(0, len(self._positions), 2**16):
+            yield from self._positions[start : start + 2**16].tolist()
+
+
+class Hdf5Contents:
+    """The groups and datasets of the version *snapshot* of a file, as Zarr v3. Each is read when it is asked for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._library = LibraryProcess(snapshot)
+        self._nodes: _Recent[str, _Hdf5Node] = _Recent(_MAX_NODES)
+        self._documents: _Recent[str, bytes] = _Recent(_MAX_TEXTS_NBYTES)
+        self._texts: _Recent[tuple[str, Coords], bytes] = _Recent(_MAX_TEXTS_NBYTES)
+        self._indexes: _Recent[str, _ChunkTable] = _Recent(_MAX_INDEXES_NBYTES)
+        self._lookups: _Recent[str, int] = _Recent(_MAX_NODES)
+
+    async def begin(self) -> None:
+        """Raise the error that prevents reading the file."""
+        await self._document("")
+
+    async def note(self) -> str | None:
+        """Say what is skipped, of the first names of the file; None if that is nothing."""
+        skipped: list[str] = []
+        nlooked = 0
+        pending = [""]
+        while pending and nlooked < _MAX_NOTED:
+            path = pending.pop(0)
+            for name, node in await self._names(path):
+                nlooked += 1
+                key = join_key(path, name)
+                if node.reason is not None and node.reason is not _HIDDEN:
+                    skipped.append(f"{key} ({node.reason})")
+                elif node is _GROUP:
+                    pending.append(key)
+        if not skipped:
+            return None
+        more = f", and {len(skipped) - 3:,} more" if len(skipped) > 3 else ""
+        return f"skipped, as Zarr has no form for it: {'; '.join(skipped[:3])}{more}"
+
+    # What the keys are.
+
+    async def find(self, key: str) -> _Found | None:
+        """Return what the file *key* is; None if there is none."""
+        path, _, name = key.rpartition("/")
+        if name == DOCUMENT:
+            text = await self._document(path)
+            return None if text is None else InlinePart(text)
+        found = await self._place(key)
+        if found is None or not found[1].contains(found[2]):
+            return None
+        return await self._chunk(*found)
+
+    async def is_directory(self, key: str) -> bool:
+        """Whether *key* is a group, an array, or a part of the grid of one that has chunks."""
+        if (await self._node(key)).reason is None:
+            return True
+        found = await self._place(key)
+        if found is None:
+            return False
+        path, array, coords = found
+        return len(coords) < len(array.grid) and (not coords or bool(await self._below(path, array, coords)))
+
+    async def list(self, key: str) -> Sequence[ListedName] | None:
+        """Return the names in a directory; None if there is none."""
+        node = await self._node(key)
+        if node.reason is None:
+            names = [ListedName(DOCUMENT, Kind.FILE)]
+            if node.array is None:
+                found = await self._names(key)
+                names += [ListedName(name, Kind.DIRECTORY) for name, child in found if child.reason is None]
+            elif node.array.has_elements and node.array.nchunks:
+                names.append(ListedName(CHUNKS, Kind.DIRECTORY if node.array.grid else Kind.FILE))
+            return names
+        place = await self._place(key)
+        if place is None or len(place[2]) >= len(place[1].grid):
+            return None
+        path, array, coords = place
+        kind = Kind.FILE if len(coords) == len(array.grid) - 1 else Kind.DIRECTORY
+        below = await self._below(path, array, coords)
+        return [ListedName(str(number), kind) for number in below] if below or not coords else None
+
+    async def walk(self) -> AsyncIterator[str]:
+        """Yield the keys of all files."""
+        pending = [("", _GROUP)]
+        while pending:
+            path, node = pending.pop()
+            yield join_key(path, DOCUMENT)
+            if node.array is None:
+                found = await self._names(path)
+                pending += [(join_key(path, name), child) for name, child in found if child.reason is None]
+                continue
+            for coords in await self._stored(path, node.array):
+                yield "/".join([path, CHUNKS, *map(str, coords)])
+
+    # Nodes.
+
+    async def _document(self, path: str) -> bytes | None:
+        """Return the document of a node; None if nothing is shown there."""
+        text = self._documents.get(path)
+        return (await self._load(path))[1] if text is None else text
+
+    async def _node(self, path: str) -> _Hdf5Node:
+        if not path:
+            return _GROUP
+        node = self._nodes.get(path)
+        if node is not None:
+            return node
+        above, _, name = path.rpartition("/")
+        # What is in an array, or nowhere, costs no question.
+        return (await self._load(path))[0] if not _is_hidden(name) and await self._node(above) is _GROUP else _NONE
+
+    async def _load(self, path: str) -> tuple[_Hdf5Node, bytes | None]:
+        reply = await self._library.ask("node", path=_steps(path))
+        try:
+            node, text = (_NONE, None) if reply.absent is not None else _described(path, reply.value)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise CorruptionError(f"{path or 'the file'} is damaged") from None
+        self._nodes.keep(path, node)
+        if text is not None:
+            self._documents.keep(path, text, len(text))
+        return node, text
+
+    async def _names(self, path: str) -> _Named:
+        """Return all names in a group, with what they are."""
+        found: _Named = []
+
+        def take(part: Json, data: bytes) -> None:
+            for name, described in part:
+                if _is_hidden(name):
+                    node = _Hdf5Node(reason=f"a file cannot have the name {name[:100]!r} here")
+                elif described.get("reason") is not None:
+                    node = _Hdf5Node(reason=str(described["reason"])[:300])
+                elif described["kind"] == "group":
+                    node = _GROUP
+                else:
+                    try:
+                        node = _Hdf5Node(parse_array(described))
+                    except MetadataError as error:
+                        node = _Hdf5Node(reason=str(error))
+                found.append((str(name), node))
+
+        await self._library.ask("listing", take, path=_steps(path))
+        for name, node in found[:_MAX_NODES]:
+            self._nodes.keep(join_key(path, name), node)
+        return found
+
+    async def _place(self, key: str) -> tuple[str, Hdf5Array, Coords] | None:
+        """Return path and array of a key below the chunks of one, and the coordinates in it, all or the first ones."""
+        path, separator, rest = f"/{key}/".rpartition(f"/{CHUNKS}/")
+        if not separator:
+            return None
+        numbers = rest.split("/")[:-1]
+        if not all(len(n) <= _DIGITS and n.isascii() and n.isdigit() and (n == "0" or n[0] != "0") for n in numbers):
+            return None
+        node = await self._node(path[1:])
+        if node.reason is not None or node.array is None or not node.array.has_elements:
+            return None
+        coords = tuple(map(int, numbers))
+        is_within = len(coords) <= len(node.array.grid) and all(
+            at < length for at, length in zip(coords, node.array.grid, strict=False)
+        )
+        return (path[1:], node.array, coords) if is_within and node.array.nchunks else None
+
+    # Chunks.
+
+    async def _chunk(
+        self, path: str, array: Hdf5Array, coords: Coords
+    ) -> InlinePart | RangePart | MadePart | BrokenPart | None:
+        if not array.is_chunked:
+            return await self._row(path, array, coords)
+        entry = await self._entry(path, array, coords)
+        if entry is None:
+            return None
+        if array.varies:
+            return InlinePart(await self._text(path, array, coords))
+        offset, nbytes, mask = entry
+        # At the edge, some writers leave chunks without filters, and no mask says so. Their size does.
+        may_be_raw = array.filters.codecs and nbytes == array.chunk_nbytes and array.is_at_edge(coords)
+        if array.as_stored and not mask and not may_be_raw:
+            return RangePart(offset, nbytes)
+        size = array.filters.stored_nbytes(array.chunk_nbytes)
+        if size is None:
+            return BrokenPart("it is stored without its filters, and nothing but they can be shown")
+        return MadePart(size, partial(self._values, path, array, coords))
+
+    async def _row(self, path: str, array: Hdf5Array, coords: Coords) -> InlinePart | RangePart | MadePart:
+        """Return a chunk of contiguous elements, or of some that are among the metadata of the file."""
+        if array.varies:
+            return InlinePart(await self._text(path, array, coords))
+        if not array.is_exact or array.offset is None:
+            return MadePart(array.chunk_nbytes, partial(self._values, path, array, coords))
+        row = array.row(coords)
+        if not row.npadding:
+            return RangePart(row.offset, row.nbytes)
+        if not row.offset + row.nbytes <= self._snapshot.size:
+            return RangePart(row.offset, row.nbytes)  # which is an error, for who opens it
+
+        async def padded() -> Buffer:
+            data = await self._snapshot.read(row.offset, row.nbytes, (row.offset, row.nbytes))
+            return bytes(data) + bytes(row.npadding)
+
+        return MadePart(array.chunk_nbytes, padded)
+
+    async def _elements(self, path: str, array: Hdf5Array, coords: Coords) -> tuple[Buffer, tuple[int, ...]]:
+        start, counts = array.bounds(coords)
+        own = len(array.shape) - array.ninner
+        reply = await self._library.ask("values", path=_steps(path), start=[*start[:own]], shape=[*counts[:own]])
+        if reply.absent is not None:
+            raise CorruptionError(f"{path} cannot be read: {reply.absent}")
+        return reply.data, counts
+
+    async def _values(self, path: str, array: Hdf5Array, coords: Coords) -> Buffer:
+        data, counts = await self._elements(path, array, coords)
+        try:
+            return array.filters.store(array.padded(data, counts))
+        except ValueError:
+            raise CorruptionError(f"{path} cannot be read: it has other elements than it says") from None
+
+    async def _text(self, path: str, array: Hdf5Array, coords: Coords) -> bytes:
+        text = self._texts.get((path, coords))
+        if text is None:
+            data, counts = await self._elements(path, array, coords)
+            try:
+                text = array.encoded_text(data, counts)
+            except ValueError as error:
+                raise CorruptionError(f"a chunk of {path} is no text in UTF-8: {error}") from None
+            self._texts.keep((path, coords), text, len(text))
+        return text
+
+    async def _entry(self, path: str, array: Hdf5Array, coords: Coords) -> tuple[int, int, int] | None:
+        """Return offset, size and mask of a chunk.
+
+        The first ones of a large array are looked up, as all its index may be much, and far away.
+        """
+        index, nlookups = self._indexes.get(path), self._lookups.get(path) or 0
+        if index is None and array.has_lookup and array.nchunks > _SMALL_GRID and nlookups < _MAX_LOOKUPS:
+            self._lookups.keep(path, nlookups + 1)
+            start = array.bounds(coords)[0][: len(array.shape) - array.ninner]
+            reply = await self._library.ask("chunk", path=_steps(path), start=[*start])
+            match reply.value:
+                case [int(offset), int(nbytes), int(mask)] if min(offset, nbytes, mask) >= 0:
+                    return offset, nbytes, mask
+                case None if reply.absent is None:
+                    return None
+            raise CorruptionError(f"the index of {path} is damaged")
+        return (await self._index(path, array)).find(array.position(coords))
+
+    async def _index(self, path: str, array: Hdf5Array) -> _ChunkTable:
+        index = self._indexes.get(path)
+        if index is None:
+            parts: list[bytes] = []
+
+            def take(part: Json, data: bytes) -> None:
+                parts.append(data)
+                if len(data) % 32 or sum(map(len, parts[-1:])) > 32 * (MAX_CHUNKS + 2**14):
+                    raise ValueError("an index of another size")
+
+            reply = await self._library.ask("chunks", take, path=_steps(path), grid=[*array.own_grid], most=MAX_CHUNKS)
+            if reply.absent is not None:
+                raise CorruptionError(f"{path} cannot be read: {reply.absent}")
+            index = _ChunkTable(parts, array.nchunks)
+            self._indexes.keep(path, index, index.nbytes)
+        return index
+
+    async def _below(self, path: str, array: Hdf5Array, coords: Coords) -> Sequence[int]:
+        """Return the next coordinates of the chunks that are stored below *coords*."""
+        length = array.grid[len(coords)]
+        if not array.is_chunked:
+            return range(length)
+        step = 1
+        for each in array.grid[len(coords) + 1 :]:
+            step *= each
+        position = 0
+        for at, count in zip(coords, array.grid, strict=False):
+            position = position * count + at
+        return (await self._index(path, array)).below(position * length * step, length, step)
+
+    async def _stored(self, path: str, array: Hdf5Array) -> Iterator[Coords]:
+        """Return the coordinates of all chunks that are stored."""
+        if not array.has_elements or not array.nchunks:
+            return iter(())
+        positions = (
+            iter((await self._index(path, array)).positions()) if array.is_chunked else iter(range(array.nchunks))
+        )
+        return (_unravelled(position, array.grid) for position in positions)
+
+
+_HIDDEN: Final = "it is a dimension of netCDF without values"
+
+
+def _steps(path: str) -> list[str]:
+    return path.split("/") if path else []
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether no file can have a name, or only one that Zarr has for something else."""
+    return name in ("", ".", "..", DOCUMENT) or "/" in name or "\0" in name
+
+
+def _described(path: str, described: Json) -> tuple[_Hdf5Node, bytes | None]:
+    """Return a node, and its document, from what `library` says of it."""
+    if described.get("reason") is not None:
+        return _Hdf5Node(reason=str(described["reason"])[:300]), None
+    attributes, skipped = described["attributes"], described["skipped"]
+    if not isinstance(attributes, dict):
+        raise TypeError
+    for name, reason in skipped:
+        log.warning("%s: the attribute %s is skipped: %s", path or "the file", name, reason)
+    if described["kind"] == "group":
+        return _GROUP, group_document(attributes)
+    try:
+        array = parse_array(described)
+    except MetadataError as error:
+        return _Hdf5Node(reason=str(error)), None
+    dimensions = described["dimensions"]
+    if not isinstance(dimensions, list) or len(dimensions) != len(array.shape) - array.ninner:
+        raise TypeError
+    names = tuple(None if name is None else str(name) for name in dimensions)
+    return _Hdf5Node(array), array.document(attributes, names)
+
+
+def _unravelled(position: int, grid: Sequence[int]) -> Coords:
+    coords = []
+    for length in reversed(grid):
+        position, at = divmod(position, length)
+        coords.append(at)
+    return tuple(reversed(coords))
