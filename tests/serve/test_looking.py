@@ -257,6 +257,7 @@ def test_an_array_of_one_axis_is_a_plot_with_values_under_the_pointer(browser: P
 def test_damage_is_hatched_and_missing_chunks_are_marked_by_a_box(browser: Page, site: Served) -> None:
     open_page(browser, site, "/damaged/")
     assert "4 chunks damaged, hatched: damaged/c/1/0" in text(browser, "#status")
+    assert browser.run("document.querySelector('#status').matches('.problem')")
     assert not browser.run("document.querySelector('.view img').hidden")
     before = browser.run("document.querySelector('.view img').src")
     browser.click("input[name=mark]")

@@ -124,7 +124,7 @@ def _form(pyramid: Pyramid, query: Query, choice: Choice, labels: Sequence[str])
     if len(choice.axes) == 2 and kind != _BOOLEAN:
         channels = pyramid.channels
         has_windows = channels is not None and any(channel.window is not None for channel in channels.channels)
-        placeholders = ("of the image", "of the image") if has_windows else ("1", "99")
+        placeholders = ("the image's window", "the image's window") if has_windows else ("1", "99")
         low, high = (f"{style.low:g}", f"{style.high:g}") if style.asks_percentiles else ("", "")
         fields.append(
             '<fieldset class="range"><legend>Range of the colours</legend>\n'

@@ -162,7 +162,7 @@ function start(section) {
       else showPicture(await reply.blob(), mine.signal);
       if (mine.signal.aborted) return;
       describe(about);
-      say([about.text, ...about.notes].join("; "), false);
+      say([about.text, ...about.notes].join("; "), about.damaged > 0);
     } catch (error) {
       if (mine.signal.aborted) return;
       image.hidden = true;

@@ -32,7 +32,6 @@ from shardfs.serve.pages.describe import (
     dimensions_of,
     facts_of,
     kind_of,
-    names_of,
     stored_in,
     stored_of,
     title_of,
@@ -191,9 +190,7 @@ class PageBuilder:
             return None, ""
         title, unit = title_of(node) if isinstance(node.metadata, ArrayMetadata) else ("", "")
         named = f"{title}{f' [{unit}]' if unit else ''} · " if title or unit else ""
-        what = kind_of(node)
-        if isinstance(node.metadata, ArrayMetadata):
-            what = f"{what}{_size_of(node.metadata)}"
+        what = _of_array(node.metadata) if isinstance(node.metadata, ArrayMetadata) else kind_of(node)
         parts = [f'<p class="kind">{text(named + what)}</p>\n']
         if has_table(node) or not (isinstance(node.metadata, ArrayMetadata) or image_in(node) is not None):
             parts += [html.problem(node.reason)] if node.reason is not None else []
@@ -451,11 +448,12 @@ async def _node_at(hierarchy: Hierarchy, path: str) -> Node | None:
         return None
 
 
-def _size_of(metadata: ArrayMetadata) -> str:
-    """Return how large the elements of an array are, and what its dimensions are called."""
+def _of_array(metadata: ArrayMetadata) -> str:
+    """Say what the elements of an array are, and how large they are together."""
     itemsize, count = item_nbytes(metadata.document["data_type"]), math.prod(metadata.shape)
     plain = f" · {size(count * itemsize)}" if itemsize is not None and count * itemsize < _MAX_NBYTES else ""
-    return f"{plain} · {dimensions_of(metadata)}" if any(names_of(metadata)) else plain
+    shape = dimensions_of(metadata) or "a single element"
+    return f"array, {type_name(metadata.document['data_type'])}, {shape}{plain}"
 
 
 def _of_image(pyramid: Pyramid) -> str:

@@ -111,6 +111,7 @@ class Planes:
             "edges": edges(width),
             "span": cut.samples[0][:2],
             "chunks": plane.nchunks,
+            "damaged": plane.ndamaged,
             "notes": _notes(axes),
         }
         kind = [
@@ -152,6 +153,7 @@ def _about(scene: Scene, read: Read, picture: Picture, ranges: Sequence[ColorRan
     axes, choice, variable = read.axes, scene.choice, scene.level.variable
     about: dict[str, Any] = {"text": shortened(describe(scene.cuts[0], read.planes[0]), _MAX_TEXT)}
     about |= {"notes": _notes_on(scene, read, picture), "black": None, "white": None}
+    about["damaged"] = sum(plane.ndamaged for plane in read.planes)
     if picture.range is not None:
         about |= {"black": number(picture.range.low), "white": number(picture.range.high)}
         about["bar"] = {
