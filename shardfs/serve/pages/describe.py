@@ -12,7 +12,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.node import Node
-from shardfs.errors import NotFoundError, ShardfsError, size
+from shardfs.errors import NotFoundError, size
 from shardfs.format.document import Json, brief
 from shardfs.format.dtype import item_nbytes, type_name
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
@@ -235,8 +235,3 @@ def _section(body: str, *, is_open: bool) -> str:
         f'<section id="attributes">\n<details{" open" if is_open else ""}><summary>Attributes</summary>\n'
         f"{body}</details>\n</section>\n"
     )
-
-
-def reason_of(error: ShardfsError) -> str:
-    """Return an error as a page says it."""
-    return shortened(str(error), _MAX_PIECE)

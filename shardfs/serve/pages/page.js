@@ -42,7 +42,7 @@ function start(section) {
   const [height, width] = section.dataset.shape.split(",").map(Number);
   const whole = { top: 0, bottom: height, left: 0, right: width };
   let pending = new AbortController(), asking = null, wanted = null, marking = new AbortController();
-  let isFlipped = false, span = [0, width], edges = [0, 1], marked = "", pixels = 1024;
+  let isFlipped = false, edges = [0, 1], marked = "", pixels = 1024;
 
   // What the form says, without what is usual.
   function fields() {
@@ -59,7 +59,6 @@ function start(section) {
     }
     const channels = form.querySelector("input[data-axis]");
     if (channels !== null && boxes.channels !== "none") found.delete(channels.dataset.axis);
-    else if (channels !== null && !found.has("channels")) found.delete("channels");
     return found;
   }
 
@@ -190,7 +189,7 @@ function start(section) {
   // Puts what a picture says around it.
   function describe(about) {
     isFlipped = about.flipped === true;
-    if (about.span !== undefined) [span, edges] = [about.span, about.edges];
+    edges = about.edges ?? edges;
     if (about.ratio !== undefined) section.style.setProperty("--ratio", Math.min(20, Math.max(1 / 20, about.ratio)));
     setTicks(section.querySelector(".ticks.down"), about.rows ?? [], "top");
     setTicks(section.querySelector(".ticks.across"), about.columns ?? [], "left");

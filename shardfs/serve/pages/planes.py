@@ -109,8 +109,6 @@ class Planes:
         about = {
             "text": text,
             "edges": edges(width),
-            "span": cut.samples[0][:2],
-            "chunks": plane.nchunks,
             "damaged": plane.ndamaged,
             "notes": _notes(axes),
         }

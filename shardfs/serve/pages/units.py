@@ -45,7 +45,6 @@ _ISO: Final = frozenset({"proleptic_gregorian"})
 _OF_HISTORY: Final = frozenset({"standard", "gregorian", ""})
 _REFORM: Final = np.datetime64("1582-10-15", "ms")
 _MAX_MS: Final = 2.0**59
-_LAST_YEAR: Final = np.datetime64("9999-12-31T23:59:59", "ms")
 
 Times = npt.NDArray[np.datetime64]
 
