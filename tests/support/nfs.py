@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import errno
 import fcntl
+import math
 import os
 import stat
 import struct
@@ -53,6 +54,7 @@ _THREADS = 8
 _SET_MODE, _SET_UID, _SET_GID, _SET_SIZE, _SET_ATIME, _SET_MTIME = (1 << bit for bit in range(6))
 _SET_ATIME_NOW, _SET_MTIME_NOW = 1 << 7, 1 << 8
 _RETRY = 0.005
+_SLACK = 1.0
 
 
 def skip_without_hosts() -> None:
@@ -119,8 +121,10 @@ class _Node:
     lock: threading.RLock = field(default_factory=threading.RLock)
     unwritten: list[tuple[int, bytes]] = field(default_factory=list)
     """What the server does not have yet, by offset."""
-    was_refused: bool = False
-    """Whether the kernel was told that it has another name: if it asks again, it has no name at hand."""
+    names: dict[tuple[_Node, bytes], float] = field(default_factory=dict)
+    """All names under which it was found, and when: the kernel may open it by any of them without a question."""
+    refused: dict[int, float] = field(default_factory=dict)
+    """The threads that were told that another file has a name of it, and when: who asks again has no name at hand."""
     hidden: list[tuple[_Node, bytes]] = field(default_factory=list)
     """The names that it has until it is closed."""
 
@@ -140,12 +144,26 @@ class _Node:
     def is_gone(self) -> bool:
         return os.fstat(self.fd).st_nlink == 0
 
-    def stands(self) -> bool:
-        """Whether its name is still that of this file, at the server."""
-        if self.parent is None:
-            return True
+    def found(self, parent: _Node, name: bytes) -> None:
+        """Note that it was found under a name, perhaps another one."""
+        self.parent, self.name = parent, name
+        self.names[parent, name] = time.monotonic()
+
+    def stands(self, ttl: float) -> bool:
+        """Whether all names under which the kernel may have it are still those of this file, at the server."""
+        return all(self._is_at(*name) for name, when in [*self.names.items()] if when > time.monotonic() - ttl - _SLACK)
+
+    def _is_at(self, parent: _Node, name: bytes) -> bool:
         with suppress(OSError):
-            return os.path.samestat(_look(self.parent, self.name), os.fstat(self.fd))
+            return os.path.samestat(_look(parent, name), os.fstat(self.fd))
+        return False
+
+    def asks_again(self, thread: int) -> bool:
+        """Whether a thread that opens it was refused just now; if not, it is refused."""
+        now = time.monotonic()
+        if now - self.refused.pop(thread, -math.inf) < _SLACK:
+            return True
+        self.refused[thread] = now
         return False
 
     def size(self, status: os.stat_result) -> int:
@@ -232,7 +250,7 @@ class _Client:
             else:
                 os.close(fd)
                 nodeid, node = known
-                node.parent, node.name, node.was_refused = parent, name, False
+            node.found(parent, name)
             node.lookups += 1
         return wire.packed_entry(nodeid, self._attributes(node), self.ttl)
 
@@ -382,7 +400,8 @@ class _Client:
             os.rename(old, new, src_dir_fd=parent.fd, dst_dir_fd=target.fd)
             if known is not None:
                 with self.guard:
-                    known[1].parent, known[1].name, known[1].was_refused = target, new, False
+                    known[1].names.pop((parent, old), None)
+                    known[1].found(target, new)
 
     def _hide(self, parent: _Node, name: bytes) -> bool:
         """Give a file that is open another name, until it is closed; return whether it is."""
@@ -431,8 +450,7 @@ class _Client:
     def open(self, request: Request) -> bytes:
         flags, _ = request.fields("II")
         node = self._node(request.nodeid)
-        if node.is_gone or not (node.stands() or node.was_refused):
-            node.was_refused = True
+        if node.is_gone or not (node.stands(self.ttl) or node.asks_again(request.pid)):
             raise OSError(errno.ESTALE, "another file has its name")
         file = self._open(node, flags)
         self.connection.renew(request.nodeid, pages=False)  # without FOPEN_KEEP_CACHE, the pages go anyway

@@ -7,12 +7,13 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.mounting import environment
+from tests.support.mounting import PATIENCE, environment
 from tests.support.nfs import TTL, pair
 from tests.support.processes import running
 from tests.support.s3_faults import Fault, LostReply, LostRequest, Reply, Truncated
@@ -151,6 +152,13 @@ class Shared(Disk):
     @property
     def hosts(self) -> list[Host]:
         return [self._host(("alpha", "beta")[number % 2]) for number in range(self.sessions)]
+
+    def left(self) -> list[str]:
+        """What is removed while it is open stays under another name, until the kernel has told the client so."""
+        until = time.monotonic() + PATIENCE
+        while any("/.nfs" in name for name in super().left()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return super().left()
 
     def _host(self, name: str) -> Host:
         return Host(str(self.path.parent / f"seen-by-{name}/source"), self.path / f"state-{name}", {"TEST_HOST": name})

@@ -158,13 +158,13 @@ class Life:
     def _mount_and_work(self, ends: str) -> None:
         chance, view = self.chance, self.chance.choice(VIEWS)
         self.turn += 1
-        # What several sessions change of a shard may look like a conflict to the one that was killed: whoever writes a
-        # shard anew moves the chunks of all. This applies it.
-        if len(self.disk.hosts) > 1 or chance.random() < 0.1:
+        # In a bucket, what several hosts change of a shard may look like a conflict to the one that was killed: who
+        # writes it anew moves the chunks of all. This applies it.
+        if self.disk.is_remote or chance.random() < 0.1:
             self._recover()
         with mounter(self.directory) as mount:
             places = self.mount(mount, view)
-            time.sleep(self.disk.cached_seconds)
+            time.sleep(self.disk.cached_seconds)  # until then a host may not see what another one stored
             self._settle(places)
             if view.name == "v3" and (ends == "unmount" or chance.random() < 0.1):
                 self._check_natively(places)
@@ -217,7 +217,8 @@ class Life:
             variables = {**host.variables, "XDG_STATE_HOME": str(host.state)}
             done = run("recover", "--apply", host.source, **variables)
             wrong = [line for line in done.stderr.splitlines() + done.stdout.splitlines() if not _is_fine(line)]
-            if done.returncode and (wrong or not done.stdout):
+            has_conflicts = "applied: " in done.stdout and not self.disk.is_remote
+            if has_conflicts or (done.returncode and (wrong or not done.stdout)):
                 raise WrongError(f"shardfs recover --apply: {done.stdout}{done.stderr}")
 
     # Work
