@@ -334,6 +334,32 @@ def test_an_earlier_version_refuses_beside_sessions_and_is_refused_beside(tmp_pa
         assert not (tmp_path / ".shardfs/journal").exists()
 
 
+@pytest.mark.parametrize("nrenames", range(4))
+def test_who_is_killed_while_the_state_of_an_earlier_version_gets_a_slot_leaves_nothing_that_nobody_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nrenames: int
+) -> None:
+    former = {"journal/00000001.journal", "conflicts/00000002.journal", "scratch/0"}
+    for name in former:
+        (tmp_path / ".shardfs" / name).parent.mkdir(parents=True)
+        (tmp_path / ".shardfs" / name).touch()
+    left, rename = nrenames, os.rename
+
+    def dies(*paths: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        rename(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", dies)
+        with pytest.raises(KeyboardInterrupt), hold(local(tmp_path)):
+            pass
+    with hold_all(local(tmp_path)) as states:
+        files = {str(path.relative_to(state.path)) for state in states for path in Path(state.path).rglob("*/0*")}
+        assert files >= former
+
+
 def test_remote_slots_of_an_earlier_version_are_taken_over(home: Path) -> None:
     (state,) = leave(JOURNAL)
     root = Path(state.root)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.state.directory import NAMES, shown
-from shardfs.dataset.state.gate import refusal
+from shardfs.dataset.state.entering import refusal
 from shardfs.dataset.state.holder import Holder
 from shardfs.dataset.state.roots import StateRoot
 from shardfs.dataset.state.slots import Slot, slots_above, slots_in

@@ -9,7 +9,7 @@ from typing import Final
 
 from shardfs.dataset.state.around import overlapping_first, require_in_place, require_no_overlap
 from shardfs.dataset.state.directory import DIRECTORY, StateDirectory, needed, prepare, sync_directory
-from shardfs.dataset.state.gate import (
+from shardfs.dataset.state.entering import (
     LISTED,
     NEW,
     OLD,
@@ -158,7 +158,7 @@ def _new_slot(root: StateRoot, directory: str) -> tuple[StateDirectory, Descript
     file = _lock_slot(new)
     assert file is not None
     prepare(new)
-    return rename_to_number(root, directory, os.path.basename(new.key)), file
+    return rename_to_number(root, directory, new.path), file
 
 
 def _release(state: StateDirectory, file: Descriptor) -> None:
@@ -195,7 +195,10 @@ def _remove(state: StateDirectory) -> None:
     away = tempfile.mkdtemp(prefix=OLD, dir=above)
     os.rename(state.path, away)
     os.unlink(os.path.join(away, "lock"))
-    os.rmdir(away)
+    for name in names_in(above):  # on NFS, `away` has the lock file until that is closed, as had those before
+        if name.startswith(OLD):
+            with suppress(OSError):
+                os.rmdir(os.path.join(above, name))
 
 
 def _require_known(root: StateRoot, own: StateDirectory) -> None:

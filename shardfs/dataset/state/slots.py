@@ -45,8 +45,9 @@ class Life(Enum):
 class Slot:
     """What a session has, or has left; *holder* is who has it, None if nobody has.
 
-    *owner* is the number of its user. *is_ours*: this user may take it over when its session is dead. *counts*: it is
-    of somebody who may write the source by other ways than a directory that is for everybody.
+    *owner* is the number of its user. *is_ours*: this user may take it over when its session is dead. It *counts*
+    unless it is another user's in a directory where everybody may create files, as in `/tmp`: anybody may have made it,
+    so nobody is refused or waits because of it. Slots of root and of the owner of the directory count there, too.
     """
 
     address: Address | None

@@ -1,4 +1,4 @@
-"""The directory of all slots of a source, `.shardfs`, and its lock.
+"""Entering the sessions of a source: the directory of all slots, `.shardfs`, and its lock.
 
 It has the permissions of the directory around it, and the sticky bit where others may write. Where it belongs to
 somebody who could not remove this user's files anyway, another name is used (`directory.NAMES`). The last session that
@@ -54,7 +54,7 @@ LISTED: Final = 0o755
 
 _ALONE, _TOGETHER = "alone", "together"
 _ATTEMPTS: Final = 100
-_GATE_SECONDS: Final = 1.0
+_LOCK_SECONDS: Final = 1.0
 """How long to wait for the lock of all slots: whoever leaves last has it for a moment."""
 
 
@@ -88,7 +88,7 @@ def _enter(root: StateRoot, *, alone: bool) -> tuple[str, Descriptor]:
                         foreign.append(path)
                         break
                     file = open_lock(os.path.join(path, "lock"), os.stat(path).st_mode & 0o666)
-                    _lock_gate(root, directory, file, alone=alone)
+                    _lock_all(root, directory, file, alone=alone)
                     if is_file_at(os.path.join(path, "lock"), file):
                         return directory, file
                 except FileNotFoundError:  # whoever left last has removed it
@@ -137,10 +137,10 @@ def _may_write(status: os.stat_result, uid: int) -> bool:
     return bool(status.st_mode & stat.S_IWGRP) and status.st_gid in groups_of(uid)
 
 
-def _lock_gate(root: StateRoot, directory: str, file: Descriptor, *, alone: bool) -> None:
+def _lock_all(root: StateRoot, directory: str, file: Descriptor, *, alone: bool) -> None:
     """Take the lock of all slots; raises `SourceError` if that is not possible, with who has it."""
     state = StateDirectory(root.path, directory, root.opened)
-    until, byte = time.monotonic() + _GATE_SECONDS, 1 + secrets.randbelow(2**48)
+    until, byte = time.monotonic() + _LOCK_SECONDS, 1 + secrets.randbelow(2**48)
     while True:
         is_mine = (alone or has_former(state)) and ofd_lock(file.fd)
         if is_mine and has_former(state):
@@ -176,13 +176,15 @@ def _move_former(root: StateRoot, directory: str) -> None:
     with suppress(PermissionError):  # then it is of another user, who may do it
         owner = os.lstat(os.path.join(above, former[0]))
         new = tempfile.mkdtemp(prefix=NEW, dir=above)
-        for name in former:
-            os.rename(os.path.join(above, name), os.path.join(new, name))
         os.chmod(new, LISTED)
         if owner.st_uid != os.geteuid():
             os.chown(new, owner.st_uid, owner.st_gid)
-        rename_to_number(root, directory, os.path.basename(new))
-        sync_directory(above)
+        # It has its number first: nobody looks elsewhere for what is in it, should this process be killed meanwhile.
+        slot = rename_to_number(root, directory, new)
+        for name in former:
+            os.rename(os.path.join(above, name), os.path.join(slot.path, name))
+        for path in (slot.path, above):
+            sync_directory(path)
 
 
 def move_numbered(path: str) -> None:
@@ -199,23 +201,21 @@ def move_numbered(path: str) -> None:
             root = StateRoot(path, None)
             with suppress(FileExistsError):
                 os.mkdir(os.path.join(path, DIRECTORY), 0o700)
-            name = f"{NEW}{secrets.token_hex(4)}"
-            os.rename(state.path, os.path.join(path, DIRECTORY, name))
-            rename_to_number(root, DIRECTORY, name)
+            rename_to_number(root, DIRECTORY, state.path)
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(state.root, SOURCE))
             os.rmdir(state.root)
             sync_directory(path)
 
 
-def rename_to_number(root: StateRoot, directory: str, name: str) -> StateDirectory:
-    """Give a new slot in *directory* the first number that is free."""
+def rename_to_number(root: StateRoot, directory: str, path: str) -> StateDirectory:
+    """Give a new slot, at *path*, the first number that is free in *directory*."""
     for number in range(_MOST_NUMBERS):
         if number >= _FIRST_NUMBERS:
             number = secrets.randbelow(10**9)
         state = StateDirectory(root.path, f"{directory}/{number}", root.opened)
         try:
-            os.rename(os.path.join(root.at, directory, name), state.path)
+            os.rename(path, state.path)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EPERM, errno.EACCES, errno.ENOTDIR):
                 raise
