@@ -86,9 +86,10 @@ async def compact_source(
                 report.leave(key, among_shards(path))
 
         await store.start_writing(state.root, state.key, single_writer=single_writer)
-        for error in await OtherSessions(source, state).flush():  # what they published names places that will move
+        sessions = OtherSessions(source, state)
+        for error in await sessions.flush():  # what they published names places that will move
             raise error
-        with opened(source, state) as (_, commits):
+        async with opened(source, state, sessions) as (_, commits):
             shards = await look_at_shards(
                 source,
                 options,
@@ -108,8 +109,11 @@ async def compact_source(
                         continue
                     try:
                         array = (await source.hierarchy.node(shard.path)).array
-                        if array is not None:
-                            await commits.rewrite(array.layout, shard.coords)
+                        if await sessions.have_pending():
+                            await sessions.flush()
+                        if array is not None and not await commits.rewrite(array.layout, shard.coords):
+                            report.leave(shard.key, "other sessions have published what is not committed yet")
+                            continue
                     except ShardfsError as error:
                         report.leave(shard.key, error)
                         continue

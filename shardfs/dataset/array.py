@@ -276,9 +276,7 @@ class Array:
     @property
     def _is_appended_to(self) -> bool:
         """Whether commits append to shards, so that each version has all that were before it in it."""
-        level = self.grid.levels[0]
-        is_whole = level.index_at_start or level.after or self.grid.is_unsharded
-        return self._shards.store.root is not None and not is_whole
+        return self._shards.store.root is not None and self.grid.is_appended_to
 
     async def _identify(self, shard: OpenShard, entry: int) -> tuple[int, int]:
         """Return two numbers that identify a chunk where commits write shards anew.

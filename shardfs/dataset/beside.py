@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 Judge = Callable[[], Awaitable[bool | None]]
-"""Returns whether a change still fits what is stored; None if its very result is."""
+"""Returns whether a change still fits what is stored; None if what it leads to is stored already."""
 
 
 class Others(Protocol):
@@ -15,5 +15,8 @@ class Others(Protocol):
     async def take_over(self) -> None:
         """Take over what sessions left that died; called without any lock."""
 
-    def have_pending(self) -> bool:
+    async def have_pending(self) -> bool:
         """Whether one of them may have published changes that are not committed."""
+
+    def require_none_pending(self) -> None:
+        """Raise `ConflictError` if they have; blocks."""

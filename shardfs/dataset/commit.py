@@ -23,11 +23,11 @@ from shardfs.dataset.beside import Judge, Others
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
-from shardfs.dataset.journal.undo import take_back, undo_record
+from shardfs.dataset.journal.undo import disarmed, take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
-from shardfs.dataset.schedule import BATCH, Grown, Schedule, batches
+from shardfs.dataset.schedule import BATCH, PAUSE, Growth, Schedule, batches
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.errors import (
     ConflictError,
@@ -42,18 +42,13 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ObjectEdit, join_key
-from shardfs.stores.cache import Cache
 from shardfs.stores.parallel import QuickLock, for_each
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 100_000
 _FULL: Final = 0.5  # of the journal, or of `MAX_PENDING`: beyond that, shards that are not idle are committed too
-_PAUSE: Final = 0.25
-"""Seconds between two looks at what is due."""
-
 _ATTEMPTS: Final = 24
-_MAX_GROWN: Final = 10_000  # arrays that grew
 _MAX_TOLD: Final = 10  # conflicts that are named
 _SYNCS_AT_ONCE: Final = 16
 
@@ -70,6 +65,8 @@ class _Commit:
     new: NewShard
     undo: UndoRecord
     """It is not in the journal yet."""
+    moves: bool
+    """Whether chunks get another place, though what is published somewhere names the version that they are in."""
 
 
 class GroupCommit:
@@ -112,7 +109,7 @@ class GroupCommit:
         self._interrupted: set[str] = set()  # keys of shards that were found so since the last commit of each
         self._must_take_over = False
         self._judges: dict[int, tuple[ChunkChange, Judge]] = {}  # of changes that an earlier process has published
-        self._grown: Cache[str, Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path; read by `add`
+        self.growth = Growth()
 
     @property
     def is_busy(self) -> bool:
@@ -126,34 +123,6 @@ class GroupCommit:
         if queue is None:
             queue = self._queues[key] = ShardQueue(layout, shard, key)
         return queue
-
-    def grew(self, path: str, shape: tuple[int, ...]) -> None:
-        """Note that the array at *path*, of *shape* until now, has grown: new chunks that lie beyond are due at once.
-
-        Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
-        """
-        grown = self._grown.peek(path) or Grown(shape)
-        if len(grown.shape) == len(shape):
-            shape = tuple(map(min, grown.shape, shape))
-        self._grown.put(path, Grown(shape, grown.committed_at))
-
-    def began(self, path: str) -> None:
-        """Note that a new array is at *path*, which has not grown."""
-        self._grown.forget(path)
-
-    def _hurry(self, queue: ShardQueue, change: ChunkChange) -> None:
-        """Let a shard be due at once if *change* is a new chunk beyond the shape that its array had before it grew.
-
-        An array is committed so at most every `_PAUSE` seconds: each commit appends an index.
-        """
-        if not isinstance(change, Put) or change.superseded is not None or queue.ahead_at is not None:
-            return
-        grown, grid = self._grown.peek(queue.layout.path), queue.layout.grid
-        if grown is None or len(grown.shape) != len(change.coords):
-            return
-        ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
-        if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
-            queue.hurry(grown.committed_at + _PAUSE)
 
     async def array_now(self, path: str) -> Array | None:
         """Return the array at *path* as it is stored now; None if there is none."""
@@ -229,7 +198,7 @@ class GroupCommit:
             self.npending += 1
         else:
             self._judges.pop(id(before), None)
-        self._hurry(queue, change)
+        self.growth.hurry(queue, change)
         self.pending.add(queue)
         if queue.is_full:
             self._full[queue] = None
@@ -239,7 +208,7 @@ class GroupCommit:
     async def run(self) -> None:
         """Commit what is due, until cancelled."""
         while True:
-            self._next = max(trio.current_time() + _PAUSE, self.pending.first_at())
+            self._next = max(trio.current_time() + PAUSE, self.pending.first_at())
             with trio.move_on_at(self._next):
                 await self.wanted.wait()
             self.wanted = trio.Event()
@@ -285,11 +254,12 @@ class GroupCommit:
         layout: ArrayLayout,
         shard: Coords,
         plan: Callable[[], Awaitable[Mapping[Coords, Content | None] | None]] | None = None,
-    ) -> None:
+    ) -> bool:
         """Change chunks of one shard without records, after a flush.
 
         *plan* returns the new contents, or None to remove the shard; it is asked while nobody else can change that.
-        Without it, the shard is rewritten without dead bytes, unless changes of it are pending.
+        Without it, the shard is rewritten without dead bytes, unless changes of it are pending, or other sessions have
+        some, which would name entries that move: then returns False.
         """
         queue = self.queue(layout, shard)
         attempts, begun = _ATTEMPTS, trio.current_time()
@@ -297,13 +267,14 @@ class GroupCommit:
             try:
                 waited = trio.current_time() - begun
                 async with self._turn(), queue.lock, self._edit(queue, layout, waited) as edit:
-                    if plan is None and queue.changes:
-                        return  # they refer to entries that would move
+                    beside = await self._others_have_pending()
+                    if plan is None and (queue.changes or (beside and layout.grid.is_appended_to)):
+                        return False
                     if edit.was_interrupted:
                         self._note_interrupted(queue, "a process was killed while it changed it")
                     contents = {} if plan is None else await plan()
                     if edit.snapshot is not None and (contents != {} or plan is None):
-                        commit = await self._plan(queue, layout, contents, (), edit, compact=plan is None)
+                        commit = await self._plan(queue, layout, contents, (), edit, compact=plan is None, keep=beside)
                         await self._announce([commit])
                         await self._store(commit)
                         await edit.release()
@@ -318,7 +289,7 @@ class GroupCommit:
             else:
                 self._interrupted.discard(queue.key)
                 self._succeed(queue)
-                return
+                return True
         queue.got_lock()
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
@@ -358,6 +329,7 @@ class GroupCommit:
         """
         for path in {queue.layout.path for queue in queues}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may just have changed it
+        beside = await self._others_have_pending()
         async with AsyncExitStack() as stack:
             commits: list[_Commit] = []
             for queue in queues:
@@ -368,7 +340,7 @@ class GroupCommit:
                 else:
                     await stack.enter_async_context(queue.lock)
                     with self._noting_failure(queue, unreachable):
-                        commit = await self._prepare(queue, stack)
+                        commit = await self._prepare(queue, stack, keep=beside)
                         if commit is not None:
                             commits.append(commit)
             try:
@@ -391,8 +363,8 @@ class GroupCommit:
             except ShardfsError as error:
                 log.error("what is committed could not be noted in the journal: %s", error)  # noqa: TRY400
 
-    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack) -> _Commit | None:
-        """Lock a shard and plan its next version; None if there is nothing to do."""
+    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, *, keep: bool) -> _Commit | None:
+        """Lock a shard and plan its next version; None if there is nothing to do. *keep* is that of `_plan`."""
         array = await self._source.hierarchy.array(queue.layout.path, fresh=True)
         records = await self._fitting(queue, array)
         if array is None or not records:
@@ -410,7 +382,7 @@ class GroupCommit:
             if not stored and not outdated and (edit.snapshot is not None or first is not None):
                 contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
                 try:
-                    commit = await self._plan(queue, array.layout, contents, records, edit)
+                    commit = await self._plan(queue, array.layout, contents, records, edit, keep=keep)
                 except CorruptionError as error:
                     self._note_interrupted(queue, str(error))
                     raise
@@ -503,7 +475,8 @@ class GroupCommit:
         self.journal.require_active()
         undo = self.undos.get(queue.key)
         if undo is not None and undo.inode:  # an attempt failed, here or in an earlier process
-            await take_back(self._source, undo, waited=waited)
+            await take_back(self._source, self.journal, undo, waited=waited)
+            del self.undos[queue.key]
         grid = layout.grid
         place = index_place(grid.levels[0], grid.index_shape(queue.shard))
         async with self._source.writable.edit(queue.key, **place, **owner, waited=waited) as edit:
@@ -518,14 +491,14 @@ class GroupCommit:
         edit: ObjectEdit,
         *,
         compact: bool = False,
+        keep: bool = False,
     ) -> _Commit:
         """Plan the next version of the shard of *edit*, with new *contents* for some chunks.
 
-        Without *contents*, the shard is removed, unread.
+        Without *contents*, the shard is removed, unread. *keep*: other sessions have published what is not committed,
+        and names a version of the shard: it is found again in all that is appended to that.
         """
         grid, old = layout.grid, None
-        # What they published names a version of the shard, which is found again in all that is appended to it.
-        has_others = self._others is not None and self._others.have_pending()
         if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
             old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
         plan = partial(
@@ -537,14 +510,18 @@ class GroupCommit:
             drop_index=self._source.store.rewrites,
             keep_empty=not edit.can_delete,
             alignment=edit.append_alignment,
-            keep=has_others,
+            keep=keep,
         )
         new = await plan(compact=compact)
-        if old is not None and not has_others and self._is_wasteful(layout, queue.shard, old, new):
+        if old is not None and not keep and self._is_wasteful(layout, queue.shard, old, new):
             with suppress(CorruptionError):  # what is damaged cannot be moved
                 new = await plan(compact=True)
         undo = await self._undo_record(queue, layout, edit, old, new)
-        return _Commit(queue, layout, records, len(contents or {}), edit, new, undo)
+        moves = old is not None and not new.is_append and grid.is_appended_to
+        return _Commit(queue, layout, records, len(contents or {}), edit, new, undo, moves)
+
+    async def _others_have_pending(self) -> bool:
+        return self._others is not None and await self._others.have_pending()
 
     def _is_wasteful(self, layout: ArrayLayout, shard: Coords, old: OpenShard, new: NewShard) -> bool:
         """Whether a shard is to be compacted instead of appended to.
@@ -604,13 +581,15 @@ class GroupCommit:
             try:
                 stat = None
                 if commit.new.splice is not None:
-                    stat = await edit.splice(commit.new.splice)
+                    is_free = self._others.require_none_pending if commit.moves and self._others is not None else None
+                    stat = await edit.splice(commit.new.splice, is_free)
                     statistics.committed_bytes += commit.new.splice.changed_nbytes
                 else:
                     await edit.delete()
-            except ConflictError:
+            except ConflictError:  # what has the key was not changed, and is no torn version if others change it now
+                undos = [await disarmed(self.journal, undo) for undo in self._pop_undo(commit.queue)]
                 await edit.release()
-                await self.journal.release_soon(self._pop_undo(commit.queue))  # what has the key was not changed
+                await self.journal.release_soon(undos)
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1
@@ -685,10 +664,7 @@ class GroupCommit:
     def _due(self) -> Sequence[ShardQueue]:
         now = trio.current_time()
         due = self.pending.due(now)
-        for queue in due:
-            grown = self._grown.peek(queue.layout.path) if queue.ahead_at is not None else None
-            if grown is not None:
-                self._grown.put(queue.layout.path, Grown(grown.shape, now))
+        self.growth.committed(due, now)
         if due or not self._is_urgent():
             return due
 

@@ -6,7 +6,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Final, NamedTuple
 
+from shardfs.dataset.journal.records import ChunkChange, Put
 from shardfs.dataset.layout import ShardQueue
+from shardfs.stores.cache import Cache
 
 BATCH: Final = 16
 _BATCH_INDEX_NBYTES: Final = 4 * 2**20
@@ -19,11 +21,64 @@ _SMALL_BATCH: Final = 64
 _SPARE: Final = 64
 
 
-class Grown(NamedTuple):
+PAUSE: Final = 0.25
+"""Seconds between two looks at what is due."""
+
+_MAX_GROWN: Final = 10_000  # arrays that grew
+
+
+class _Grown(NamedTuple):
     """The *shape* that an array had before it grew, the smallest one, and when what lies beyond was last committed."""
 
     shape: tuple[int, ...]
     committed_at: float = -math.inf
+
+
+class Growth:
+    """Arrays that have grown: new chunks that lie beyond the shape that they had are due at once.
+
+    Native readers see the new shape when its document is stored, and fill values until the chunks are committed.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: Cache[str, _Grown] = Cache(lambda _: 0, 0, _MAX_GROWN)  # by path
+
+    @property
+    def narrays(self) -> int:
+        """How many arrays are known to have grown."""
+        return self._arrays.count
+
+    def grew(self, path: str, shape: tuple[int, ...]) -> None:
+        """Note that the array at *path*, of *shape* until now, has grown."""
+        grown = self._arrays.peek(path) or _Grown(shape)
+        if len(grown.shape) == len(shape):
+            shape = tuple(map(min, grown.shape, shape))
+        self._arrays.put(path, _Grown(shape, grown.committed_at))
+
+    def began(self, path: str) -> None:
+        """Note that a new array is at *path*, which has not grown."""
+        self._arrays.forget(path)
+
+    def hurry(self, queue: ShardQueue, change: ChunkChange) -> None:
+        """Let a shard be due at once if *change* is a new chunk beyond the shape that its array had before it grew.
+
+        An array is committed so at most every `PAUSE` seconds: each commit appends an index.
+        """
+        if not isinstance(change, Put) or change.superseded is not None or queue.ahead_at is not None:
+            return
+        grown, grid = self._arrays.peek(queue.layout.path), queue.layout.grid
+        if grown is None or len(grown.shape) != len(change.coords):
+            return
+        ends = ((index + 1) * n for index, n in zip(change.coords, grid.chunk_shape, strict=True))
+        if any(end > n for end, n in zip(ends, grown.shape, strict=True)):
+            queue.hurry(grown.committed_at + PAUSE)
+
+    def committed(self, queues: Sequence[ShardQueue], now: float) -> None:
+        """Note that shards are committed at the time *now*."""
+        for queue in queues:
+            grown = self._arrays.peek(queue.layout.path) if queue.ahead_at is not None else None
+            if grown is not None:
+                self._arrays.put(queue.layout.path, _Grown(grown.shape, now))
 
 
 _Entry = tuple[float, int, ShardQueue]

@@ -1,6 +1,6 @@
 """Publishing: content becomes that of a chunk on the mount, atomically, and is in the journal.
 
-`ChunkWriter` is the entrance for all changes of chunks; its `GroupCommit` brings them into shards.
+`ChunkWriter` is the entrance for all changes of chunks; a `GroupCommit` brings them into shards.
 """
 
 import logging
@@ -13,10 +13,9 @@ import trio
 
 from shardfs.dataset.admission import Admission
 from shardfs.dataset.array import Array
-from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.journal import NOTHING, Journal
+from shardfs.dataset.journal.journal import NOTHING
 from shardfs.dataset.journal.records import ChunkChange, Erase, Put, Shrink
 from shardfs.dataset.layout import OwnVersion, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
@@ -36,19 +35,11 @@ _WORTH: Final = 1 / 16  # of the journal: this much must be dead before cleaning
 class ChunkWriter:
     """Changes to the chunks of one source, in the order in which they are published."""
 
-    def __init__(
-        self,
-        source: Source,
-        journal: Journal,
-        conflicts: Journal,
-        *,
-        auto_compact: float | None = None,
-        others: Others | None = None,
-    ) -> None:
+    def __init__(self, source: Source, commits: GroupCommit) -> None:
         self.source = source
-        self.journal = journal
-        self.commits = GroupCommit(source, self.journal, conflicts, auto_compact=auto_compact, others=others)
-        self.admission = Admission(self.journal, self.commits)
+        self.journal = commits.journal
+        self.commits = commits
+        self.admission = Admission(self.journal, commits)
 
     def check(self) -> None:
         """Raise the error that prevents publishing, if there is one."""

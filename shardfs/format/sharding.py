@@ -179,6 +179,12 @@ class ShardGrid:
         """Whether the array is unsharded: every "shard" is the file of one chunk."""
         return isinstance(self.levels[0].index_codecs, NoIndex)
 
+    @property
+    def is_appended_to(self) -> bool:
+        """Whether a shard that was appended to has its former version in it, with the index of that."""
+        level = self.levels[0]
+        return not (level.index_at_start or level.after or self.is_unsharded)
+
     @classmethod
     def of_chunks(cls, chunks: ChunkGrid, chunk_shape: tuple[int, ...]) -> "ShardGrid":
         """Describe an unsharded array with *chunks* of *chunk_shape*: each chunk is a shard of its own."""

@@ -3,7 +3,7 @@
 import enum
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
@@ -304,7 +304,11 @@ class ObjectEdit(Protocol):
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether a process that changed the object was killed meanwhile, and nobody has changed it since."""
+        """Whether a process that changed the object was killed meanwhile, and nobody has changed or settled it since.
+
+        Nobody knows then what it wrote, or may still write where hosts share files, so nothing is appended to it:
+        `splice` writes it anew.
+        """
 
     @property
     def can_delete(self) -> bool:
@@ -321,9 +325,11 @@ class ObjectEdit(Protocol):
     def temporary(self) -> str:
         """The key that a new version may have until it is complete; unused before and after `splice`."""
 
-    async def splice(self, splice: Splice) -> Stat:
+    async def splice(self, splice: Splice, check: Callable[[], None] | None = None) -> Stat:
         """Store the new version durably; return its status, as `Store.open` will.
 
+        A local store that writes the object anew calls *check* at the last moment, in a thread; what it raises prevents
+        the change.
         Bytes of the old version that stay in place are not written. Raises `ConflictError` if the key does not stand
         for *snapshot* any more, `NoSpaceError`, and `StoreError`.
         """
@@ -331,8 +337,17 @@ class ObjectEdit(Protocol):
     async def delete(self) -> None:
         """Remove the object durably; raises the errors of `splice`, and `NotFoundError` if there is none."""
 
+    async def settle(self, inode: int, splice: Splice | None = None) -> None:
+        """Make durable what a killed process did to the object, by *splice* if that is to be undone.
+
+        The caller knows from its undo record what that was; *inode* is the file that it changed.
+        """
+
     async def release(self) -> None:
-        """Let others change the object, before the end of the block in which the edit was begun."""
+        """Let others change the object, before the end of the block in which the edit was begun.
+
+        That it was left by a killed process stays to be seen, until it is changed or settled.
+        """
 
 
 class NewObject(Protocol):

@@ -290,7 +290,7 @@ class Documents:
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await store()
             if edited.shape != stored.shape:
-                commits.grew(node.path, stored.shape)
+                commits.growth.grew(node.path, stored.shape)
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         try:
@@ -352,7 +352,7 @@ class Documents:
 
     async def _begin(self, path: str, place: str) -> None:
         """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
-        self._writer.commits.began(path)
+        self._writer.commits.growth.began(path)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
             chunks.begin()

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.recovery import (
     describe_damage,
@@ -116,13 +117,10 @@ class WritingSession(Session):
         self._contents, self.journal = open_journal(state.journal, disk)
         self._aside, self.conflicts = open_journal(state.conflicts, disk)
         self.others = OtherSessions(source, state)
-        self.writer = ChunkWriter(
-            source,
-            self.journal,
-            self.conflicts,
-            auto_compact=options.auto_compact,
-            others=self.others,
+        commits = GroupCommit(
+            source, self.journal, self.conflicts, auto_compact=options.auto_compact, others=self.others
         )
+        self.writer = ChunkWriter(source, commits)
         super().__init__(
             source,
             WritableFilesystem(
@@ -178,7 +176,7 @@ class WritingSession(Session):
         kept = [counted(len(recovery.conflicts), "conflict")] if recovery.conflicts else []
         kept += ["damage"] if self._contents.damage or self._aside.damage else []
         problems = [f"its journal has {' and '.join(kept)}"] if kept else []
-        leftovers = [line for slot in self.others.slots() if (line := _leftover(slot)) is not None]
+        leftovers = [line for slot in await self.others.slots() if (line := _leftover(slot)) is not None]
         for line in leftovers[:_MAX_NAMED]:
             log.warning("%s", line)
         if leftovers:

@@ -43,9 +43,9 @@ def small_log() -> Iterator[None]:
         yield
 
 
-def make_state(root: Path) -> None:
+def make_state(root: Path, state: StateDirectory | None = None) -> None:
     """Make the directories that a writing mount needs."""
-    state = StateDirectory(str(root))
+    state = state or StateDirectory(str(root))
     for directory in (state.journal, state.conflicts, state.drafts):
         os.makedirs(directory, exist_ok=True)
 

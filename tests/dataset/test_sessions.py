@@ -1,5 +1,6 @@
 """Several sessions of one directory: what each of them published is in the shards, however any of them ended."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Barrier
+from subprocess import PIPE
+from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import cast
 
@@ -23,12 +25,18 @@ from zarr.core.buffer import default_buffer_prototype
 import shardfs
 from shardfs.api.dataset import Dataset
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.recovery import opened
 from shardfs.dataset.maintenance import others
-from shardfs.dataset.maintenance.others import OtherSessions
+from shardfs.dataset.maintenance.others import OtherSessions, SessionsBeside
 from shardfs.dataset.state.directory import StateDirectory
+from shardfs.dataset.state.holding import hold
+from shardfs.dataset.state.roots import Root
+from shardfs.dataset.state.slots import Slot
 from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
+from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.paths import Paths
 from tests.dataset.test_state import SHARED, left_by_another_host, local
+from tests.support.corpus import LITTLE, array, sharding
 from tests.support.mounting import PATIENCE, eventually
 from tests.support.processes import running
 
@@ -273,6 +281,20 @@ def test_what_was_pending_when_another_host_came_stays_in_the_journal(source: Pa
     assert stored(source)[0] == 7
 
 
+def test_what_a_dead_session_left_stays_there_while_another_host_may_write(
+    source: Path, suspended: Dataset, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.zarr"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".shardfs"))
+    run(copy, publishes([3], 3), DIE)
+    shutil.copytree(copy / ".shardfs/0", source / ".shardfs/5")
+    with pytest.raises(ReadOnlyError, match="elsewhere"):
+        suspended.flush()
+    assert stored(source)[3] == 0
+    shutil.rmtree(source / ".shardfs/9")
+    eventually(lambda: stored(source)[3] == 3)
+
+
 def test_another_host_that_is_refused_at_once_stops_nobody(tmp_path: Path, file_system: Callable[..., None]) -> None:
     """It makes its slot, sees ours, and removes its own again."""
     file_system(SHARED[0])
@@ -298,3 +320,95 @@ def test_another_host_that_is_refused_at_once_stops_nobody(tmp_path: Path, file_
     scope = trio.CancelScope()
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert told == [False, False, False, False, True, False]
+
+
+def test_a_file_system_that_does_not_answer_stops_no_reader_while_slots_are_looked_for(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, is_asked = Event(), Event()
+    look = others.slots_in
+
+    def hangs(root: Root) -> Sequence[Slot]:
+        is_asked.set()
+        assert answers.wait(PATIENCE), "nothing else was done meanwhile"
+        return look(root)
+
+    with shardfs.open(source, write=True) as dataset:
+        write(dataset, 0, 1)
+        dataset.flush()
+        write(dataset, 1, 2)
+        monkeypatch.setattr(others, "slots_in", hangs)
+        with ThreadPoolExecutor(1) as threads:
+            flushed = threads.submit(dataset.flush)
+            assert is_asked.wait(PATIENCE)
+            assert dataset[""].read_chunk((0,)) == chunk(1)
+            write(dataset, 8, 3)
+            assert not flushed.done()
+            answers.set()
+            flushed.result()
+    assert stored(source)[:9] == [1, 2, 0, 0, 0, 0, 0, 0, 3]
+
+
+def test_who_takes_over_moves_nothing_that_another_session_has_published_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each inner shard gets a new version, so the shard around them could be laid out anew."""
+    monkeypatch.setattr(others, "_WATCH_SECONDS", 0.02)
+    source = tmp_path / "n.zarr"
+    source.mkdir()
+    document = array((64,), (64,), sharding((16,), sharding((4,), LITTLE)), data_type="uint32", fill_value=0)
+    (source / "zarr.json").write_text(json.dumps(document))
+    with shardfs.open(source, write=True) as dataset:
+        for number in range(NCHUNKS):
+            write(dataset, number, 1)
+    waits = [*program(publishes([1], 5), WAIT), str(source)]
+    with shardfs.open(source, write=True) as dataset, running(waits, stdin=PIPE, stdout=PIPE) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == b"ready\n"
+        run(source, publishes([0, 4, 8, 12], 7), DIE)
+        eventually(lambda: stored(source)[::4] == [7] * 4)
+        assert stored(source)[1] == 1, "the other session has not committed yet"
+        living.kill()
+        living.wait(PATIENCE)
+        dataset.flush()
+        assert stored(source) == [7, 5, 1, 1, *([7, 1, 1, 1] * 3)]
+    assert not (source / ".shardfs").exists(), "nothing is in conflict"
+
+
+def test_a_shard_is_not_compacted_while_another_session_has_published_over_it(source: Path) -> None:
+    with shardfs.open(source, write=True) as dataset:
+        for value in (1, 2):
+            write(dataset, 0, value)
+            dataset.flush()
+    before = (source / "c/0").read_bytes()
+    waits = [*program(publishes([0], 3), WAIT), str(source)]
+    with running(waits, stdin=PIPE, stdout=PIPE) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == b"ready\n"
+        trio.run(compact_beside, source)
+        assert (source / "c/0").read_bytes() == before
+        living.kill()
+        living.wait(PATIENCE)
+    with shardfs.open(source, write=True):
+        pass
+    assert stored(source)[0] == 3
+    assert sorted(os.listdir(source)) == ["c", "zarr.json"]
+
+
+async def compact_beside(path: Path) -> None:
+    """Try to compact the shard: with a look at the other sessions, and with one that sees them at the last moment."""
+    source = Source.of(LocalStore(str(path)), ttl=0.0)
+    array = (await source.hierarchy.node("")).array
+    assert array is not None
+    with hold(source.writable, door="compact") as state:
+        beside = SessionsBeside(source, state)
+        async with opened(source, state, beside) as (_, commits):
+            assert not await commits.rewrite(array.layout, (0,))
+            looks = [False, True]
+
+            async def have_pending() -> bool:
+                return looks.pop(0)
+
+            beside.have_pending = have_pending  # type: ignore[method-assign]
+            assert not await commits.rewrite(array.layout, (0,))
+            assert not looks

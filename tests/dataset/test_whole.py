@@ -57,7 +57,7 @@ class Life:
         contents = read_journal(opened)
         journal = Journal(opened, QuickDisk(), contents)
         conflicts = Journal(open_directory(str(directory / "conflicts")), QuickDisk())
-        writer = ChunkWriter(source, journal, conflicts)
+        writer = ChunkWriter(source, commit.GroupCommit(source, journal, conflicts))
         return cls(source, writer, await replay(source, contents, writer.commits))
 
     def kill(self) -> None:

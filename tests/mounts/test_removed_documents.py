@@ -184,14 +184,14 @@ async def test_an_array_that_takes_the_place_of_one_that_grew_has_not_grown(tmp_
 async def test_how_many_arrays_grew_is_known_of_a_limited_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardfs.dataset.commit._MAX_GROWN", 10)
+    monkeypatch.setattr("shardfs.dataset.schedule._MAX_GROWN", 10)
     make_source(tmp_path / "source")
     process = await Process.start(tmp_path / "source", QuickDisk())
     commits = process.writing.writer.commits
     for number in range(100):
-        commits.grew(f"a{number}", (1,))
-        commits.grew("end", (SHAPE,))
-    assert commits._grown.count == 10
+        commits.growth.grew(f"a{number}", (1,))
+        commits.growth.grew("end", (SHAPE,))
+    assert commits.growth.narrays == 10
     await process.edit("end", lambda document: document.update(shape=[4 * SHAPE]))
     await process.write("end", SHAPE // INNER, b"data")
     [queue] = commits.pending

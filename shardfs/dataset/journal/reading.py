@@ -119,6 +119,11 @@ class JournalContents:
         """The live records, in order."""
         return [record for _, record in self.live]
 
+    def forget(self, records: Collection[Live]) -> None:
+        """Forget live records, which were released."""
+        gone = {id(record) for record in records}
+        self.live = [entry for entry in self.live if id(entry[1]) not in gone]
+
 
 def read_journal(directory: Descriptor) -> JournalContents:
     """Read the journal in *directory*, without a lock; blocks.

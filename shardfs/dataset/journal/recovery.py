@@ -17,20 +17,23 @@ conflicts. `Array.note` says what is noted where shards are not appended to.
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
+import trio
+
 from shardfs.dataset.array import Array
+from shardfs.dataset.beside import Others
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
 from shardfs.dataset.journal.records import ChunkChange, Erase, Live, Put, Shrink, damaged_name
-from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, undo_commits
+from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, is_stored, undo_commits
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
@@ -38,7 +41,7 @@ from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, SourceError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.stores.base import Address, Reader, in_pieces
+from shardfs.stores.base import Address, Reader
 from shardfs.stores.cache import while_it_changes
 from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
@@ -130,7 +133,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
 
     A record that cannot be handled blocks no other.
     """
-    recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
+    recovery = await classify(source, contents, await undo_commits(source, contents, commits.journal))
     for commit in recovery.unfinished:
         if not commit.is_examined:
             commits.undos[commit.undo.key] = commit.undo
@@ -227,22 +230,9 @@ async def _compare(array: Array, change: ChunkChange) -> Verdict:
     if is_same and await array.is_as_noted(change.coords, change.superseded):
         return Fits(array)
     with suppress(CorruptionError):  # it may be damaged, or have been written for other codecs
-        if await _is_stored(array, change):
+        if await is_stored(array, change):
             return Stored()
     return Conflict(_CHANGED, array) if is_same else Conflict("the metadata of the array has changed")
-
-
-async def _is_stored(array: Array, change: ChunkChange) -> bool:
-    """Whether the stored chunk is the result of *change*."""
-    _, extent = await array.find_stored(change.coords, fresh=True)
-    if extent is None or isinstance(change, Erase):
-        return extent is None and isinstance(change, Erase)
-    if extent.nbytes != change.payload.nbytes:
-        return False
-    for start, nbytes in in_pieces(extent.nbytes):
-        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
-            return False
-    return True
 
 
 async def judge_aside(source: Source, change: ChunkChange | Shrink) -> Verdict:
@@ -335,15 +325,28 @@ def open_journal(path: str, disk: Syscalls = SYSCALLS) -> tuple[JournalContents,
     return contents, Journal(directory, disk, contents)
 
 
-@contextmanager
-def opened(
-    source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS
-) -> Iterator[tuple[JournalContents, GroupCommit]]:
+@asynccontextmanager
+async def opened(
+    source: Source, state: StateDirectory, others: Others | None = None, disk: Syscalls = SYSCALLS
+) -> AsyncIterator[tuple[JournalContents, GroupCommit]]:
     """Open the journals in *state*, whose lock the caller holds, for a block.
 
-    Yields what the journal contained, and a `GroupCommit` for it. Raises `StoreError` if a journal cannot be read, or
-    not closed at the end.
+    Yields what the journal contained, and a `GroupCommit` for it, beside those of the *others*. Raises `StoreError` if
+    a journal cannot be read, or not closed at the end.
     """
-    (contents, journal), (_, conflicts) = (open_journal(path, disk) for path in (state.journal, state.conflicts))
-    with closing(journal), closing(conflicts):
-        yield contents, GroupCommit(source, journal, conflicts)
+
+    def open_both() -> tuple[JournalContents, Journal, Journal]:
+        contents, journal = open_journal(state.journal, disk)
+        return contents, journal, open_journal(state.conflicts, disk)[1]
+
+    def close(*journals: Journal) -> None:
+        with ExitStack() as stack:
+            for journal in journals:
+                stack.callback(journal.close)
+
+    contents, journal, conflicts = await trio.to_thread.run_sync(open_both)
+    try:
+        yield contents, GroupCommit(source, journal, conflicts, others=others)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(close, conflicts, journal)

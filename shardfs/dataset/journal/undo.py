@@ -2,11 +2,15 @@
 
 Only an append can be torn: it is complete if the shard has the planned size, and what was written the planned checksum.
 A torn append is undone. In any other state, the shard is left alone.
+
+An undo record is settled: under the lock of its shard it is looked at, undone if it has to be, and replaced by one that
+undoes nothing before others get the lock. Else what they append then, which may be of the same size and have the same
+index, would be taken for the torn append by whoever looks next. The other one tells of the lock, should that be left.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from enum import Enum, auto
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -14,10 +18,15 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import JournalContents
 from shardfs.dataset.journal.records import (
     UNKNOWN_TIME,
+    ChunkChange,
+    Erase,
+    Put,
     ShardMark,
     Superseded,
     UndoRecord,
@@ -147,23 +156,32 @@ def undo_record(
     )
 
 
-async def undo_commits(source: Source, contents: JournalContents, *, apply: bool) -> list[UnfinishedCommit]:
-    """Find the outcomes of the commits that were under way; with *apply*, undo torn ones.
+async def undo_commits(
+    source: Source, contents: JournalContents, journal: Journal | None = None
+) -> list[UnfinishedCommit]:
+    """Find the outcomes of the commits that were under way; with their *journal*, settle them.
 
-    A commit that cannot be handled blocks no other. Errors of a server that does not answer now are raised: it may
-    answer when the journal is read next.
+    What is released then is not in *contents* any more. A commit that cannot be handled blocks no other. Errors of a
+    server that does not answer now are raised: it may answer when the journal is read next.
     """
     outcomes: list[UnfinishedCommit] = []
     for undo in [record for record in contents.records if isinstance(record, UndoRecord)]:
         key, outcome = undo.key, Outcome.UNCLEAR
+        is_done: bool | None = None
         try:
             check_name(key)
             check_name(undo.path)
-            if apply:
+            if journal is not None:
                 await _remove_unfinished(source, undo)
             outcome = await while_it_changes(partial(_look, source, undo))
-            if apply and outcome in _TO_BE_UNDONE:
-                outcome = await _patiently(partial(take_back, source, undo))
+            if journal is not None and not source.store.rewrites:
+                try:
+                    outcome, is_done = await _patiently(partial(_settle, source, contents, journal, undo))
+                except ShardfsError as error:
+                    if outcome in _TO_BE_UNDONE:
+                        raise
+                    log.info("%s is not settled: %s", key, error)
+                    await _make_durable(source, key)
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
@@ -175,21 +193,73 @@ async def undo_commits(source: Source, contents: JournalContents, *, apply: bool
         reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
-        if apply:
-            await _make_durable(source, key)
-        is_done = outcome is Outcome.WHOLE and await _was_done(source, undo)
+        if is_done is None:
+            is_done = outcome is Outcome.WHOLE and await _was_done(source, undo)
         outcomes.append(UnfinishedCommit(undo, outcome, reason, is_done=is_done))
     return outcomes
 
 
+async def _settle(
+    source: Source, contents: JournalContents, journal: Journal, undo: UndoRecord, waited: float
+) -> tuple[Outcome, bool]:
+    """Settle a commit of an earlier process; returns its outcome, and whether it was done: see `UnfinishedCommit`."""
+    async with _examined(source, undo, waited) as outcome:
+        is_done = outcome is Outcome.WHOLE and await _was_done(source, undo)
+        done = await _done_by(source, contents, undo, is_done=is_done) if outcome is Outcome.WHOLE else []
+        await _sync_names(source, undo.key)
+        await journal.release_soon(done)
+        harmless = await disarmed(journal, undo)
+        contents.forget([*done, undo])
+    await journal.release_soon([harmless])
+    return outcome, is_done
+
+
+async def _done_by(
+    source: Source, contents: JournalContents, undo: UndoRecord, *, is_done: bool
+) -> Sequence[ChunkChange]:
+    """Return the changes that a commit stored: all, if it *is_done*, else those whose very result is stored now."""
+    array = await source.hierarchy.array(undo.path)
+    if array is None:
+        return []
+    layout, grid, done = array.layout, array.grid, list[ChunkChange]()
+    for record in contents.records:
+        if (
+            isinstance(record, Put | Erase)
+            and (record.path, record.fingerprint) == (undo.path, array.fingerprint)
+            and record.sequence < undo.sequence
+            and len(record.coords) == grid.ndim
+            and grid.contains(record.coords)
+            and layout.shard_key(grid.locate(record.coords).shard) == undo.key
+        ):
+            with suppress(CorruptionError):
+                if is_done or await is_stored(array, record):
+                    done.append(record)
+    return done
+
+
+async def is_stored(array: Array, change: ChunkChange) -> bool:
+    """Whether the stored chunk is the result of *change*."""
+    _, extent = await array.find_stored(change.coords, fresh=True)
+    if extent is None or isinstance(change, Erase):
+        return extent is None and isinstance(change, Erase)
+    if extent.nbytes != change.payload.nbytes:
+        return False
+    for start, nbytes in in_pieces(extent.nbytes):
+        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
+            return False
+    return True
+
+
 async def _was_done(source: Source, undo: UndoRecord) -> bool:
-    """Whether an append was completed: its index is where it was planned, whatever others have appended since."""
+    """Whether an append was completed, in the file or in a clone: its index is where it was planned.
+
+    Others may have appended since.
+    """
     with suppress(ShardfsError):
         array = await source.hierarchy.array(undo.path)
         if undo.inode and array is not None and len(undo.shard) == array.grid.ndim:
             nbytes, snapshot = array.grid.index_nbytes(undo.shard), await source.store.open(undo.key)
-            file = snapshot.stat.file
-            if file is not None and file[1] == undo.inode and nbytes <= undo.planned_nbytes <= snapshot.size:
+            if nbytes <= undo.planned_nbytes <= snapshot.size:
                 index = await snapshot.read(undo.planned_nbytes - nbytes, nbytes)
                 return hash_of(bytes(index)) == undo.new_index_hash
     return False
@@ -204,24 +274,47 @@ async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
         await trio.sleep(_PAUSE)
 
 
-async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Outcome:
-    """Restore the previous version of a shard if a commit was torn; return the outcome of the commit.
+async def take_back(source: Source, journal: Journal, undo: UndoRecord, waited: float = 0.0) -> None:
+    """Settle an attempt of this process, whose undo record is in *journal*: it will be made once more.
 
-    It gets its time, too, by which it is known: what was published over it is no conflict. Whoever held the lock of the
-    shard until now may have replaced it, so it is examined again. *waited* is that of `Store.edit`.
+    *waited* is that of `Store.edit`.
+    """
+    async with _examined(source, undo, waited):
+        harmless = await disarmed(journal, undo)
+    await journal.release_soon([harmless])
+
+
+async def disarmed(journal: Journal, undo: UndoRecord) -> UndoRecord:
+    """Replace an undo record durably by one that undoes nothing, and return that."""
+    if journal.has_vanished:
+        return undo
+    harmless = undo
+    if undo.inode:
+        async with journal.appending:
+            harmless = journal.append(UndoRecord(0, undo.path, undo.shard, undo.key, ""))
+    await journal.sync_soon()
+    return harmless
+
+
+@asynccontextmanager
+async def _examined(source: Source, undo: UndoRecord, waited: float) -> AsyncIterator[Outcome]:
+    """Restore the previous version of a shard, if a commit to it was torn, under a lock that the block has, too.
+
+    Yields the outcome of the commit. The previous version gets its time, by which it is known: what was published over
+    it is no conflict. Whoever held the lock until now may have replaced the shard, so it is examined here.
     """
     async with source.writable.edit(undo.key, waited=waited) as edit:
-        outcome = await _outcome(source, undo, edit.snapshot)
-        if outcome not in _TO_BE_UNDONE:
-            return outcome
+        outcome, splice = await _outcome(source, undo, edit.snapshot), None
         if outcome is Outcome.TORN:
             log.warning("an append to %s was torn; it is undone and repeated", undo.key)
-        mtime_ns = None if undo.old_mtime_ns == UNKNOWN_TIME else undo.old_mtime_ns
-        await edit.splice(Splice((Kept(0, undo.old_nbytes),), mtime_ns=mtime_ns))
-    array = await source.hierarchy.array(undo.path)
-    if array is not None:
-        source.shards.forget(array.layout, undo.shard)
-    return outcome
+        if outcome in _TO_BE_UNDONE:
+            mtime_ns = None if undo.old_mtime_ns == UNKNOWN_TIME else undo.old_mtime_ns
+            splice = Splice((Kept(0, undo.old_nbytes),), mtime_ns=mtime_ns)
+        await edit.settle(undo.inode, splice)
+        array = await source.hierarchy.array(undo.path) if splice is not None else None
+        if array is not None:
+            source.shards.forget(array.layout, undo.shard)
+        yield outcome
 
 
 async def _look(source: Source, undo: UndoRecord) -> Outcome:
@@ -309,18 +402,14 @@ async def _remove_unfinished(source: Source, undo: UndoRecord) -> None:
 
 
 async def _make_durable(source: Source, key: str) -> None:
-    """Make durable what an earlier process did to a shard, names included; remove the lock that it may have left."""
-    if source.store.rewrites:
-        return  # a new version is durable when it is visible
-    with suppress(ShardfsError):  # whoever has it now removes it
-        async with source.writable.edit(key):
-            pass
-    try:
-        file = await source.store.open_passthrough(key)
-    except ShardfsError:
-        pass  # what cannot be opened cannot be compared with records either, so none is released for it
-    else:
-        await file.sync()
+    """Make durable what an earlier process did to a shard that this one cannot change."""
+    with suppress(ShardfsError):  # what cannot be opened cannot be compared with records, so none is released for it
+        await (await source.store.open_passthrough(key)).sync()
+    await _sync_names(source, key)
+
+
+async def _sync_names(source: Source, key: str) -> None:
+    """Make the name of a shard, and of the directories above it, durable."""
     while key:
         key = key.rpartition("/")[0]
         with suppress(*_LASTING):

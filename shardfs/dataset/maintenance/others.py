@@ -4,22 +4,24 @@ What a dead session left is judged and committed apart from the changes of this 
 own, as `shardfs recover` does; this session sees the result as that of another program.
 """
 
+import gc
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 import trio
 
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.journal.recovery import describe_damage, opened, read_left, replay
+from shardfs.dataset.journal.recovery import describe_damage, opened, replay
 from shardfs.dataset.journal.undo import undo_commits
 from shardfs.dataset.state.asking import Answer, Asked, Question
 from shardfs.dataset.state.directory import StateDirectory
-from shardfs.dataset.state.gate import refusal
+from shardfs.dataset.state.entering import refusal
 from shardfs.dataset.state.holding import TAKES_OVER, taken_over
 from shardfs.dataset.state.roots import root_of
 from shardfs.dataset.state.slots import Slot, slots_in
-from shardfs.errors import ConflictError, ShardfsError, StoreError, counted
+from shardfs.errors import ConflictError, ReadOnlyError, ShardfsError, StoreError, counted
 from shardfs.stores.parallel import QuickLock, open_nursery
 
 log = logging.getLogger(__name__)
@@ -42,54 +44,112 @@ _AGAIN_SECONDS: Final = 1.0
 """How long after one is first seen that of another host is looked at again: if it was refused, it is gone by then."""
 
 
+@asynccontextmanager
+async def _held(slot: Slot) -> AsyncIterator[StateDirectory | None]:
+    """Hold the slot of a dead session, if it has anything pending; None if it has not, or is not to be had any more."""
+    with ExitStack() as held:
+
+        def hold() -> StateDirectory | None:
+            state = held.enter_context(taken_over(slot))
+            return state if state is not None and state.has_pending() else None
+
+        try:
+            yield await trio.to_thread.run_sync(hold)
+        finally:
+            # Errors that came from threads keep files of the journal open, which NFS does not remove until they are
+            # closed: the slot could not be removed.
+            gc.collect()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(held.close)
+
+
 async def take_over(source: Source, slot: Slot) -> None:
     """Commit what a dead session of this user published, unless another process does so.
 
     What does not fit goes to the conflict journal of its slot, and what cannot be committed stays in its journal.
     Raises the error that prevents a commit.
     """
-    with taken_over(slot) as state:
-        if state is None or not state.has_pending():
-            return
-        beside = Source.of(source.writable, ttl=0.0)
-        with opened(beside, state) as (contents, commits):
-            for damage in contents.damage:
-                log.error("%s", describe_damage(state.journal, damage))
-            recovery = await replay(beside, contents, commits)
-            if recovery.pending:
-                who = f"a session that ended, in {state.root}/{state.key}"
-                log.info("committing %s of %s", counted(len(recovery.pending), "chunk"), who)
-            try:
-                await commits.flush()
-            except ConflictError as error:  # they are kept
-                log.error("%s: %s", source.store.url, error)  # noqa: TRY400
+    async with _held(slot) as state:
+        if state is not None:
+            await _commit_left(Source.of(source.writable, ttl=0.0), state)
+
+
+async def _commit_left(source: Source, state: StateDirectory) -> None:
+    async with opened(source, state, SessionsBeside(source, state)) as (contents, commits):
+        for damage in contents.damage:
+            log.error("%s", describe_damage(state.journal, damage))
+        recovery = await replay(source, contents, commits)
+        if recovery.pending:
+            who = f"a session that ended, in {state.root}/{state.key}"
+            log.info("committing %s of %s", counted(len(recovery.pending), "chunk"), who)
+        try:
+            await commits.flush()
+        except ConflictError as error:  # they are kept
+            log.error("%s: %s", source.store.url, error)  # noqa: TRY400
 
 
 async def undo(source: Source, slot: Slot) -> None:
-    """Undo what a dead session of this user has torn, and leave its records: those of others are judged after that."""
-    with taken_over(slot) as state:
-        if state is not None and state.has_pending():
-            await undo_commits(Source.of(source.writable, ttl=0.0), read_left(state.journal), apply=True)
+    """Undo what a dead session of this user has torn; what it published is judged after all is undone."""
+    async with _held(slot) as state:
+        if state is not None:
+            await _undo_left(Source.of(source.writable, ttl=0.0), state)
 
 
-class OtherSessions:
-    """All sessions of *source* but that in the slot *own*."""
+async def _undo_left(source: Source, state: StateDirectory) -> None:
+    async with opened(source, state) as (contents, commits):
+        await undo_commits(source, contents, commits.journal)
+
+
+class SessionsBeside:
+    """All sessions of *source* but that in the slot *own*, for whoever only has to know of them."""
 
     def __init__(self, source: Source, own: StateDirectory) -> None:
         self._source = source
         self._own = own
+        self.nlive = 0
+        """How many of them were alive at the last look."""
+
+    async def slots(self) -> Sequence[Slot]:
+        """Return the slots of the others, dead or alive."""
+        slots = await trio.to_thread.run_sync(self._slots, abandon_on_cancel=True)
+        self.nlive = sum(slot.is_in_use for slot in slots)
+        return slots
+
+    def _slots(self) -> Sequence[Slot]:
+        """Look at the slots; blocks, perhaps for long where hosts share files."""
+        return [slot for slot in slots_in(root_of(self._source.store)) if slot.state != self._own]
+
+    async def have_pending(self) -> bool:
+        """Whether one of them may have published changes that are not committed."""
+        try:
+            slots = await self.slots()
+            return any([await _has_pending(slot.state) for slot in slots if slot.counts])
+        except ShardfsError:  # it cannot be told
+            return True
+
+    def require_none_pending(self) -> None:
+        """Raise `ConflictError` if one of them may have published changes that are not committed; blocks."""
+        if any(slot.counts and slot.state.has_pending() for slot in self._slots()):
+            raise ConflictError("other sessions have published what is not committed yet")
+
+    async def take_over(self) -> None:
+        """Do nothing: what they left is for sessions, which this is none."""
+
+
+async def _has_pending(state: StateDirectory) -> bool:
+    return await trio.to_thread.run_sync(state.has_pending, abandon_on_cancel=True)
+
+
+class OtherSessions(SessionsBeside):
+    """All sessions of *source* but that in the slot *own*, a session that asks them and takes over what they left."""
+
+    def __init__(self, source: Source, own: StateDirectory) -> None:
+        super().__init__(source, own)
         self._asked = Asked(own)
         self._taking = QuickLock()
         self._logged: dict[str, str] = {}  # by slot: why it could not be taken over
         self._doubtful: dict[StateDirectory, Slot] = {}  # those of other hosts that may write, at the last look
-        self.nlive = 0
-        """How many of them were alive at the last look."""
-
-    def slots(self) -> Sequence[Slot]:
-        """Return the slots of the others, dead or alive."""
-        slots = [slot for slot in slots_in(root_of(self._source.store)) if slot.state != self._own]
-        self.nlive = sum(slot.is_in_use for slot in slots)
-        return slots
+        self._reason = ""  # why nothing may be written, at the last look
 
     async def flush(self) -> Sequence[ShardfsError]:
         """Let what the others have published until now be committed; returns an error for each that did not do it.
@@ -105,7 +165,7 @@ class OtherSessions:
                 errors.append(error)
 
         try:
-            wanted = [slot for slot in self.slots() if slot.counts and (slot.is_in_use or slot.can_be_taken)]
+            wanted = [slot for slot in await self.slots() if slot.counts and (slot.is_in_use or slot.can_be_taken)]
         except ShardfsError as error:
             return [error]
         async with open_nursery() as nursery:
@@ -116,24 +176,18 @@ class OtherSessions:
     async def undo(self) -> None:
         """Undo what dead sessions have torn, before anybody judges what others published in the same shards."""
         try:
-            for slot in self.slots():
-                if slot.can_be_taken and slot.state.has_pending():
+            for slot in await self.slots():
+                if slot.can_be_taken and await _has_pending(slot.state):
                     async with self._taking:
+                        self._require_active()
                         await undo(self._source, slot)
         except ShardfsError as error:
             self._log("", error)
 
-    def have_pending(self) -> bool:
-        """Whether one of them may have published changes that are not committed."""
-        try:
-            return any(slot.counts and slot.state.has_pending() for slot in self.slots())
-        except ShardfsError:  # it cannot be told
-            return True
-
     async def take_over(self) -> None:
         """Take over the slots of this user's dead sessions, or wait for who does; what prevents it is logged."""
         try:
-            slots = [slot for slot in self.slots() if slot.can_be_taken or _is_taken_over(slot)]
+            slots = [slot for slot in await self.slots() if slot.can_be_taken or _is_taken_over(slot)]
         except ShardfsError as error:
             self._log("", error)
             return
@@ -162,16 +216,19 @@ class OtherSessions:
         while True:
             await trio.sleep(_AGAIN_SECONDS if self._doubtful else _WATCH_SECONDS)
             try:
-                suspend(self._reason_to_wait())
+                self._reason = await self._reason_to_wait()
+                suspend(self._reason)
             except ShardfsError as error:
                 self._log("", error)
             await self.take_over()
 
-    def _reason_to_wait(self) -> str:
+    async def _reason_to_wait(self) -> str:
         store, before = self._source.store, self._doubtful
         if store.root is None:
             return ""
-        self._doubtful = {slot.state: slot for slot in self.slots() if _is_in_doubt(slot)}
+        slots = await self.slots()
+        doubts = await trio.to_thread.run_sync(lambda: [_is_in_doubt(slot) for slot in slots], abandon_on_cancel=True)
+        self._doubtful = {slot.state: slot for slot, is_doubtful in zip(slots, doubts, strict=True) if is_doubtful}
         for state, slot in self._doubtful.items():
             if state in before:
                 return refusal(f"{store.url} is", state, slot.holder)
@@ -188,25 +245,31 @@ class OtherSessions:
 
     async def _take_over(self, slot: Slot) -> None:
         async with self._taking:  # one at a time: each may take as much memory as a session
+            self._require_active()
             await take_over(self._source, slot)
+
+    def _require_active(self) -> None:
+        """Raise `ReadOnlyError` while nothing may be written."""
+        if self._reason:
+            raise ReadOnlyError(f"nothing is written for now: {self._reason}")
 
     async def _flush(self, slot: Slot) -> None:
         """Let what is in the slot of another session be committed: by that one, by whoever takes it over, or here."""
         state, begun = slot.state, trio.current_time()
-        while state.has_pending():
+        while await _has_pending(state):
             if slot.is_in_use and not _is_taken_over(slot):
                 if not await self._ask(slot):
                     return
             elif slot.can_be_taken:
                 await self._take_over(slot)
-                if not slot.can_be_taken or not state.has_pending():
+                if not await _has_pending(state):
                     return
             elif not slot.is_in_use:
                 return  # it is up to another user
             if trio.current_time() - begun > _DONE_SECONDS:
                 raise StoreError(f"{state.root}/{state.key} still has chunks that are not committed, of {slot.holder}")
             await trio.sleep(_LOOK_SECONDS)
-            slots = [other for other in self.slots() if other.state == state]
+            slots = [other for other in await self.slots() if other.state == state]
             if not slots:
                 return
             slot = slots[0]
@@ -225,7 +288,8 @@ class OtherSessions:
         except StoreError as error:
             raise StoreError(f"{who}: {error}") from None
         finally:
-            question.end()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(question.end)
         if answer in (Answer.NONE, Answer.SEEN):
             raise StoreError(f"{who} does not answer, so what it published is not in the shards yet")
         return answer is Answer.DEAD

@@ -38,6 +38,7 @@ from shardfs.dataset.journal.recovery import (
     replay,
 )
 from shardfs.dataset.journal.undo import Outcome, undo_commits
+from shardfs.dataset.maintenance.others import SessionsBeside
 from shardfs.dataset.maintenance.walk import Progress, among_shards, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.shard_listing import Strays
 from shardfs.dataset.state.directory import PENDING, StateDirectory
@@ -266,7 +267,7 @@ def _whose(slot: Slot, is_left: bool) -> str:
 async def _show_journal(source: Source, state: StateDirectory, findings: Findings) -> None:
     _report_damage(state, findings)
     contents = read_left(state.journal)
-    recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
+    recovery = await classify(source, contents, await undo_commits(source, contents))
     _report_commits(recovery, findings, "torn by a commit that can be undone", left=True)
     for change in [*(change for _, change in recovery.pending), *recovery.shrinks]:
         end = f"; {OUTDATED}" if change.subject in contents.outdated else ""
@@ -286,7 +287,7 @@ async def _show_aside(source: Source, state: StateDirectory, findings: Findings)
 
 
 async def _apply_journals(source: Source, state: StateDirectory, findings: Findings) -> None:
-    with opened(source, state) as (contents, commits):
+    async with opened(source, state, SessionsBeside(source, state)) as (contents, commits):
         recovery = await replay(source, contents, commits)
         _report_commits(recovery, findings, "taken back", left=False)
         with suppress(ShardfsError):  # which the second attempt meets again, or not

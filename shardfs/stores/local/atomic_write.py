@@ -88,12 +88,14 @@ def write_and_rename(
     *,
     check: Callable[[], None] | None,
     clone_of: int | None = None,
+    mtime_ns: int | None = None,
 ) -> tuple[Descriptor, Stat]:
     """Write *content* to the new file *temporary*, make it durable, rename it to *name*, and make that durable.
 
     *check* is called before it replaces what has the name; with None, nothing may have it, else `FileExistsError` is
     raised. With *clone_of*, *content* follows the content of that open file; raises `NoCloneError` if it cannot be had
-    without a copy, or would lose attributes. Returns the open file and its status; after any error *temporary* is gone.
+    without a copy, or would lose attributes. The file gets the time *mtime_ns*, if that is given. Returns the open file
+    and its status; after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
     try:
@@ -111,6 +113,8 @@ def write_and_rename(
         for buffers in content:
             _write(syscalls, fd, buffers, offset)
             offset += sum(len(buffer) for buffer in buffers)
+        if mtime_ns is not None:
+            syscalls.utime(fd, (mtime_ns, mtime_ns))
         rights.give(syscalls, fd)
         syscalls.sync(fd)
         if check is None:

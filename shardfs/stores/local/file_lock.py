@@ -63,11 +63,11 @@ class FileLock:
     file: Descriptor
     was_left: bool = False
 
-    def release(self) -> None:
-        """Release the lock. If the file cannot be removed, it stays, like that of a killed process."""
+    def release(self, *, stays: bool = False) -> None:
+        """Release the lock. The file *stays*, like that of a killed process, also if it cannot be removed."""
         try:
             with suppress(OSError):
-                if self.stands():
+                if not stays and self.stands():
                     self.syscalls.unlink(self.name, self.directory.fd)
         finally:
             with suppress(OSError):  # then the lock ends with its descriptor

@@ -306,7 +306,6 @@ class LocalReader:
         """Open *root*; raises `SourceError` if it is not a readable directory."""
         self.syscalls = syscalls
         self.ttl = ttl
-        self.interrupted: set[str] = set()  # keys of what a killed process was changing, where hosts share files
         if "\0" in root:
             raise SourceError(f"{root} has a NUL in it")
         self.root = os.path.realpath(root)

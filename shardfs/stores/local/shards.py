@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from shardfs.errors import ConflictError, LockedError, NotFoundError, StoreError
+from shardfs.errors import AccessDeniedError, ConflictError, LockedError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import PATIENCE, FileLock, lock
@@ -29,6 +29,7 @@ from shardfs.stores.local.syscalls import (
     changing,
     close_in_children,
     end_change,
+    is_local,
     open_beneath,
     read_fully,
     status_now,
@@ -173,6 +174,11 @@ def _restore_time(syscalls: Syscalls, fd: int, mtime_ns: int) -> None:
             syscalls.utime(fd, (now.st_atime_ns, mtime_ns))
 
 
+def _may_give_time(status: os.stat_result | None) -> bool:
+    """Whether this process may give a file any time."""
+    return status is None or os.geteuid() in (0, status.st_uid)
+
+
 def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop: int) -> None:
     for batch in _batches(content, start, stop):
         syscalls.pwrite(fd, batch, start)
@@ -205,6 +211,7 @@ class LocalEdit:
     append_alignment: int = field(init=False, default=1)
     temporary: str = field(init=False)
     _found: Descriptor | None = field(init=False, default=None)
+    _is_settled: bool = field(init=False, default=False)
     _parent: str = field(init=False)
     _name: str = field(init=False)
 
@@ -214,8 +221,8 @@ class LocalEdit:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether a process that changed the file was killed meanwhile."""
-        return self.lock is not None and self.lock.was_left
+        """Whether a process that changed the file was killed meanwhile, and nobody knows what it did."""
+        return self.lock is not None and self.lock.was_left and not self._is_settled
 
     def found(self, file: Descriptor, snapshot: LocalSnapshot, waited: float) -> None:
         """Set the file that the key stands for, open as *file*.
@@ -233,37 +240,57 @@ class LocalEdit:
         if self.store.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
-    async def splice(self, splice: Splice) -> Stat:
+    async def splice(self, splice: Splice, check: Callable[[], None] | None = None) -> Stat:
         """Store the new version: in place if it begins with the whole old one, or is its beginning, else anew.
 
         An append that others would see in part is made to a clone, if possible. A file with several names is written
-        anew: another name may be that of a snapshot, which so keeps the old version.
+        anew: another name may be that of a snapshot, which so keeps the old version. So is one that a killed process
+        was changing: an undo record would take what is appended for a part of its own append, and the host of that
+        process may still write. And one that is to have its time again, which only the owner of a file can give it.
         """
         old_nbytes = self.snapshot.stat.size if self.snapshot else 0
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         with changing(self.key):
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
-            # Hosts may still write what a process had changed that was killed: never into the version that follows.
-            is_doubtful = self.key in self.store.interrupted
-            has_names = is_doubtful or (status is not None and status.st_nlink > 1)
-            if (
-                change.is_appended
-                and change.tail_nbytes
-                and (self.append_alignment == 1 or has_names)
-                and not is_doubtful
-            ):
+            has_names = status is not None and status.st_nlink > 1
+            is_frozen = self.was_interrupted or (change.is_appended and has_names)
+            if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or is_frozen):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
-            if not is_doubtful and (change.is_cut or (change.is_appended and not has_names)):
+            if change.is_cut and not is_frozen and change.mtime_ns is not None and not _may_give_time(status):
+                with suppress(PermissionError):
+                    return await self.store.threads.on_content(self._write_new, change, None)
+            if not is_frozen and (change.is_cut or change.is_appended):
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent, self.rights)
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
                 self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
-            stat = await self.store.threads.on_content(self._write_new, change, None)
-            self.store.interrupted.discard(self.key)
-            return stat
+            return await self.store.threads.on_content(partial(self._write_new, change, None, check))
+
+    async def settle(self, inode: int, splice: Splice | None = None) -> None:
+        """Make durable what a killed process did to the file *inode*, by *splice* if that is to be undone.
+
+        Where hosts share files, it is written anew: the host of that process may still write to it.
+        """
+        if self.file is None or self.snapshot is None:
+            self._is_settled = True
+            return
+        stat = self.snapshot.stat
+        is_exposed = stat.file is not None and stat.file[1] == inode and not is_local(self.file.fd)
+        if is_exposed:
+            same = Splice((Kept(0, stat.size),), mtime_ns=stat.mtime_ns)
+            change = _Change(splice or same, self.file.fd, stat.size)
+            with suppress(AccessDeniedError), changing(self.key):
+                await self.store.threads.on_content(self._write_new, change, None)
+                return
+        self._is_settled = True
+        if splice is not None:
+            await self.splice(splice)
+        else:
+            with changing(self.key):
+                await self.store.threads.on_content(self.store.syscalls.sync, self.file.fd)
 
     async def delete(self) -> None:
         """Remove the file durably."""
@@ -272,14 +299,14 @@ class LocalEdit:
 
     async def release(self) -> None:
         """Release the lock: the change is durable, or was undone."""
-        held, self.lock = self.lock, None
+        held, self.lock, stays = self.lock, None, self.was_interrupted and self.snapshot is not None
         if self._found is not None:
             with suppress(OSError):  # others may have it open still
                 end_change(self._found.fd)
             self._found = None
         if held is not None:
             with trio.CancelScope(shield=True):
-                await self.store.threads.on_names(held.release)
+                await self.store.threads.on_names(partial(held.release, stays=stays))
 
     async def _change_in_place(self, change: _Change) -> Stat:
         assert self.file is not None
@@ -302,7 +329,9 @@ class LocalEdit:
             raise ConflictError(f"{self.key} was replaced while it was changed")
         return now
 
-    def _write_new(self, change: _Change, clone_of: Descriptor | None) -> Stat:
+    def _write_new(
+        self, change: _Change, clone_of: Descriptor | None, last_check: Callable[[], None] | None = None
+    ) -> Stat:
         directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
         rights, kept = self.rights.within(directory), 0
@@ -312,13 +341,27 @@ class LocalEdit:
             kept = 0 if clone_of is None else status.st_size
         content = _batches(change.content, kept, change.nbytes)
         clone_fd = None if clone_of is None else clone_of.fd
-        check = None if self.snapshot is None else self._require_unchanged
+
+        def check() -> None:
+            self._require_unchanged()
+            if last_check is not None:
+                last_check()
+
         try:
             self.file, stat = write_and_rename(
-                self.store.syscalls, directory, temporary, self._name, rights, content, check=check, clone_of=clone_fd
+                self.store.syscalls,
+                directory,
+                temporary,
+                self._name,
+                rights,
+                content,
+                check=check if self.snapshot is not None else None,
+                clone_of=clone_fd,
+                mtime_ns=change.mtime_ns,
             )
         except FileExistsError:
             raise ConflictError(f"{self.key} was made by another program meanwhile") from None
+        self._is_settled = True
         return stat
 
     def _delete(self) -> None:
@@ -328,6 +371,7 @@ class LocalEdit:
         self._require_unchanged()
         self.store.syscalls.unlink(self._name, directory.fd)
         self.store.syscalls.sync_directory(directory.fd)
+        self._is_settled = True
 
     def _require_unchanged(self) -> None:
         assert self.snapshot is not None

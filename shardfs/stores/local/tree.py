@@ -61,7 +61,6 @@ from shardfs.stores.local.syscalls import (
     changing,
     end_change,
     is_being_written,
-    is_local,
     open_beneath,
     status_now,
     translated,
@@ -126,8 +125,6 @@ class LocalStore(LocalReader):
                 if edit.was_interrupted:  # what was not made durable must not be built on
                     await self.threads.on_content(self.syscalls.sync, file.fd)
                     await self.sync_directory(key.rpartition("/")[0])
-                    if not is_local(file.fd):
-                        self.interrupted.add(key)
             yield edit
         finally:
             await edit.release()

@@ -248,7 +248,7 @@ class Change:
         self._etag = snapshot.object.etag if snapshot is not None else None
         self._url = self._client.location.url_of(key)
 
-    async def splice(self, splice: Splice) -> Stat:
+    async def splice(self, splice: Splice, check: Callable[[], None] | None = None) -> Stat:
         """Store the new version.
 
         If another host has changed the object again meanwhile, the returned state is that of no version: its ETag, the
@@ -283,6 +283,9 @@ class Change:
     def can_delete(self) -> bool:
         """Whether deleting it cannot lose a change by another host."""
         return self._conditions.delete or self._changes.single_writer
+
+    async def settle(self, inode: int, splice: Splice | None = None) -> None:
+        """Do nothing: what is visible is durable, and whole."""
 
     async def release(self) -> None:
         """Do nothing: the version that is expected keeps others away."""

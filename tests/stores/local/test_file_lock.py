@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
@@ -13,12 +14,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Kept, Splice
-from shardfs.stores.local import file_lock
+from shardfs.stores.local import file_lock, syscalls
 from shardfs.stores.local.syscalls import Syscalls, ofd_lock
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import OLD, content, files
 from tests.support.locking import kept_busy
 from tests.support.opened import in_trio
+from tests.support.users import AS_NOBODY, everyones_python, shared_directory
 
 DIE = """
 import os, sys, trio
@@ -188,3 +190,77 @@ async def test_an_append_by_a_clone_drops_no_attributes_and_changes_no_other_nam
         assert (source / "d" / "second").read_bytes() == OLD
     elif has == "attribute":
         assert os.getxattr(file, "user.label") == b"kept"
+
+
+def left(source: Path) -> Path:
+    """The lock file of `d/f`, as a process leaves it that is killed while it has the lock."""
+    subprocess.run([sys.executable, "-c", DIE, source], check=True)
+    return source / "d/f.__lock"
+
+
+@in_trio
+async def test_that_a_killed_process_changed_a_file_is_seen_by_all_until_it_is_written_anew(source: Path) -> None:
+    lock, before = left(source), (source / "d/f").stat().st_ino
+    for _ in range(3):
+        async with LocalStore(str(source)).edit("d/f") as edit:
+            assert edit.was_interrupted
+        assert lock.exists()
+    async with LocalStore(str(source)).edit("d/f") as edit:
+        await edit.splice(Splice((Kept(0, len(OLD)), content(b"new"))))
+    assert (source / "d/f").read_bytes() == OLD + b"new"
+    assert (source / "d/f").stat().st_ino != before, "what is still written to the old file is not in the new one"
+    async with LocalStore(str(source)).edit("d/f") as edit:
+        assert not edit.was_interrupted
+    assert files(source) == {"d/f"}
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+@pytest.mark.parametrize("is_shared", [False, True])
+@in_trio
+async def test_what_a_killed_process_did_is_settled_in_place_unless_its_host_may_still_write(
+    source: Path, monkeypatch: pytest.MonkeyPatch, is_undone: bool, is_shared: bool
+) -> None:
+    left(source)
+    path = source / "d/f"
+    before = path.stat()
+    if is_shared:
+        monkeypatch.setattr(syscalls, "_file_system_of", lambda _: 0x6969)
+    async with LocalStore(str(source)).edit("d/f") as edit:
+        splice = Splice((Kept(0, 2),), mtime_ns=10**18) if is_undone else None
+        await edit.settle(before.st_ino, splice)
+    after = path.stat()
+    assert path.read_bytes() == (OLD[:2] if is_undone else OLD)
+    assert after.st_mtime_ns == (10**18 if is_undone else before.st_mtime_ns)
+    assert (after.st_ino == before.st_ino) == (not is_shared)
+    assert files(source) == {"d/f"}, "nothing tells of the killed process any more"
+
+
+UNDO = """
+import sys, trio
+from shardfs.stores.base import Kept, Splice
+from shardfs.stores.local.tree import LocalStore
+
+async def main():
+    async with LocalStore(sys.argv[1]).edit("f") as edit:
+        await edit.splice(Splice((Kept(0, 3),), mtime_ns=10**18))
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("is_sticky", [False, True])
+def test_what_another_user_undoes_gets_its_time_again_where_that_user_may_replace_it(is_sticky: bool) -> None:
+    with shared_directory() as top:
+        directory = top / "shared"
+        directory.mkdir()
+        directory.chmod(0o1777 if is_sticky else 0o777)
+        path = directory / "f"
+        path.write_bytes(b"oldnew")
+        path.chmod(0o666)
+        done = subprocess.run(
+            [*AS_NOBODY, everyones_python(), "-c", UNDO, directory], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert path.read_bytes() == b"old"
+        assert (path.stat().st_mtime_ns == 10**18) == (not is_sticky)
+        assert path.stat().st_mode & 0o777 == 0o666

@@ -1,0 +1,88 @@
+"""A session is killed, perhaps the one that recovers it too, and another one commits beside what they left.
+
+The other one cannot take over what was left, as one of another user: it finds no more than the lock of the shard. What
+it commits last counts, of the same size and in the same place as what was torn, whoever recovers what was left then.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.others import SessionsBeside
+from shardfs.dataset.state.directory import StateDirectory
+from shardfs.stores.local.tree import LocalStore
+from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.options import TreeOptions
+from shardfs.vfs.session import WritingSession
+from shardfs.vfs.views import ZarrV3
+from tests.crash.crashes import IS_LONG, Crashes
+from tests.crash.harness import Process, make_state, stored
+from tests.crash.histories import Operation, payload_of
+from tests.support.lossy_disk import Machine, QuickDisk
+
+op = Operation
+
+KILLED, BESIDE = 10, 77
+"""Seeds of what the killed session wrote, and of what the other one did."""
+
+
+async def beside(root: Path, path: str) -> None:
+    """Let another session commit the same chunks."""
+    source = Source.of(LocalStore(str(root), QuickDisk(), ttl=0.0), ttl=0.0)
+    state = StateDirectory(str(root), ".shardfs/1")
+    make_state(root, state)
+    writing = WritingSession(source, ZarrV3(), ChunkCache(0, source.statistics), state, TreeOptions(write=True))
+    await writing.start()
+    process = Process(writing)
+    for number in (1, 2):
+        await process.write(path, number, payload_of(path, BESIDE + number))
+    await process.commit()
+    await process.finish()
+    process.check_done()
+
+
+@pytest.mark.parametrize("path", ["unchecked", "nested", "start"])
+def test_what_another_session_committed_is_never_taken_for_what_a_killed_one_has_torn(
+    template: Path, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(path)
+    crashes = Crashes(tmp_path, template, [op("put", path, (1, 2), KILLED), op("commit")], chance)
+    machine, _ = crashes.whole()
+
+    def nobody(_: Any) -> list[Any]:
+        return []
+
+    def check(root: Path, where: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(SessionsBeside, "_slots", nobody)
+            trio.run(beside, root, path)
+        trio.run(recover_both, root)
+        found = trio.run(stored, root, path, range(5))
+        wanted = [payload_of(path, BESIDE + number) for number in (1, 2)]
+        assert found[1:3] == wanted, where
+        assert None not in (found[0], found[4]), where
+
+    kills = crashes.kills(machine)
+    for at in kills if IS_LONG else chance.sample(kills, min(25, len(kills))):
+        root = crashes.after("killed")
+        machine.after_kill(at, crashes.any_part()).build(root)
+        second = Machine(root, **crashes.kind)
+        assert not crashes.recover(root, second)
+        stops = crashes.kills(second)
+        for stop in stops if IS_LONG else chance.sample(stops, min(6, len(stops))):
+            again = crashes.after("again")
+            second.after_kill(stop, crashes.any_part()).build(again)
+            check(again, f"killed at {at}, its recovery at {stop}")
+        root = crashes.after("killed")
+        machine.after_kill(at, crashes.any_part()).build(root)
+        check(root, f"killed at {at}")
+
+
+async def recover_both(root: Path) -> None:
+    """Recover what was left; conflicts are fine, as both wrote the same chunks."""
+    process = await Process.start(root, QuickDisk())
+    await process.finish()
