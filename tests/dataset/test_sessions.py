@@ -30,7 +30,7 @@ from shardfs.dataset.maintenance import others
 from shardfs.dataset.maintenance.others import OtherSessions, SessionsBeside
 from shardfs.dataset.state.directory import StateDirectory
 from shardfs.dataset.state.holding import hold
-from shardfs.dataset.state.roots import Root
+from shardfs.dataset.state.roots import StateRoot
 from shardfs.dataset.state.slots import Slot
 from shardfs.errors import ExistsError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
@@ -328,7 +328,7 @@ def test_a_file_system_that_does_not_answer_stops_no_reader_while_slots_are_look
     answers, is_asked = Event(), Event()
     look = others.slots_in
 
-    def hangs(root: Root) -> Sequence[Slot]:
+    def hangs(root: StateRoot) -> Sequence[Slot]:
         is_asked.set()
         assert answers.wait(PATIENCE), "nothing else was done meanwhile"
         return look(root)
