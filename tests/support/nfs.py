@@ -3,7 +3,8 @@
 Run as a program it is one host's client of the file server, which is a directory. What is modelled, for `TTL` seconds
 unless something is said:
 
-- Names, also those that are not there, attributes and pages are cached.
+- Names, also those that are not there, attributes and pages are cached. To open a directory, or change it, asks again
+  for names that were not there.
 - To open a file by name asks the server what the name is now, and renews attributes and pages. To list a directory asks
   the server. A granted lock renews attributes and pages of the file that is locked, and of no other. `O_EXCL` and
   rename ask the server.
@@ -125,6 +126,8 @@ class _Node:
     """All names under which it was found, and when: the kernel may open it by any of them without a question."""
     refused: dict[int, float] = field(default_factory=dict)
     """The threads that were told that another file has a name of it, and when: who asks again has no name at hand."""
+    absent: dict[bytes, float] = field(default_factory=dict)
+    """Names that were not in the directory, and when: they are kept until it is opened, or changed by this host."""
     hidden: list[tuple[_Node, bytes]] = field(default_factory=list)
     """The names that it has until it is closed."""
 
@@ -260,6 +263,15 @@ class _Client:
             return wire.packed_attributes(status, node.size(status))
 
     @contextmanager
+    def _changing(self, nodeid: int) -> Iterator[_Node]:
+        """Do the same for a change: what the server says then of the directory tells whether others changed it."""
+        with self._below(nodeid) as node:
+            try:
+                yield node
+            finally:
+                node.absent.clear()
+
+    @contextmanager
     def _below(self, nodeid: int) -> Iterator[_Node]:
         node = self._node(nodeid)
         try:
@@ -274,11 +286,13 @@ class _Client:
         if self.held is not None and name.startswith(b"slow-to-find"):
             self.released.wait()
         with self._below(request.nodeid) as parent:
+            if time.monotonic() - parent.absent.get(name, -math.inf) < self.ttl:
+                raise FileNotFoundError(errno.ENOENT, "kept")
             try:
                 return self._enter(parent, name)
             except FileNotFoundError:
-                if self.ttl and not parent.is_gone:
-                    return wire.packed_entry(0, bytes(88), self.ttl)
+                if not parent.is_gone:
+                    parent.absent[name] = time.monotonic()
                 raise
 
     def forget(self, request: Request) -> None:
@@ -339,7 +353,7 @@ class _Client:
 
     def mkdir(self, request: Request) -> bytes:
         (mode, _), name = request.take("II")
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             os.mkdir(name[:-1], stat.S_IMODE(mode), dir_fd=parent.fd)
             inherited = _look(parent, name[:-1]).st_mode & stat.S_ISGID
             os.chmod(name[:-1], stat.S_IMODE(mode) | inherited, dir_fd=parent.fd)
@@ -348,14 +362,14 @@ class _Client:
 
     def mknod(self, request: Request) -> bytes:
         (mode, _, _, _), name = request.take("IIII")
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             os.mknod(name[:-1], mode, dir_fd=parent.fd)
             self._give(request, parent, name[:-1])
             return self._enter(parent, name[:-1])
 
     def symlink(self, request: Request) -> bytes:
         name, target, _ = request.body.split(b"\0")
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             os.symlink(target, name, dir_fd=parent.fd)
             self._give(request, parent, name)
             return self._enter(parent, name)
@@ -365,16 +379,16 @@ class _Client:
 
     def link(self, request: Request) -> bytes:
         (nodeid,), name = request.take("Q")
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             os.link(self._node(nodeid).path, name[:-1], dst_dir_fd=parent.fd, follow_symlinks=True)
             return self._enter(parent, name[:-1])
 
     def rmdir(self, request: Request) -> None:
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             os.rmdir(request.body[:-1], dir_fd=parent.fd)
 
     def unlink(self, request: Request) -> None:
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             name = request.body[:-1]
             if not self._hide(parent, name):
                 os.unlink(name, dir_fd=parent.fd)
@@ -391,7 +405,7 @@ class _Client:
 
     def _rename(self, nodeid: int, to: int, names: bytes) -> None:
         old, new, _ = names.split(b"\0")
-        with self._below(nodeid) as parent, self._below(to) as target:
+        with self._changing(nodeid) as parent, self._changing(to) as target:
             known = self._known(_look(parent, old))
             if known is not None:
                 with known[1].lock:
@@ -434,7 +448,7 @@ class _Client:
 
     def create(self, request: Request) -> bytes:
         (flags, mode, _, _), name = request.take("IIII")
-        with self._below(request.nodeid) as parent:
+        with self._changing(request.nodeid) as parent:
             wanted = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_EXCL
             try:
                 os.close(os.open(name[:-1], wanted, stat.S_IMODE(mode), dir_fd=parent.fd))
@@ -522,6 +536,7 @@ class _Client:
         node = self._node(request.nodeid)
         if node.is_gone:
             raise OSError(errno.ESTALE, "removed")
+        node.absent.clear()
         file = _File(node, os.open(node.path, os.O_RDONLY | os.O_DIRECTORY))
         with self.guard:
             self.files[file.fd] = file

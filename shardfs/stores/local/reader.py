@@ -189,7 +189,10 @@ class LocalSnapshot:
         return False
 
     def _present_version(self) -> tuple[int, int, int, int, int]:
-        return version_of(os.stat(self._key, dir_fd=self._store.directory.fd))
+        if not self._threads.is_remote:
+            return version_of(os.stat(self._key, dir_fd=self._store.directory.fd))
+        # What `stat` says may be known from before; an open asks the server.
+        return version_of(os.fstat(open_beneath(self._store.directory, self._key, READ).fd))
 
     def _now(self) -> tuple[int, int]:
         try:
@@ -357,6 +360,8 @@ class LocalReader:
 
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing, not even a link."""
+        if self.threads.is_remote:
+            await self.threads.on_names(self.ask_for_names_above, key)
         try:
             await self.stat(key)
         except ShardfsError as error:
@@ -421,7 +426,13 @@ class LocalReader:
 
     async def open_to_read(self, key: str) -> tuple[Descriptor, Stat]:
         """Open a regular file."""
-        descriptor, status = await self._opened(key, READ, _with_status)
+        try:
+            descriptor, status = await self._opened(key, READ, _with_status)
+        except NotFoundError:
+            if not self.threads.is_remote:
+                raise
+            await self.threads.on_names(self.ask_for_names_above, key)
+            descriptor, status = await self._opened(key, READ, _with_status)
         if status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{key} is a directory")
         if status.kind is not Kind.FILE:
@@ -435,6 +446,19 @@ class LocalReader:
         if version is None or (version.change is None and version.state != state):
             version = self._versions[status.identity] = _Version(state)
         return LocalSnapshot(self, key, descriptor, status, version)
+
+    def ask_for_names_above(self, key: str) -> None:
+        """Open the directory that contains *key*, or is to contain it; blocks.
+
+        A host keeps names that were not there, until a directory in which it looks is opened, or changed by itself.
+        """
+        parents = key.split("/")[:-1]
+        with suppress(OSError):
+            open_beneath(self.directory, "/".join(parents), DIRECTORY)
+            return
+        with suppress(OSError):
+            for depth in range(len(parents) + 1):
+                open_beneath(self.directory, "/".join(parents[:depth]), DIRECTORY)
 
     def parent(self, key: str) -> tuple[Descriptor, str]:
         """Return the open directory that contains *key*, and its name there; blocks."""

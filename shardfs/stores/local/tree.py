@@ -341,9 +341,16 @@ class LocalStore(LocalReader):
         return await self._opened(key, ITSELF, change, changing)
 
     async def _open_to_change(self, key: str) -> tuple[Descriptor, Stat]:
-        return await self._change(
-            key, lambda parent, name: _regular(key, Descriptor(os.open(name, WRITE, dir_fd=parent.fd)))
-        )
+        def look(parent: Descriptor, name: str) -> tuple[Descriptor, Stat]:
+            return _regular(key, Descriptor(os.open(name, WRITE, dir_fd=parent.fd)))
+
+        try:
+            return await self._change(key, look)
+        except NotFoundError:
+            if not self.threads.is_remote:
+                raise
+            await self.threads.on_names(self.ask_for_names_above, key)
+            return await self._change(key, look)
 
 
 class LocalFile:
