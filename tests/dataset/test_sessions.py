@@ -1,5 +1,6 @@
 """Several sessions of one directory: what each of them published is in the shards, however any of them ended."""
 
+import errno
 import json
 import os
 import shutil
@@ -373,6 +374,30 @@ def test_who_takes_over_moves_nothing_that_another_session_has_published_over(
         dataset.flush()
         assert stored(source) == [7, 5, 1, 1, *([7, 1, 1, 1] * 3)]
     assert not (source / ".shardfs").exists(), "nothing is in conflict"
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])
+def test_a_slot_that_another_host_removes_while_it_is_looked_at_stops_no_flush(
+    source: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """NFS says that the directory is stale."""
+    shutil.copytree(source, source.parent / "copy")
+    run(source.parent / "copy", publishes([3], 3), DIE)
+    with shardfs.open(source, write=True) as dataset:
+        shutil.copytree(source.parent / "copy/.shardfs/0", source / ".shardfs/5")
+        listdir = os.listdir
+
+        def looks(path: str) -> list[str]:
+            if str(path).endswith(".shardfs/5/journal"):
+                raise OSError(number, os.strerror(number))
+            return listdir(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", looks)
+            write(dataset, 0, 1)
+            dataset.flush()
+        assert stored(source)[:4] == [1, 0, 0, 0]
+    assert stored(source)[:4] == [1, 0, 0, 3]
 
 
 def test_a_shard_is_not_compacted_while_another_session_has_published_over_it(source: Path) -> None:

@@ -68,7 +68,7 @@ class Disk:
         """What mounts left behind that have ended."""
         found = (self.path / "source/.shardfs").rglob("*")
         kept = [path for path in found if path.is_file() and path.name != "lock" and path.suffix != ".damaged"]
-        return [str(path) for path in kept if "scratch" not in path.parts]
+        return [str(path) for path in kept if {"scratch", "asked"}.isdisjoint(path.parts)]
 
     def disturb(self, chance: random.Random) -> None:
         """Let something go wrong, or not."""

@@ -363,7 +363,10 @@ class Life:
 
 def _is_fine(line: str) -> bool:
     """Whether `shardfs recover` may say so: of sessions that are alive, and of journals that a power cut tore."""
-    return re.match(r"committed |slot \d+ of \S+ is (in use by|of) process |\S+ is damaged: |$", line) is not None
+    return (
+        re.match(r"committed |journal: the |slot \d+ of \S+ is (in use by|of) process |\S+ is damaged: |$", line)
+        is not None
+    )
 
 
 def _names(part: Part) -> set[str]:

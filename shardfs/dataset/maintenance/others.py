@@ -4,6 +4,7 @@ What a dead session left is judged and committed apart from the changes of this 
 own, as `shardfs recover` does; this session sees the result as that of another program.
 """
 
+import errno
 import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -281,9 +282,9 @@ class OtherSessions(SessionsBeside):
         try:
             await trio.to_thread.run_sync(question.ask)
             answer = await self._wait(question)
-        except FileNotFoundError:  # it has ended meanwhile
-            return True
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # it has ended meanwhile
+                return True
             raise StoreError(f"{who} cannot be asked to commit what it published: {error.strerror}") from None
         except StoreError as error:
             raise StoreError(f"{who}: {error}") from None

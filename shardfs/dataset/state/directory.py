@@ -186,6 +186,8 @@ def _has_segments(directory: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
+        if error.errno == errno.ESTALE:  # what NFS says of a directory that another host removed meanwhile
+            return False
         raise SourceError(f"{shown(directory)} cannot be read: {error.strerror}") from None
 
 

@@ -12,6 +12,7 @@ Nobody's slot lends rights. A session takes over only slots that belong to its u
 of other users are named, asked to commit, and never read.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -236,8 +237,8 @@ def is_locked(state: StateDirectory) -> bool | None:
         return is_ofd_locked(file.fd)
     except FileNotFoundError:
         return False
-    except OSError:
-        return None
+    except OSError as error:
+        return False if error.errno == errno.ESTALE else None  # another host has removed it meanwhile
 
 
 def is_private(state: StateDirectory) -> bool:
