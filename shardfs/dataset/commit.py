@@ -141,14 +141,16 @@ class GroupCommit:
         """Return the shards with pending changes in arrays at and below *path*."""
         return [queue for queue in self.pending if is_below(queue.layout.path, path)]
 
-    def supersede(self, queue: ShardQueue) -> None:
-        """Note that a change is about to be published over what is stored of a shard.
+    def supersede(self, queue: ShardQueue, change: ChunkChange) -> None:
+        """Note that *change* is about to be published over what is stored of a shard.
 
         Its record names what it supersedes. If a power cut takes that, and leaves the record, somebody else seems to
         have changed the chunk. What our own commits have stored is durable; all else `sync_soon` makes durable.
         """
         is_ours = self._source.shards.generations.known(queue.layout, queue.shard).is_ours
-        if not queue.changes and not is_ours and not self._source.store.rewrites:
+        last = next(reversed(queue.changes.values()), None)
+        is_known = last is not None and last.superseded == change.superseded
+        if not is_known and not is_ours and not self._source.store.rewrites:
             self._superseded.add(queue.key)
 
     async def sync_soon(self) -> None:

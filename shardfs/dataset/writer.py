@@ -130,7 +130,7 @@ class ChunkWriter:
         async with self.journal.appending:
             if not self.admission.admits(queue, change, nbytes):
                 return False
-            self.commits.supersede(queue)
+            self.commits.supersede(queue, change)
             if nbytes > _IN_LOOP_NBYTES:
                 await trio.to_thread.run_sync(self.journal.append, change, content)
             else:

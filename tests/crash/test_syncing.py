@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from shardfs.stores.base import Kept, Splice
+from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.memory import MemoryContent
 from tests.crash.crashes import recover
 from tests.crash.harness import OWNER, Process, stored
 from tests.crash.histories import payload_of
@@ -124,3 +127,30 @@ def test_what_is_synced_is_no_conflict_though_what_it_replaced_was_not_durable(
     trio.run(recover, after, QuickDisk(), True)
     chunk = after / f"unsharded/c/{number}"
     assert (chunk.read_bytes() if chunk.exists() else None) == new
+
+
+def test_what_is_synced_is_no_conflict_though_another_session_appended_between_and_synced_nothing(
+    tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, after = tmp_path / "source", tmp_path / "after"
+    shutil.copytree(template, root)
+    disk, (first, second) = Machine(root, at_once=False), (payload_of("unchecked", seed) for seed in (77, 78))
+
+    async def publish_beside_another() -> None:
+        process = await Process.start(root, disk)
+        await process.write("unchecked", 1, first)
+        with monkeypatch.context() as patch:  # of the other session
+            for name in ("sync", "sync_directory"):
+                patch.setattr(Machine, name, lambda *_: None)
+            async with LocalStore(str(root), disk).edit("unchecked/c/0") as edit:
+                assert edit.snapshot is not None
+                index = bytes(await edit.snapshot.read(edit.snapshot.size - 64, 64))
+                pieces = Kept(0, edit.snapshot.size), MemoryContent(memoryview(bytes(100) + index))
+                await edit.splice(Splice(pieces, 64))
+        await process.write("unchecked", 2, second)
+        await process.sync()
+
+    trio.run(publish_beside_another)
+    disk.after_power_cut(oldest, keeps_inodes=True).build(after)
+    trio.run(recover, after, QuickDisk(), False)
+    assert trio.run(stored, after, "unchecked", range(1, 3)) == [first, second]

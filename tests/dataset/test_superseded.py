@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -231,3 +232,22 @@ async def test_a_journal_of_the_version_before_is_replayed(
     (before,) = await stored(arrays, path, range(1))
     is_made = happens in (nothing, append_another)
     assert await recovered(arrays, path) == (payload_of(path, NEW) if is_made else before, not is_made)
+
+
+@pytest.mark.parametrize("path", APPENDED + WRITTEN_ANEW)
+@in_trio
+async def test_what_seems_to_be_changed_while_its_shard_is_being_written_is_judged_under_the_lock(
+    arrays: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes over what another session left may itself be appending to the shard at that moment."""
+    await store_two(arrays, path)
+    await publish(arrays, path)
+    is_as_noted, looks = Array.is_as_noted, list[bool]()
+
+    async def looks_twice(array: Array, *arguments: Any) -> bool:
+        looks.append((arrays / path / "c/0.__lock").exists())
+        return await is_as_noted(array, *arguments) if looks[-1] else False
+
+    monkeypatch.setattr(Array, "is_as_noted", looks_twice)
+    assert await recovered(arrays, path) == (payload_of(path, NEW), 0)
+    assert looks[:2] == [False, True]

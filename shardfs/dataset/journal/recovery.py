@@ -33,7 +33,14 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.reading import Damage, JournalContents, read_journal
 from shardfs.dataset.journal.records import ChunkChange, Erase, Live, Put, Shrink, damaged_name
-from shardfs.dataset.journal.undo import UnfinishedCommit, check_name, is_lasting, is_stored, undo_commits
+from shardfs.dataset.journal.undo import (
+    UnfinishedCommit,
+    check_name,
+    is_lasting,
+    is_stored,
+    patiently,
+    undo_commits,
+)
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state.directory import OTHERS_WRITE, StateDirectory, shown
 from shardfs.dataset.state.slots import slot_with_changes
@@ -134,6 +141,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     A record that cannot be handled blocks no other.
     """
     recovery = await classify(source, contents, await undo_commits(source, contents, commits.journal))
+    await _confirm_conflicts(source, recovery)
     for commit in recovery.unfinished:
         if not commit.is_examined:
             commits.undos[commit.undo.key] = commit.undo
@@ -152,7 +160,7 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
         if change.subject in contents.outdated:
             log.error("committing %s: %s", describe_change(change), OUTDATED)
         queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
-        commits.supersede(queue)
+        commits.supersede(queue, change)
         commits.add_again(queue, change, partial(_still_fits, source, change))
     for kept, conflict in recovery.conflicts:
         way_out = "`shardfs recover --apply` applies it" if conflict.can_be_applied else NOT_YET
@@ -162,6 +170,35 @@ async def replay(source: Source, contents: JournalContents, commits: GroupCommit
     contents.live.clear()  # pending changes have their payloads; other records must not keep removed files open
     contents.segments.clear()
     return recovery
+
+
+async def _confirm_conflicts(source: Source, recovery: Recovery) -> None:
+    """Judge conflicts once more, under the locks of their shards.
+
+    Others may have been changing them when they were first looked at, this process, too.
+    """
+    conflicts, recovery.conflicts = recovery.conflicts, []
+    for change, conflict in conflicts:
+        verdict: Verdict = conflict
+        if not isinstance(change, Shrink) and conflict.array is not None and not source.store.rewrites:
+            try:
+                verdict = await patiently(partial(_judge_locked, source, change, conflict.array))
+            except ShardfsError:  # it is judged when it is committed
+                verdict = Fits(conflict.array)
+        match verdict:
+            case Fits(array):
+                assert not isinstance(change, Shrink)
+                recovery.pending.append((array, change))
+            case Stored():
+                recovery.released.append(change)
+            case Conflict():
+                recovery.conflicts.append((change, verdict))
+
+
+async def _judge_locked(source: Source, change: ChunkChange, array: Array, waited: float) -> Verdict:
+    key = array.layout.shard_key(array.grid.locate(change.coords).shard)
+    async with source.writable.edit(key, waited=waited):
+        return await judge(source, change)
 
 
 NOT_YET: Final = "it cannot be applied while that is so"

@@ -176,7 +176,7 @@ async def undo_commits(
             outcome = await while_it_changes(partial(_look, source, undo))
             if journal is not None and not source.store.rewrites:
                 try:
-                    outcome, is_done = await _patiently(partial(_settle, source, contents, journal, undo))
+                    outcome, is_done = await patiently(partial(_settle, source, contents, journal, undo))
                 except ShardfsError as error:
                     if outcome in _TO_BE_UNDONE:
                         raise
@@ -265,7 +265,7 @@ async def _was_done(source: Source, undo: UndoRecord) -> bool:
     return False
 
 
-async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
+async def patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
     """Return the result of *attempt*, repeated while another program has a lock, as `Store.edit` reports."""
     begun = trio.current_time()
     while True:

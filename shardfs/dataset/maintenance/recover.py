@@ -334,8 +334,9 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: ChunkCha
     except ShardfsError as error:
         return str(error)
     queue = commits.queue(array.layout, array.grid.locate(change.coords).shard)
-    commits.supersede(queue)
-    commits.add(queue, commits.journal.copy(replace(change, superseded=stored)))
+    change = replace(change, superseded=stored)
+    commits.supersede(queue, change)
+    commits.add(queue, commits.journal.copy(change))
     return None
 
 
