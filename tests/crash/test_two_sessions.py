@@ -45,13 +45,16 @@ async def beside(root: Path, path: str) -> None:
     process.check_done()
 
 
-@pytest.mark.parametrize("path", ["unchecked", "nested", "start"])
+@pytest.mark.parametrize("path", ["unchecked", "nested"])
 def test_what_another_session_committed_is_never_taken_for_what_a_killed_one_has_torn(
     template: Path, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(path)
     crashes = Crashes(tmp_path, template, [op("put", path, (1, 2), KILLED), op("commit")], chance)
+    crashes.kind = {"at_once": False}  # as the other session appends, too: with the same sizes the index is the same
     machine, _ = crashes.whole()
+    # A state that is built keeps inode numbers by second names.
+    monkeypatch.setattr("shardfs.stores.local.shards._has_several_names", lambda _: False)
 
     def nobody(_: Any) -> list[Any]:
         return []
@@ -67,13 +70,13 @@ def test_what_another_session_committed_is_never_taken_for_what_a_killed_one_has
         assert None not in (found[0], found[4]), where
 
     kills = crashes.kills(machine)
-    for at in kills if IS_LONG else chance.sample(kills, min(25, len(kills))):
+    for at in kills:
         root = crashes.after("killed")
         machine.after_kill(at, crashes.any_part()).build(root)
         second = Machine(root, **crashes.kind)
         assert not crashes.recover(root, second)
         stops = crashes.kills(second)
-        for stop in stops if IS_LONG else chance.sample(stops, min(6, len(stops))):
+        for stop in stops if IS_LONG else chance.sample(stops, min(4, len(stops))):
             again = crashes.after("again")
             second.after_kill(stop, crashes.any_part()).build(again)
             check(again, f"killed at {at}, its recovery at {stop}")

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -178,6 +178,60 @@ def test_what_a_killed_process_published_is_committed_by_another_host(hosts: lis
         stored(source, **every(range(20)))
         ended(proof)
     stored(source, **every(range(20)))
+
+
+WRITES_AND_REMOVES = """
+import os, sys, shardfs
+dataset = shardfs.open(sys.argv[1], write=True)
+print("ready", flush=True)
+sys.stdin.readline()
+dataset[""].write_chunk((0,), b"x" * 100)
+dataset.flush()
+dataset[""].write_chunk((0,), None)
+os._exit(9)
+"""
+LOOKS = """
+import sys, shardfs
+with shardfs.open(sys.argv[1], write=True, metadata_ttl=0.0) as dataset:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(dataset[""].read_chunk((0,)), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_removal_is_made_by_a_host_that_keeps_the_name_of_the_shard_as_one_that_is_not_there(
+    hosts: list[Host], source: Path
+) -> None:
+    def program(host: Host, code: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        command, variables = (
+            [sys.executable, "-P", "-c", code, str(host.path)],
+            environment() | {"TEST_HOST": host.name},
+        )
+        return running(command, stdin=PIPE, stdout=PIPE, text=True, env=variables)
+
+    def told(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+
+    alpha, beta = hosts
+    (source / "c").mkdir()
+    with (
+        alpha.writer(waits=True) as proof,
+        program(beta, LOOKS) as looking,
+        program(alpha, WRITES_AND_REMOVES) as killed,
+    ):
+        begun(proof, looking, killed)
+        told(looking)
+        assert looking.stdout is not None
+        assert looking.stdout.readline() == "None\n"
+        told(killed)
+        assert killed.wait(PATIENCE) == 9
+        ended(looking)
+        stored(source)
+        ended(proof)
+    stored(source)
 
 
 def test_what_a_host_synced_before_it_went_is_committed_by_another(

@@ -234,7 +234,15 @@ def _mounted(kind: str, mebibytes: int, image: Path, path: Path) -> Iterator[Non
     try:
         yield
     finally:
-        _run("umount", path)
+        until = time.monotonic() + PATIENCE
+        while True:  # what was mounted from a file in it is let go of after it was unmounted
+            try:
+                _run("umount", path)
+                break
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
         image.unlink()
 
 

@@ -174,6 +174,10 @@ def _restore_time(syscalls: Syscalls, fd: int, mtime_ns: int) -> None:
             syscalls.utime(fd, (now.st_atime_ns, mtime_ns))
 
 
+def _has_several_names(status: os.stat_result | None) -> bool:
+    return status is not None and status.st_nlink > 1
+
+
 def _may_give_time(status: os.stat_result | None) -> bool:
     """Whether this process may give a file any time."""
     return status is None or os.geteuid() in (0, status.st_uid)
@@ -252,8 +256,7 @@ class LocalEdit:
         change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         with changing(self.key):
             status = None if self.file is None else await self.store.threads.on_names(os.fstat, self.file.fd)
-            has_names = status is not None and status.st_nlink > 1
-            is_frozen = self.was_interrupted or (change.is_appended and has_names)
+            is_frozen = self.was_interrupted or (change.is_appended and _has_several_names(status))
             if change.is_appended and change.tail_nbytes and (self.append_alignment == 1 or is_frozen):
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
