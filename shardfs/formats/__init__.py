@@ -243,8 +243,9 @@ class Format:
 
         Called for each directory without a `zarr.json`, so at most one document may be asked for to find that out.
         *known* is what this method returned of the directory before: return that very object if nothing has changed,
-        at the cost of a look at the versions of documents. `NotFoundError` of a document need not be caught, nor
-        `StaleError`: the caller tries again.
+        at the cost of a look at the versions of documents. `NotFoundError` of the document need not be caught, nor
+        `StaleError`: the caller tries again. What is damaged or not supported is no error: it is a `Foreign` with a
+        *reason*, so that what is stored is shown as it is, and `info` and the log say why.
         """
         return None
 
