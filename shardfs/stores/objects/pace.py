@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,24 +47,6 @@ class Timeouts:
 TIMEOUTS: Final = Timeouts()
 PATIENCE: Final = 30.0
 """Seconds for which a server is waited for that asks for fewer requests."""
-
-
-@dataclass(slots=True)
-class Meter:
-    """What has come of a body that began at the time *begun*."""
-
-    timeouts: Timeouts
-    clock: Callable[[], float] = time.monotonic
-    begun: float = 0.0
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.begun = self.clock()
-
-    def is_slow_after(self, nbytes: int) -> bool:
-        """Note that *nbytes* more bytes came; return whether they come too slowly."""
-        self.nbytes += nbytes
-        return self.timeouts.is_too_slow(self.nbytes, self.clock() - self.begun)
 
 
 class Trouble:

@@ -1,11 +1,12 @@
 """Replies that boto3 gets to changes: read at a least rate, and checked field by field."""
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shardfs.stores.objects.failures import COMPRESSED, SLOW, TOO_LONG, FailedRequest, invalid
-from shardfs.stores.objects.pace import Meter, Timeouts
+from shardfs.stores.objects.pace import Timeouts
 from shardfs.stores.objects.replies import MAX_XML_NBYTES, quoted
 
 _PIECE_NBYTES: Final = 2**18
@@ -19,12 +20,12 @@ def read_xml(length: str, read: Callable[[int], bytes], timeouts: Timeouts) -> b
     """
     if length.isdecimal() and int(length) > MAX_XML_NBYTES:
         raise FailedRequest(TOO_LONG)
-    body, meter = bytearray(), Meter(timeouts)
+    body, begun = bytearray(), time.monotonic()
     while piece := read(_PIECE_NBYTES):
         body += piece
         if len(body) > MAX_XML_NBYTES:
             raise FailedRequest(TOO_LONG)
-        if meter.is_slow_after(len(piece)):
+        if timeouts.is_too_slow(len(body), time.monotonic() - begun):
             raise FailedRequest(SLOW)
     return bytes(body)
 
