@@ -13,6 +13,7 @@ from shardfs.errors import CorruptionError
 from shardfs.formats import BrokenPart, LatePart, MadePart, RangePart
 from shardfs.formats.virtual import MAX_MADE_NBYTES
 from shardfs.formats.zip.directory import (
+    DEFLATED,
     LOCAL_NBYTES,
     STORED,
     TAIL_NBYTES,
@@ -21,7 +22,7 @@ from shardfs.formats.zip.directory import (
     check_local,
     find_directory,
 )
-from shardfs.stores.base import Buffer, Kind, ListedName, Snapshot
+from shardfs.stores.base import DOCUMENTS, Buffer, Kind, ListedName, Snapshot
 
 _REQUEST_NBYTES: Final = 8 * 2**20
 _PIECE_NBYTES: Final = 2**20
@@ -33,6 +34,8 @@ _QUICK_NBYTES: Final = 64 * 2**10
 
 _LARGE_NBYTES: Final = 32 * 2**20
 """Of members that are larger, one is inflated at a time: so memory is bounded, however many are asked for."""
+
+_DOCUMENTS: Final = frozenset(DOCUMENTS)
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +84,13 @@ class ZipContents:
         if reason is not None:
             return BrokenPart(reason)
         nbytes = int(members.usize[number])
-        if members.method[number] == STORED:
+        if members.method[number] == STORED and not _is_document(key):
             return LatePart(nbytes, partial(self._range, key, number))
         if nbytes > MAX_MADE_NBYTES:
-            return BrokenPart(f"it is deflated, and has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}: store it")
-        return MadePart(nbytes, partial(self._inflate, key, number))
+            return BrokenPart(
+                f"it has {nbytes:,} bytes, more than {MAX_MADE_NBYTES:,}: store it, and do not deflate it"
+            )
+        return MadePart(nbytes, partial(self._make, key, number))
 
     async def list(self, key: str) -> Sequence[ListedName] | None:
         """Return the names in the directory *key*, "" for the top; None if there is no such directory."""
@@ -115,35 +120,38 @@ class ZipContents:
 
     async def _start(self, key: str, number: int) -> int:
         """Return where the bytes of a member begin, behind its local header, which is read once and checked."""
-        offset, end = int(self._members.offset[number]), int(self._members.end[number])
+        offset, nbytes = self._extent(number)
         if not self._before[number]:
-            nbytes = LOCAL_NBYTES + int(self._members.name_nbytes[number])
-            extent = (offset, end - offset) if end - offset <= _SMALL_NBYTES else None
-            header = await self._snapshot.read(offset, nbytes, extent)
+            unit = (offset, nbytes) if nbytes <= _SMALL_NBYTES else None
+            header = await self._snapshot.read(offset, LOCAL_NBYTES + int(self._members.name_nbytes[number]), unit)
             try:
                 self._before[number] = check_local(bytes(header), self._members, number)
             except CorruptionError as error:
-                await self._snapshot.distrust(offset, nbytes)
+                await self._snapshot.distrust(offset, len(header))
                 raise _unreadable(key, str(error)) from None
         return offset + int(self._before[number])
 
-    async def _inflate(self, key: str, number: int) -> Buffer:
-        """Return the bytes of a deflated member; raises `CorruptionError`."""
-        if self._members.usize[number] <= _LARGE_NBYTES:
-            return await self._inflated(key, number)
-        async with self._one_large:
-            return await self._inflated(key, number)
+    def _extent(self, number: int) -> tuple[int, int]:
+        """Return where the local header of a member begins, and the bytes from there to what comes next."""
+        offset = int(self._members.offset[number])
+        return offset, int(self._members.end[number]) - offset
 
-    async def _inflated(self, key: str, number: int) -> Buffer:
-        start, nbytes = await self._start(key, number), int(self._members.csize[number])
+    async def _make(self, key: str, number: int) -> Buffer:
+        """Return the bytes of a member that is deflated, or is a document; raises `CorruptionError`."""
+        if self._members.usize[number] > _LARGE_NBYTES:
+            async with self._one_large:
+                return await self._made(key, number)
+        return await self._made(key, number)
+
+    async def _made(self, key: str, number: int) -> Buffer:
         try:
-            return await self._inflated_from(start, key, number)
+            return await self._read(key, number)
         except CorruptionError:
-            if not await self._snapshot.distrust(start, nbytes):
+            if not await self._snapshot.distrust(*self._extent(number)):
                 raise
-        return await self._inflated_from(start, key, number)
+        return await self._read(key, number)
 
-    async def _inflated_from(self, start: int, key: str, number: int) -> Buffer:
+    async def _read(self, key: str, number: int) -> Buffer:
         nbytes, wanted = int(self._members.csize[number]), int(self._members.usize[number])
         inflater, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
 
@@ -155,18 +163,39 @@ class ZipContents:
                 raise _unreadable(key, f"it cannot be inflated: {error}") from None
 
         def check() -> None:
-            if len(made) != wanted or not inflater.eof or inflater.unused_data:
+            if is_deflated and (len(made) != wanted or not inflater.eof or inflater.unused_data):
                 raise _unreadable(key, f"it does not inflate to {wanted:,} bytes")
             if zlib.crc32(made) != self._members.crc32[number]:
                 raise _unreadable(key, "its checksum (CRC-32) is wrong")
 
-        for at in range(0, nbytes, _REQUEST_NBYTES):
-            data = await self._snapshot.read(start + at, min(_REQUEST_NBYTES, nbytes - at), (start, nbytes))
-            await _run(wanted, partial(inflate, memoryview(data)))
-            if len(made) > wanted:
-                break
+        is_deflated = self._members.method[number] == DEFLATED
+        work = inflate if is_deflated else made.extend
+        offset, rest = self._extent(number)
+        if _is_document(key) and rest <= _SMALL_NBYTES:
+            # At once, and as no unit: documents that are next to each other are no sign that all is read in order.
+            data = memoryview(await self._snapshot.read(offset, rest))
+            try:
+                before = check_local(
+                    bytes(data[: LOCAL_NBYTES + int(self._members.name_nbytes[number])]), self._members, number
+                )
+            except CorruptionError as error:
+                raise _unreadable(key, str(error)) from None
+            await _run(wanted, partial(work, data[before : before + nbytes]))
+        else:
+            start = await self._start(key, number)
+            for at in range(0, nbytes, _REQUEST_NBYTES):
+                data = memoryview(
+                    await self._snapshot.read(start + at, min(_REQUEST_NBYTES, nbytes - at), (start, nbytes))
+                )
+                await _run(wanted, partial(work, data))
+                if inflater.eof or len(made) > wanted:
+                    break
         await _run(wanted, check)
         return made
+
+
+def _is_document(key: str) -> bool:
+    return key.rpartition("/")[2] in _DOCUMENTS
 
 
 def _inflate_into(made: bytearray, inflater: "zlib._Decompress", data: Buffer, wanted: int) -> None:

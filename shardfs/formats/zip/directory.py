@@ -65,6 +65,9 @@ _USUAL_MODES: Final = (0, 0o100000, 0o040000)
 _MAX_RATIO: Final = 1032
 """Deflate makes at most 258 bytes of two bits."""
 
+_MAX_MORE: Final = 2**20
+"""What cannot be compressed gets hardly longer; empty blocks, one after another, only keep readers busy."""
+
 _NO_PATH: Final = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|[\\\0]|[^/]{256}")
 """What no name of a file has: empty parts, `.` and `..`, backslashes, NUL, and parts that are too long for a disk."""
 
@@ -93,7 +96,7 @@ _PROBLEMS: Final = (
     "it is said to lie outside of the file",
     "its bytes are also said to be those of another member",
     "it is stored, and its two sizes differ",
-    "no deflated bytes expand to so many",
+    "no deflated bytes of its size expand to what it is said to have",
 )
 _FINE, _CRYPTED, _METHOD, _SPECIAL, _NO_ZIP64, _OUTSIDE, _OVERLAPS, _SIZES, _BOMB = range(len(_PROBLEMS))
 
@@ -421,7 +424,10 @@ def _check_extents(table: NDArray[np.void], archive: Archive) -> NDArray[np.uint
     latest = np.zeros(len(table), np.uint64)
     latest[order] = np.append(begins[1:], limit)[: len(order)]
     problem = table["problem"]
-    is_bomb = (table["method"] == DEFLATED) & (table["usize"] // np.uint64(_MAX_RATIO) > csize)
+    is_off = (table["usize"] // np.uint64(_MAX_RATIO) > csize) | (
+        csize // np.uint64(2) > np.minimum(table["usize"], limit) + np.uint64(_MAX_MORE)
+    )
+    is_bomb = (table["method"] == DEFLATED) & is_off
     is_uneven = (table["method"] == STORED) & (table["usize"] != csize)
     for number, wrong in ((_BOMB, is_bomb), (_SIZES, is_uneven), (_OUTSIDE, ~is_inside)):
         problem[wrong & (problem == _FINE)] = number

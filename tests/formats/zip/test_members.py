@@ -196,6 +196,7 @@ REFUSED = {
     "a symbolic link": ((b"x", b"/etc/passwd", {"external": 0o120777 << 16}), "symbolic link"),
     "two sizes": ((b"x", b"12345", {"sizes": (5, 6, 0)}), "two sizes differ"),
     "a bomb": ((b"x", b"12345", {"method": 8, "sizes": (5, 10**9, 0)}), "expand"),
+    "empty blocks": ((b"x", b"\0\0\0\xff\xff" * 500_000, {"method": 8, "sizes": (2_500_000, 5, 0)}), "expand"),
     "far away": ((b"x", b"12345", {"at": 2**31}), "outside"),
     "too long": ((b"x", b"12345", {"sizes": (2**31, 2**31, 0)}), "outside"),
     "no ZIP64": ((b"x", b"12345", {"sizes": (2**32 - 1, 5, 0)}), "ZIP64"),
