@@ -54,6 +54,7 @@ from shardfs.format.outline import Outline
 from shardfs.format.sharding import ShardGrid, ShardingLevel
 from shardfs.formats.single import SingleFile
 from shardfs.formats.virtual import (
+    MAX_MADE_NBYTES,
     BlockingFile,
     BrokenPart,
     FileContents,
@@ -65,16 +66,18 @@ from shardfs.formats.virtual import (
     VirtualStore,
     parse,
 )
-from shardfs.stores.base import Reader, Stat, join_key
+from shardfs.stores.base import Buffer, Kind, ListedName, Reader, Snapshot, Stat, join_key
 from shardfs.stores.files import AnyLocation, TargetFiles
 from shardfs.stores.url import StoreOptions
 
 __all__ = [
     "EMPTY",
+    "MAX_MADE_NBYTES",
     "NEW_GROUP",
     "NO_INDEX",
     "BlockingFile",
     "BrokenPart",
+    "Buffer",
     "Candidate",
     "ChunkGrid",
     "ChunkKeyEncoding",
@@ -90,15 +93,19 @@ __all__ = [
     "FoundNode",
     "IndexCodecs",
     "InlinePart",
+    "Kind",
     "LatePart",
+    "ListedName",
     "MadePart",
     "OneShard",
     "Outline",
     "RangePart",
+    "Reader",
     "ShardGrid",
     "ShardIndex",
     "ShardingLevel",
     "SingleFile",
+    "Snapshot",
     "SourceDirectory",
     "TreeStore",
     "ValueNames",
@@ -179,7 +186,7 @@ class Candidate:
     """What a user has typed as SOURCE: something of this *name*.
 
     *is_file*, *is_directory*: it is one, or may be one, if it is remote; a URL that ends with a slash is no file. A
-    local one is at *path*, and a local file begins with the bytes *first*.
+    local one is at *path*, and a local file begins with the bytes *first*; of what is remote only the name is known.
     """
 
     name: str

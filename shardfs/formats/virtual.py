@@ -68,7 +68,10 @@ class RangePart:
 
 @dataclass(frozen=True, slots=True)
 class LatePart:
-    """*nbytes* bytes of the source, which are where *locate* says: it reads, and is asked when the file is opened."""
+    """*nbytes* bytes of the source, which are where *locate* says: it reads, and is asked when the file is opened.
+
+    It raises `CorruptionError`, with the key in the message.
+    """
 
     nbytes: int
     locate: Callable[[], Awaitable[RangePart]]
@@ -76,7 +79,11 @@ class LatePart:
 
 @dataclass(frozen=True, slots=True)
 class MadePart:
-    """*nbytes* bytes that *make* returns: of a compressed member, say. They are kept for a while, and made again."""
+    """*nbytes* bytes that *make* returns: of a compressed member, say. They are kept for a while, and made again.
+
+    The last one that was made is kept, however large it is. Several files may be made at once: *make* bounds what they
+    all take meanwhile. It raises `CorruptionError`, with the key in the message.
+    """
 
     nbytes: int
     make: Callable[[], Awaitable[Buffer]]
@@ -127,7 +134,10 @@ class VirtualStore(ObjectReader):
 class FileContents(Protocol):
     """What is in one version of a source, as a tree of keys, such as `group/array/c/0/1`.
 
-    Every name in it can be that of a file: none is empty, `.`, `..`, or has a NUL. What is hidden says so in the log.
+    Every name in it can be that of a file: none is empty, `.`, `..`, or has a NUL, and none is a file and a directory.
+    What is hidden says so in the log. Nothing here reads the source, but in parts that are too large to be kept: all of
+    it is asked for each status. Read documents and tables as no unit (`Snapshot.read` without *extent*): two units next
+    to each other look like a file that is read in order, and 8 MiB come with the second one of a remote one.
     """
 
     async def find(self, key: str) -> Part | None:
@@ -152,7 +162,9 @@ class _Loaded(NamedTuple):
 class TreeStore(VirtualStore):
     """What is in the file *name* of the reader *home*, as a tree: *load* returns what is in one version of it.
 
-    That is called again when the file has changed. What is open then is `StaleError`, or stays what it was.
+    That is called again when the file has changed. What is open then is `StaleError`, or stays what it was. It raises
+    `MetadataError` if the file is none of the format, and `CorruptionError`. The last *tail_nbytes* bytes come with the
+    request that opens a remote file.
     """
 
     def __init__(
