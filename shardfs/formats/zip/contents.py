@@ -9,9 +9,18 @@ from typing import Final
 import numpy as np
 import trio
 
-from shardfs.errors import CorruptionError
-from shardfs.formats import BrokenPart, LatePart, MadePart, RangePart
-from shardfs.formats.virtual import MAX_MADE_NBYTES
+from shardfs.errors import CorruptionError, counted
+from shardfs.formats import (
+    MAX_MADE_NBYTES,
+    BrokenPart,
+    Buffer,
+    Kind,
+    LatePart,
+    ListedName,
+    MadePart,
+    RangePart,
+    Snapshot,
+)
 from shardfs.formats.zip.directory import (
     DEFLATED,
     LOCAL_NBYTES,
@@ -22,7 +31,7 @@ from shardfs.formats.zip.directory import (
     check_local,
     find_directory,
 )
-from shardfs.stores.base import DOCUMENTS, Buffer, Kind, ListedName, Snapshot
+from shardfs.stores.base import DOCUMENTS
 
 _REQUEST_NBYTES: Final = 8 * 2**20
 _PIECE_NBYTES: Final = 2**20
@@ -55,6 +64,8 @@ async def load(url: str, snapshot: Snapshot) -> "ZipContents":
         await trio.to_thread.run_sync(_feed, parser, data)
     await trio.to_thread.run_sync(_feed, parser, memoryview(tail)[max(archive.start - begin, 0) : stop - begin])
     members = await trio.to_thread.run_sync(parser.finish)
+    if members.nreplaced:
+        log.info("%s: %s a later one of the same name replaces", url, counted(members.nreplaced, "member"))
     for what in members.hidden:
         log.warning("%s: not shown are %s", url, what)
     return ZipContents(snapshot, members)

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardfs.errors import CorruptionError, MetadataError, counted, size
-from shardfs.stores.base import Buffer
+from shardfs.formats import Buffer
 from shardfs.stores.objects.reader import MAX_KEY_NBYTES
 
 STORED: Final = 0
@@ -191,6 +191,8 @@ class Members:
     problem: NDArray[np.uint8]
     hidden: Sequence[str] = ()
     """What is left out, and why, in words."""
+    nreplaced: int = 0
+    """How many have a name that a later one has, too."""
 
     @property
     def nbytes(self) -> int:
@@ -256,6 +258,7 @@ class DirectoryParser:
         self._names: list[bytes] = []
         self._tables: list[NDArray[np.void]] = []
         self._hidden: dict[str, list[str]] = {}
+        self._nreplaced = 0
 
     def feed(self, piece: Buffer) -> None:
         """Read the next bytes; raises `CorruptionError`, and `MetadataError`."""
@@ -330,15 +333,16 @@ class DirectoryParser:
         order = sorted(range(len(names)), key=names.__getitem__)  # stable: of two with one name, the last one counts
         kept = [*self._distinct(order)]
         rows = np.array(kept, np.int64)
-        columns = {column: np.ascontiguousarray(table[column][rows]) for column in _ROW.names or ()}
-        return Members(names=Names([names[number] for number in kept]), end=end[rows], hidden=self._said(), **columns)
+        columns: dict[str, Any] = {column: np.ascontiguousarray(table[column][rows]) for column in _ROW.names or ()}
+        names_kept = Names([names[number] for number in kept])
+        return Members(names_kept, end=end[rows], hidden=self._said(), nreplaced=self._nreplaced, **columns)
 
     def _distinct(self, order: Sequence[int]) -> Iterator[int]:
         """Yield of the rows, in *order*, those that are shown."""
         for row, after in pairwise([*order, -1]):
             name, following = self._names[row], self._names[after] if after >= 0 else b""
             if name and name == following:
-                self._hide("that a later member of the same name replaces", name.replace(b"\0", b"/"))
+                self._nreplaced += 1
             elif name and following.startswith(name + b"\0") and not name.endswith(b"\0"):
                 self._hide("whose names are those of directories", name.replace(b"\0", b"/"))
             elif name:

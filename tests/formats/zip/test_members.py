@@ -139,13 +139,16 @@ def test_sizes_may_follow_a_member(tmp_path: Path, method: int) -> None:
     assert read(tmp_path / "a.zip") == FILES | {"wide": b"wide"}
 
 
-def test_of_several_members_of_one_name_the_last_one_counts(tmp_path: Path) -> None:
+def test_of_several_members_of_one_name_the_last_one_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("zarr.json", "old")
         for text in ("newer", "newest"):
             with pytest.warns(UserWarning, match="Duplicate"):
                 archive.writestr("zarr.json", text)
-    assert read(tmp_path / "a.zip") == {"zarr.json": b"newest"}
+    with caplog.at_level("INFO", logger="shardfs"):
+        assert read(tmp_path / "a.zip") == {"zarr.json": b"newest"}
+    assert {record.levelname for record in caplog.records} == {"INFO"}, "ZipStore writes such files"
+    assert "2 members a later one" in caplog.text
 
 
 def test_more_members_than_16_bits_count(tmp_path: Path) -> None:
