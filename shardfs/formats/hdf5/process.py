@@ -19,9 +19,16 @@ import trio
 
 from shardfs.errors import CorruptionError, ShardfsError, StoreError
 from shardfs.format.document import Json
-from shardfs.formats.hdf5.library.channel import HEAD, MAX_SECONDS
+from shardfs.formats.hdf5.library.channel import HEAD
 from shardfs.stores.base import Snapshot
 
+MAX_SECONDS: Final = 20
+"""How much processor time a question may take."""
+
+MAX_INDEX_SECONDS: Final = 120
+"""How much it may take to list chunks, of which there may be millions."""
+
+_MAX_FATAL: Final = 1000
 _MAX_TEXT_NBYTES: Final = 64 * 2**20
 _MAX_DATA_NBYTES: Final = 2**30
 _MAX_NEED_NBYTES: Final = 2**30
@@ -45,7 +52,8 @@ class LibraryReply(NamedTuple):
 class LibraryProcess:
     """A process that reads the file *snapshot*; it is started when it is needed, and ends with this object.
 
-    One question is asked at a time. A process that dies is started again for the next one.
+    One question is asked at a time. A process that dies is started again for the next one; what it died of is not asked
+    again.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -54,12 +62,16 @@ class LibraryProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
         self._is_asked = False  # and has not answered yet
+        self._fatal: dict[str, str] = {}  # questions of which it died, with what is said of them
 
     async def ask(self, what: str, take: Take | None = None, **arguments: Json) -> LibraryReply:
         """Return what the method *what* of `Hdf5File` does; *take* is called with each part that it yields.
 
         Raises `CorruptionError` if the file cannot be read, or the library crashes, and what reading bytes raises.
         """
+        question = json.dumps([what, arguments])
+        if question in self._fatal:
+            raise CorruptionError(self._fatal[question])
         async with self._turn:
             try:
                 return await trio.to_thread.run_sync(
@@ -104,7 +116,8 @@ class LibraryProcess:
         assert self._process is not None
         self._is_asked = True
         try:
-            self._send({"ask": what, "with": arguments})
+            seconds = MAX_INDEX_SECONDS if what == "chunks" else MAX_SECONDS
+            self._send({"ask": what, "with": arguments, "seconds": seconds})
             while True:
                 message, data = self._receive()
                 match message:
@@ -127,7 +140,10 @@ class LibraryProcess:
             raise
         except (OSError, EOFError, ValueError, RecursionError):
             pass
-        raise CorruptionError(f"the file is damaged: libhdf5 {self._how_it_ended()}")
+        reason = f"the file is damaged: libhdf5 {self._how_it_ended()}"
+        if len(self._fatal) < _MAX_FATAL:
+            self._fatal[json.dumps([what, arguments])] = reason
+        raise CorruptionError(reason)
 
     def _bytes(self, offset: int, nbytes: int) -> bytes:
         if not 0 <= offset <= offset + nbytes <= self._content.nbytes or nbytes > _MAX_NEED_NBYTES:
@@ -165,7 +181,7 @@ class LibraryProcess:
         except subprocess.TimeoutExpired:
             return "answered what it may not"
         if -status in (signal.SIGXCPU, signal.SIGKILL):
-            return f"took more than {MAX_SECONDS} s, or too much memory, to read it"
+            return "took too much time, or memory, to read it"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         return f"crashed ({name}) while it read it"
 

@@ -21,9 +21,6 @@ HEAD: Final = struct.Struct("<IQ")
 MAX_MEMORY: Final = 2 * 2**30
 """How much memory this process takes."""
 
-MAX_SECONDS: Final = 120
-"""How much processor time one request takes."""
-
 PAGE_NBYTES: Final = 64 * 2**10
 MAX_AHEAD: Final = 16
 """How many pages are read at once, at most, where one is read after the other."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .channel import MAX_MEMORY, MAX_SECONDS, Json, LibraryChannel, PipedFile
+from .channel import MAX_MEMORY, Json, LibraryChannel, PipedFile
 
 
 def run() -> None:
@@ -32,7 +32,7 @@ def run() -> None:
 
     while True:
         request, _ = channel.receive()
-        _allow_time()
+        _allow(request["seconds"])
         name, arguments = request["ask"], request["with"]
         if "path" in arguments:
             arguments["path"] = [step.encode("utf-8", "surrogateescape") for step in arguments["path"]]
@@ -69,11 +69,11 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
-def _allow_time() -> None:
+def _allow(seconds: int) -> None:
     """Let the next request take so much time of the processor, and no more."""
     with contextlib.suppress(ImportError):
         import resource
 
         usage = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + MAX_SECONDS, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + seconds, hard))

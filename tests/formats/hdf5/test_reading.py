@@ -1,0 +1,132 @@
+"""How much is read of a file, and how often a server is asked: tables of 100 GB, a million chunks, remote files."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import shardfs
+from shardfs.formats import RangePart
+from shardfs.formats.hdf5.contents import Hdf5Contents
+from shardfs.formats.hdf5.process import LibraryProcess
+from shardfs.stores.local.reader import LocalReader
+from tests.support.opened import in_trio
+from tests.support.web_server import web_server
+
+
+class Counter:
+    """Counts what the library reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nrequests = 0
+        self.nbytes = 0
+        original = LibraryProcess._bytes
+
+        def counted(process: LibraryProcess, offset: int, nbytes: int) -> bytes:
+            self.nrequests += 1
+            self.nbytes += nbytes
+            return original(process, offset, nbytes)
+
+        monkeypatch.setattr(LibraryProcess, "_bytes", counted)
+
+
+@in_trio
+async def test_the_first_chunk_of_100_gb_takes_no_more_than_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((2**20,))
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    nchunks = 12_500
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        space = h5py.h5s.create_simple((nchunks * 2**20,))
+        made = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F64LE, space, properties)
+        stored = made.get_chunk_info(nchunks - 1)
+    size = (tmp_path / "a.h5").stat().st_size
+    assert size > 100 * 10**9
+    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 2**26, "the file is sparse"
+    counter = Counter(monkeypatch)
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    found = await contents.find(f"x/c/{nchunks - 1}")
+    assert found == RangePart(stored.byte_offset, 2**23)
+    assert counter.nbytes < 32 * 2**20, "its tables are spread over the file, and a page is read for each"
+    before = counter.nbytes
+    for number in range(0, nchunks, 100):
+        assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
+    assert counter.nbytes == before, "the tables are read once"
+
+
+@pytest.mark.slow
+@in_trio
+async def test_a_million_chunks_take_little_memory_and_one_look_at_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 1000
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file.create_dataset("x", data=np.zeros((n, n), "u1"), chunks=(1, 1))
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    await contents.begin()
+    tracemalloc.start()
+    counter = Counter(monkeypatch)
+    names = await contents.list("x/c")
+    assert names is not None
+    assert len(names) == n
+    assert len(await contents.list("x/c/999") or ()) == n
+    assert isinstance(await contents.find("x/c/999/999"), RangePart)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 80 * 2**20
+    read = counter.nbytes
+    assert len(await contents.list("x/c/0") or ()) == n
+    assert counter.nbytes == read
+
+
+@in_trio
+async def test_of_many_chunks_the_first_ones_are_looked_up_without_all_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (60_000,), "u1", chunks=(1,))
+        for number in (*range(200), 59_999):
+            made[number] = number % 200
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    asked: list[str] = []
+    ask = contents._library.ask
+
+    async def noted(what: str, *arguments: Any, **named: Any) -> Any:
+        asked.append(what)
+        return await ask(what, *arguments, **named)
+
+    monkeypatch.setattr(contents._library, "ask", noted)
+    for number in (0, 100, 59_999):
+        assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
+    assert await contents.find("x/c/300") is None
+    assert asked == ["node", "chunk", "chunk", "chunk", "chunk"]
+    for number in range(20):
+        assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
+    assert asked.count("chunks") == 1
+    assert len(asked) == 10
+
+
+def test_a_remote_file_takes_few_requests(tmp_path: Path) -> None:
+    values = np.arange(100 * 2**15, dtype="i4").reshape(100, 2**15)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["title"] = "a test"
+        for name in "xyz":
+            file.create_dataset(f"g/{name}", data=values, chunks=(1, 2**15), compression="gzip", compression_opts=1)
+    with web_server(tmp_path) as web, shardfs.open(f"{web.url}/a.h5") as dataset:
+        found = zarr.open_group(dataset.store(), mode="r")
+        assert found["g/y"].shape == values.shape
+        structure = len(web.log)
+        assert structure <= 8
+        assert np.array_equal(found["g/y"][7], values[7])
+        assert len(web.log) - structure <= 8
+        before = len(web.log)
+        for row in (1, 50, 99):
+            assert np.array_equal(found["g/y"][row], values[row])
+        assert len(web.log) - before <= 3, "one for each chunk"
