@@ -16,6 +16,7 @@ from . import (
     clients,
     durable,
     growth,
+    hdf5,
     listing,
     pack,
     pending,
@@ -211,6 +212,12 @@ def _precomputed(plan: Plan) -> None:
     precomputed.run_large(precomputed.make_large(plan.work), plan.placed(FREE), plan.times(5))
 
 
+def _hdf5(plan: Plan) -> None:
+    if "shardfs" in plan.peers:
+        count = 64 if plan.quick else 1024
+        hdf5.run(hdf5.make(plan.work, count), count, plan.placed(FREE), plan.times(7))
+
+
 def _serve(plan: Plan) -> None:
     for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
         serve.run(dataset, plan.placed(FREE), plan.times(7))
@@ -256,6 +263,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "serve": _serve,
     "picture": _picture,
     "precomputed": _precomputed,
+    "hdf5": _hdf5,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
     "views": _views,

@@ -200,17 +200,22 @@ class Hdf5Contents:
     async def _document(self, path: str) -> bytes | None:
         """Return the document of a node; None if nothing is shown there."""
         text = self._documents.get(path)
+        if text is None and (known := await self._known(path)) is not None and known.reason is not None:
+            return None
         return (await self._load(path))[1] if text is None else text
 
     async def _node(self, path: str) -> _Hdf5Node:
+        return await self._known(path) or (await self._load(path))[0]
+
+    async def _known(self, path: str) -> _Hdf5Node | None:
+        """Return what is at *path* if that costs no question, as of what is in an array, or nowhere; else None."""
         if not path:
             return _GROUP
         node = self._nodes.get(path)
         if node is not None:
             return node
         above, _, name = path.rpartition("/")
-        # What is in an array, or nowhere, costs no question.
-        return (await self._load(path))[0] if not _is_hidden(name) and await self._node(above) is _GROUP else _NONE
+        return _NONE if _is_hidden(name) or await self._node(above) is not _GROUP else None
 
     async def _load(self, path: str) -> tuple[_Hdf5Node, bytes | None]:
         reply = await self._library.ask("node", path=_steps(path))
