@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import PIPE
 from threading import Barrier, Event
@@ -374,6 +374,26 @@ def test_who_takes_over_moves_nothing_that_another_session_has_published_over(
         dataset.flush()
         assert stored(source) == [7, 5, 1, 1, *([7, 1, 1, 1] * 3)]
     assert not (source / ".shardfs").exists(), "nothing is in conflict"
+
+
+def test_nothing_is_left_of_sessions_that_were_killed_when_all_they_published_is_committed(source: Path) -> None:
+    """Several at once: each of them had a slot, and one may have been asked to commit when it was killed."""
+    with ExitStack() as stack:
+        living = [
+            stack.enter_context(running([*program(publishes([n], n), WAIT), str(source)], stdin=PIPE, stdout=PIPE))
+            for n in (1, 2, 3)
+        ]
+        for process in living:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in living:
+            process.kill()
+            process.wait(PATIENCE)
+    (source / ".shardfs/1/asked/0123456789abcdef").touch()
+    with shardfs.open(source, write=True):
+        pass
+    assert stored(source)[:4] == [0, 1, 2, 3]
+    assert sorted(os.listdir(source)) == ["c", "zarr.json"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])

@@ -227,6 +227,9 @@ def rename_to_number(root: StateRoot, directory: str, path: str) -> StateDirecto
 def _remove_all(root: StateRoot, directory: str) -> None:
     """Remove the directory of slots, whose lock this process has alone, if there are none; also what kills left."""
     path = os.path.join(root.at, directory)
+    for slot in slots_in(root):  # of sessions that were killed
+        if slot.can_be_taken and slot.state.key.startswith(f"{directory}/") and not slot.state.is_left():
+            _remove_tree(slot.state.path)
     for name in names_in(path):
         with suppress(OSError):  # what was not empty stays: files of a run that was interrupted, and slots
             os.rmdir(os.path.join(path, name))
@@ -236,12 +239,17 @@ def _remove_all(root: StateRoot, directory: str) -> None:
             if name != "lock" and StateDirectory(root.path, f"{directory}/{name}", root.opened).is_left():
                 return
         for name in names:
-            for above, _, files in os.walk(os.path.join(path, name), topdown=False) if name != "lock" else ():
-                for file in files:
-                    os.unlink(os.path.join(above, file))
-                os.rmdir(above)
+            if name != "lock":
+                _remove_tree(os.path.join(path, name))
         os.unlink(os.path.join(path, "lock"))
         os.rmdir(path)
+
+
+def _remove_tree(path: str) -> None:
+    for above, _, files in os.walk(path, topdown=False):
+        for file in files:
+            os.unlink(os.path.join(above, file))
+        os.rmdir(above)
 
 
 def is_file_at(path: str, file: Descriptor) -> bool:
