@@ -23,7 +23,7 @@ from shardfs.dataset.beside import Judge, Others
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.journal.journal import Journal
 from shardfs.dataset.journal.records import ChunkChange, Put, Shrink, UndoRecord
-from shardfs.dataset.journal.undo import disarmed, take_back, undo_record
+from shardfs.dataset.journal.undo import disarmed, has_not_begun, take_back, undo_record
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
@@ -588,10 +588,12 @@ class GroupCommit:
                     statistics.committed_bytes += commit.new.splice.changed_nbytes
                 else:
                     await edit.delete()
-            except ConflictError:  # what has the key was not changed, and is no torn version if others change it now
-                undos = [await disarmed(self.journal, undo) for undo in self._pop_undo(commit.queue)]
-                await edit.release()
-                await self.journal.release_soon(undos)
+            except ShardfsError as error:
+                # What was not changed, or taken back, is no torn version if others change it now.
+                if isinstance(error, ConflictError) or await has_not_begun(self._source, commit.undo):
+                    undos = [await disarmed(self.journal, undo) for undo in self._pop_undo(commit.queue)]
+                    await edit.release()
+                    await self.journal.release_soon(undos)
                 raise
             shards.generations.committed(layout, shard, stat)
         statistics.commits += 1

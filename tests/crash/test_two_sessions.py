@@ -4,7 +4,10 @@ The other one cannot take over what was left, as one of another user: it finds n
 it commits last counts, of the same size and in the same place as what was torn, whoever recovers what was left then.
 """
 
+import errno
+import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import trio
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.others import SessionsBeside
 from shardfs.dataset.state.directory import StateDirectory
+from shardfs.errors import StoreError
+from shardfs.stores.local import shards
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.options import TreeOptions
@@ -89,3 +95,33 @@ async def recover_both(root: Path) -> None:
     """Recover what was left; conflicts are fine, as both wrote the same chunks."""
     process = await Process.start(root, QuickDisk())
     await process.finish()
+
+
+def test_what_another_session_committed_after_a_commit_failed_is_not_taken_for_the_one_that_failed(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = tmp_path / "source", "unchecked"
+    shutil.copytree(template, root)
+    append = shards._append_through_cache
+
+    def fails(syscalls: Syscalls, fd: int, change: Any) -> None:
+        append(syscalls, fd, change)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def commit_and_fail() -> None:
+        process = await Process.start(root, QuickDisk())
+        for number in (1, 2):
+            await process.write(path, number, payload_of(path, KILLED + number))
+        with monkeypatch.context() as patch:
+            patch.setattr(shards, "_append_through_cache", fails)
+            with pytest.raises(StoreError):
+                await process.commit()
+
+    trio.run(commit_and_fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionsBeside, "_slots", lambda _: [])
+        trio.run(beside, root, path)
+    trio.run(recover_both, root)
+    wanted = [payload_of(path, BESIDE + number) for number in (1, 2)]
+    assert trio.run(stored, root, path, range(1, 3)) == wanted
+    assert not list(root.rglob("*.__lock"))

@@ -284,6 +284,15 @@ async def take_back(source: Source, journal: Journal, undo: UndoRecord, waited: 
     await journal.release_soon([harmless])
 
 
+async def has_not_begun(source: Source, undo: UndoRecord) -> bool:
+    """Whether a shard is the version that was to be appended to, with its time."""
+    with suppress(ShardfsError):
+        stat = (await source.store.open(undo.key)).stat if undo.inode else None
+        if stat is not None and stat.file is not None:
+            return (stat.file[1], stat.size, stat.mtime_ns) == (undo.inode, undo.old_nbytes, undo.old_mtime_ns)
+    return False
+
+
 async def disarmed(journal: Journal, undo: UndoRecord) -> UndoRecord:
     """Replace an undo record durably by one that undoes nothing, and return that."""
     if journal.has_vanished:

@@ -445,6 +445,9 @@ class LocalReader:
         version = self._versions.get(status.identity)
         if version is None or (version.change is None and version.state != state):
             version = self._versions[status.identity] = _Version(state)
+        if version.change is not None:  # its status, too: what is noted of a version is its size, time and index
+            size, mtime_ns = version.state
+            status = status._replace(size=size, mtime_ns=mtime_ns, version=(status.version, "before"))
         return LocalSnapshot(self, key, descriptor, status, version)
 
     def ask_for_names_above(self, key: str) -> None:

@@ -201,3 +201,23 @@ async def test_loops_and_links_to_nothing_are_damage_and_not_absence(source: Pat
     for request in (store.open("l"), store.open("l/f"), store.list("l"), store.stat("l/f")):
         with pytest.raises(CorruptionError):
             await request
+
+
+@in_trio
+async def test_what_is_opened_while_the_store_changes_it_is_the_version_before_in_all_that_is_known_of_it(
+    tmp_path: Path,
+) -> None:
+    path, store = tmp_path / "f", LocalStore(str(tmp_path))
+    path.write_bytes(b"before")
+    first = await store.open("f")
+    first.version.begin_change()
+    with path.open("ab") as file:
+        file.write(b" and after")
+    os.utime(path, ns=(10**18, 10**18))
+    second = await store.open("f")
+    assert (second.size, second.stat.size, second.stat.mtime_ns) == (6, 6, first.stat.mtime_ns)
+    first.version.end_change((16, 10**18))
+    assert not await second.is_current()
+    third = await store.open("f")
+    assert (third.size, third.stat.size, third.stat.mtime_ns) == (16, 16, 10**18)
+    assert await third.is_current()
