@@ -24,7 +24,7 @@ __all__ = [
     "RunReport", "StoreOptions", "__version__",
     "compact", "info", "mount", "open", "pack", "refs", "unpack", "verify",
 ]  # fmt: skip
-_PLACES = {
+_MODULES = {
     "RunReport": "bulk.run:RunReport",
     "StoreOptions": "stores.url:StoreOptions",
     "mount": "api.mount:Mount",
@@ -42,7 +42,7 @@ if not TYPE_CHECKING:  # a type checker is to know every name
 
     def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
         """Load the Python interface when it is first asked for, so that a command starts without it."""
-        if name in _PLACES:
-            module, _, found = _PLACES[name].partition(":")
+        if name in _MODULES:
+            module, _, found = _MODULES[name].partition(":")
             return getattr(import_module(f"shardfs.{module}"), found)
         raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

@@ -59,11 +59,11 @@ class Mount:
         self._temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
         self._own = self._temporary / "mount" if mountpoint is None else None
         self._pid = os.getpid()
-        place, says_why = Path(self._own or os.fspath(cast(str, mountpoint))), False
+        location, says_why = Path(self._own or os.fspath(cast(str, mountpoint))), False
         try:
             if self._own is not None:
                 self._own.mkdir()
-            self.path = Path(check_mount_point(os.fspath(place), root, store_options.cache))
+            self.path = Path(check_mount_point(os.fspath(location), root, store_options.cache))
             arguments = chosen.to_arguments() + store_options.to_arguments()
             start_daemon([url, os.fspath(self.path), *arguments], self._temporary / "log")
         except BaseException as error:

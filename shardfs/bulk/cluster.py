@@ -54,12 +54,12 @@ def connected(
         for worker, version in _ask(client, workers, resolve_name, "shardfs.version:__version__"):
             if version != __version__:
                 raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {__version__}")
-        places = {url_of(source): "" for source in sources}
+        locations = {url_of(source): "" for source in sources}
         if destination is not None:
-            places[url_of(destination)] = marks.enter_context(_mark(url_of(destination)))
-        look = partial(look_at_places, options=options)
-        expected = look(places)
-        for worker, found in _ask(client, workers, look, places):
+            locations[url_of(destination)] = marks.enter_context(_mark(url_of(destination)))
+        look = partial(look_at_locations, options=options)
+        expected = look(locations)
+        for worker, found in _ask(client, workers, look, locations):
             for url, ours in expected.items():
                 if found[url] != ours:
                     raise StoreError(
@@ -94,11 +94,11 @@ def _mark(url: str) -> Iterator[str]:
         yield file.name
 
 
-def look_at_places(places: Mapping[str, str], options: StoreOptions) -> dict[str, str]:
+def look_at_locations(locations: Mapping[str, str], options: StoreOptions) -> dict[str, str]:
     """Return what is found at each URL, to be compared: names at the top, or whether its mark exists if it has one."""
     return {
         url: f"file {'found' if os.path.exists(mark) else 'missing'}" if mark else trio.run(_names, url, options)
-        for url, mark in places.items()
+        for url, mark in locations.items()
     }
 
 

@@ -87,7 +87,7 @@ async def compact_source(
 
         await store.start_writing(state.root, state.key, single_writer=single_writer)
         sessions = OtherSessions(source, state)
-        for error in await sessions.flush():  # what they published names places that will move
+        for error in await sessions.flush():  # what they published names locations that change
             raise error
         async with opened(source, state, sessions) as (_, commits):
             shards = await look_at_shards(

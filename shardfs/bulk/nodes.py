@@ -278,8 +278,8 @@ async def chunks_within(
             if run.error is not None:
                 skipped(run.error, None)
                 continue
-            for place, (number, nbytes) in enumerate(zip(run.numbers, run.sizes, strict=True)):
-                if run.damaged is None or not run.damaged[place]:
+            for row_number, (number, nbytes) in enumerate(zip(run.numbers, run.sizes, strict=True)):
+                if run.damaged is None or not run.damaged[row_number]:
                     yield (*prefix, number), nbytes
                     continue
                 try:

@@ -221,9 +221,9 @@ class _Shard:
         if coords is None:
             self.problems[f"skipped: {error}"] = None
             return
-        place = layout.shard_key(layout.locate(coords).shard)
+        key = layout.shard_key(layout.locate(coords).shard)
         chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
-        self.problems[f"skipped: {place}{chunk}: {error}"] = None
+        self.problems[f"skipped: {key}{chunk}: {error}"] = None
 
 
 @dataclass(frozen=True)

@@ -126,16 +126,16 @@ def mount(
         url, root = resolve(source)
         check_installed()
         check_fuse(allow_other=options.allow_other)
-        place = check_mount_point(mountpoint, root, store_options.cache)
+        location = check_mount_point(mountpoint, root, store_options.cache)
         name = source if "://" in source else url
         if foreground:
             fuse_versions()  # or why pyfuse3 cannot be used
             from shardfs.fuse.serve import serve
 
-            is_committed = serve(source, store_options, place, options, ready, name=name, how=how)
+            is_committed = serve(source, store_options, location, options, ready, name=name, how=how)
         else:
-            log_file = (log_file or daemon.default_log_file(place)).absolute()
-            arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
+            log_file = (log_file or daemon.default_log_file(location)).absolute()
+            arguments = [name, location, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
             note = daemon.start_daemon(arguments, log_file)
             say(f"log: {log_file}", note)
     except ShardfsError as error:

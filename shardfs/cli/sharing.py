@@ -266,21 +266,21 @@ def _met(directory: str, waiting: Callable[[str], None]) -> Iterator[_Meeting]:
     """Find the other host; at the end both have said that they need nothing any more, and nothing is left."""
     if not os.path.isdir(directory):
         raise UsageError(f"{directory} is not a directory")
-    place = os.path.join(directory, _DIRECTORY)
+    location = os.path.join(directory, _DIRECTORY)
     with suppress(FileExistsError):
-        os.mkdir(place)
-        os.chmod(place, os.stat(directory).st_mode & 0o777)
+        os.mkdir(location)
+        os.chmod(location, os.stat(directory).st_mode & 0o777)
     token, host = secrets.token_hex(8), socket.gethostname()
     written = [f"{token}.here"]
     try:
-        _write(place, written[0], host)
+        _write(location, written[0], host)
         waiting(f"waiting for the other host: run `shardfs doctor --shared` on the same directory there ({directory})")
-        other = _find(place, token, written)
+        other = _find(location, token, written)
         pair = sorted((token, other))
-        path = os.path.join(place, "-".join(pair))
+        path = os.path.join(location, "-".join(pair))
         with suppress(FileExistsError):
             os.mkdir(path)
-        meeting = _Meeting(path, pair.index(token), host, str(_hear(place, f"{other}.here", "the other")))
+        meeting = _Meeting(path, pair.index(token), host, str(_hear(location, f"{other}.here", "the other")))
         try:
             yield meeting
         except OSError as error:
@@ -298,25 +298,25 @@ def _met(directory: str, waiting: Callable[[str], None]) -> Iterator[_Meeting]:
     finally:
         with suppress(OSError):
             for name in written:
-                os.unlink(os.path.join(place, name))
-            os.rmdir(place)
+                os.unlink(os.path.join(location, name))
+            os.rmdir(location)
 
 
-def _find(place: str, token: str, written: list[str]) -> str:
+def _find(location: str, token: str, written: list[str]) -> str:
     """Return the token of another process that has seen this one; what is left of killed ones answers nobody."""
     deadline = time.monotonic() + _WAITS
     while time.monotonic() < deadline:
-        names = os.listdir(place)
+        names = os.listdir(location)
         others = [name.removesuffix(".here") for name in names if name.endswith(".here") and name != f"{token}.here"]
         for other in others:
             answer = f"{token}-{other}.seen"
             if answer not in names:
                 written.append(answer)
-                _write(place, answer, None)
+                _write(location, answer, None)
             if f"{other}-{token}.seen" in names:
                 return other
         time.sleep(_PAUSE)
-    raise SourceError(f"nobody else came to {place}; run the same command on another host at the same time")
+    raise SourceError(f"nobody else came to {location}; run the same command on another host at the same time")
 
 
 def _hear(directory: str, name: str, who: str, failed: str = "") -> Any:  # noqa: ANN401 - whatever was said

@@ -45,11 +45,11 @@ MAX_RUN: Final = 1024
 
 
 def _in_order(
-    grid: ShardGrid, index: ShardIndex, place: ChunkLocation
+    grid: ShardGrid, index: ShardIndex, location: ChunkLocation
 ) -> tuple[npt.NDArray[np.intp], Coordinates, npt.NDArray[np.intp]]:
     """Return which chunks that the index of a minishard lists belong there, where they are, and their order."""
-    known = np.flatnonzero(grid.belonging(index, place))
-    coords = grid.positions(index, place)[known]
+    known = np.flatnonzero(grid.belonging(index, location))
+    coords = grid.positions(index, location)[known]
     return known, coords, np.lexsort(coords.T[::-1])
 
 
@@ -141,36 +141,36 @@ class Array:
         of the version which `own` returns right afterwards. Raises the error that prevents reading the shard, and
         `CorruptionError` if only this chunk is damaged.
         """
-        place = self.layout.locate(coords)
-        if self._change(coords, place) is not None:
-            state = await self.shard(place.shard)  # without `check`: what is pending does not depend on its shard
-            change = self._change(coords, place)  # it may have been committed meanwhile
+        location = self.layout.locate(coords)
+        if self._change(coords, location) is not None:
+            state = await self.shard(location.shard)  # without `check`: what is pending does not depend on its shard
+            change = self._change(coords, location)  # it may have been committed meanwhile
             if change is not None:
                 return state, _pending_extent(change)
         while True:
-            own = self._version(place).own.get(coords)
+            own = self._version(location).own.get(coords)
             state, extent = await self.find_stored(coords, fresh=fresh)
-            change = self._change(coords, place)
+            change = self._change(coords, location)
             if change is not None:  # published meanwhile
                 return state, _pending_extent(change)
-            if self._version(place).own.get(coords) is own:  # else also committed meanwhile
+            if self._version(location).own.get(coords) is own:  # else also committed meanwhile
                 return state, extent
 
     def change(self, coords: Coords) -> ChunkChange | None:
         """Return the pending change of the inner chunk at *coords*, unless it was published for other metadata."""
         return self._change(coords, self.layout.locate(coords)) if self.layout.pending else None
 
-    def _change(self, coords: Coords, place: ChunkLocation) -> ChunkChange | None:
+    def _change(self, coords: Coords, location: ChunkLocation) -> ChunkChange | None:
         if not self.layout.pending:
             return None
-        change = self.layout.pending.changes(place.shard).get(coords)
+        change = self.layout.pending.changes(location.shard).get(coords)
         return change if change is not None and change.fingerprint == self.fingerprint else None
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return what `find` would if nothing were pending."""
-        place = self.layout.locate(coords)
-        state, shard = await self._shards.open(self.layout, place, fresh=fresh)
-        extent_range = shard.index.range(place.entries[-1]) if shard is not None else None
+        location = self.layout.locate(coords)
+        state, shard = await self._shards.open(self.layout, location, fresh=fresh)
+        extent_range = shard.index.range(location.entries[-1]) if shard is not None else None
         return state, self.stored_extent(
             shard, extent_range
         ) if shard is not None and extent_range is not None else None
@@ -194,19 +194,19 @@ class Array:
             return self.grid.nbytes_before(data)
 
         load = partial(read_checked, chunk, 0, chunk.nbytes, nbytes_before)
-        place = self.layout.locate(coords)
+        location = self.layout.locate(coords)
         version = state.snapshot.stat.version if state.snapshot is not None else None
         nbytes = await self._nbytes_before.get((coords, version), load)
         depth = self.grid.nindexes
         _, shard = await self._shards.open(
-            self.layout, ChunkLocation(place.shard, place.entries[:depth], place.shapes[:depth])
+            self.layout, ChunkLocation(location.shard, location.entries[:depth], location.shapes[:depth])
         )
         if shard is None or isinstance(chunk.source, Put) or shard.snapshot is not chunk.source.snapshot:
-            raise StaleError(f"{self.layout.shard_key(place.shard)} was replaced")
-        extent_range = shard.index.range(place.entries[depth - 1])
+            raise StaleError(f"{self.layout.shard_key(location.shard)} was replaced")
+        extent_range = shard.index.range(location.entries[depth - 1])
         assert extent_range is not None
         start = extent_range[0] - nbytes
-        if start < self.grid.index_nbytes(place.shard):
+        if start < self.grid.index_nbytes(location.shard):
             raise CorruptionError(f"{nbytes} bytes before byte {extent_range[0]} of the shard are not all in it")
         return state, Extent(shard, start, nbytes)
 
@@ -215,12 +215,12 @@ class Array:
 
         Returns None if the event loop is needed: unless its shard is open and current, and nothing of it is pending.
         """
-        place = self.layout.locate(coords)
-        shard = None if self._change(coords, place) is not None else self._shards.known(self.layout, place)
+        location = self.layout.locate(coords)
+        shard = None if self._change(coords, location) is not None else self._shards.known(self.layout, location)
         if shard is None or self.grid.chunk_header:
             return None
         try:
-            extent = shard.index.range(place.entries[-1])
+            extent = shard.index.range(location.entries[-1])
         except CorruptionError:  # which is logged there
             return None
         if extent is None:
@@ -254,24 +254,24 @@ class Array:
         None if nothing is stored. Where shards are appended to, the chunk is not read. Raises the error that prevents
         reading the index.
         """
-        place = self.layout.locate(coords)
-        state, shard = await self._shards.open(self.layout, place, fresh=True)
-        if shard is None or shard.index.entry(place.entries[-1]) is None:
+        location = self.layout.locate(coords)
+        state, shard = await self._shards.open(self.layout, location, fresh=True)
+        if shard is None or shard.index.entry(location.entries[-1]) is None:
             return None
-        return await (state.mark() if self._is_appended_to else self._identify(shard, place.entries[-1]))
+        return await (state.mark() if self._is_appended_to else self._identify(shard, location.entries[-1]))
 
     async def is_as_noted(self, coords: Coords, noted: Superseded) -> bool:
         """Whether the stored chunk at *coords* is the one of which `note` returned *noted*, or there is none, as then.
 
         Raises the error that prevents reading the index.
         """
-        place = self.layout.locate(coords)
-        state, shard = await self._shards.open(self.layout, place, fresh=True)
-        if shard is None or shard.index.entry(place.entries[-1]) is None:
+        location = self.layout.locate(coords)
+        state, shard = await self._shards.open(self.layout, location, fresh=True)
+        if shard is None or shard.index.entry(location.entries[-1]) is None:
             return noted is None
         if isinstance(noted, ShardMark):
-            return self._is_appended_to and await self._is_as_marked(place, state, shard, noted)
-        return await self._identify(shard, place.entries[-1]) == noted
+            return self._is_appended_to and await self._is_as_marked(location, state, shard, noted)
+        return await self._identify(shard, location.entries[-1]) == noted
 
     @property
     def _is_appended_to(self) -> bool:
@@ -282,7 +282,7 @@ class Array:
         """Return two numbers that identify a chunk where commits write shards anew.
 
         The second is its length. The first is a checksum of its bytes, because another program may store other bytes in
-        the same place; where bytes cost a request, are damaged, or are more than `_MAX_SUMMED_NBYTES`, it is the
+        the same location; where bytes cost a request, are damaged, or are more than `_MAX_SUMMED_NBYTES`, it is the
         offset, and for a chunk file a number of its version.
         """
         if self.grid.is_unsharded:
@@ -296,7 +296,7 @@ class Array:
         assert in_index is not None
         return in_index
 
-    async def _is_as_marked(self, place: ChunkLocation, state: ShardState, new: OpenShard, mark: ShardMark) -> bool:
+    async def _is_as_marked(self, location: ChunkLocation, state: ShardState, new: OpenShard, mark: ShardMark) -> bool:
         """Whether a chunk, in the innermost shard *new*, is what it was in the version *mark* of its shard.
 
         It is if that is the present version, or if only appends followed: then the chunk of that version is compared,
@@ -304,9 +304,9 @@ class Array:
         """
         if state.shard is None or await state.mark() == mark:
             return state.shard is not None
-        levels, shapes, entries = self.grid.levels, place.shapes, place.entries
+        levels, shapes, entries = self.grid.levels, location.shapes, location.entries
         with suppress(CorruptionError):
-            old = await open_earlier(levels[0], self.grid.index_shape(place.shard), state.shard, mark)
+            old = await open_earlier(levels[0], self.grid.index_shape(location.shard), state.shard, mark)
             for depth in range(1, len(entries)):
                 if old is not None:
                     old = await open_inner_shard(levels[depth], shapes[depth], old, entries[depth - 1])
@@ -335,8 +335,8 @@ class Array:
         """Return what is remembered of the shard that has the chunk at *coords*."""
         return self._version(self.layout.locate(coords))
 
-    def _version(self, place: ChunkLocation) -> ShardVersion:
-        return self._shards.generations.known(self.layout, place.shard)
+    def _version(self, location: ChunkLocation) -> ShardVersion:
+        return self._shards.generations.known(self.layout, location.shard)
 
     def own(self, coords: Coords) -> OwnVersion | None:
         """Return the version of the chunk at *coords* that was published through this mount; None if there is none."""
@@ -365,8 +365,8 @@ class Array:
     def absent_runs(self, prefix: Coords, first: int, stop: int) -> Iterator[ListedRun]:
         """Yield runs of missing chunks, from *first* to *stop* − 1 of the row *prefix*."""
         for start in range(first, stop, MAX_RUN):
-            place = self.layout.locate((*prefix, start))
-            state = self._shards.listed(self.layout, place.shard, None)
+            location = self.layout.locate((*prefix, start))
+            state = self._shards.listed(self.layout, location.shard, None)
             yield ListedRun(start, min(MAX_RUN, stop - start), state)
 
     async def shard(self, coords: Coords) -> ShardState:
@@ -443,28 +443,28 @@ class Array:
 
     async def _run(self, prefix: Coords, segment: ChunkRun) -> ListedRun:
         """Return the chunks of *segment*, a part of the row *prefix*."""
-        first, length, stride, place = segment
-        changes = self._pending(prefix, range(first, first + length), place.shard)
-        state = await self.shard(place.shard)
+        first, length, stride, location = segment
+        changes = self._pending(prefix, range(first, first + length), location.shard)
+        state = await self.shard(location.shard)
         try:
-            state, shard = await self._shards.open(self.layout, place)
+            state, shard = await self._shards.open(self.layout, location)
         except ShardfsError as error:
             every = range(first, first + length)
             run = ListedRun(first, length, state, every, [0] * length, [True] * length, error=error)
             return _with_pending(run, changes)
         run = ListedRun(first, length, state)
         if shard is not None:
-            entries = shard.index.select(place.entries[-1], length, stride)
+            entries = shard.index.select(location.entries[-1], length, stride)
             sound = are_sound(entries, shard.index.shard_nbytes)
             run = run._replace(shard=shard, entries=entries)
             nbytes = entries[:, 1] + np.uint64(len(self.grid.chunk_header))
             if sound.all():  # the usual case, and three times as fast
                 run = run._replace(numbers=range(first, first + length), sizes=nbytes.tolist())
             else:
-                places = np.flatnonzero(sound | ~are_empty(entries))
-                damaged = None if sound[places].all() else (~sound[places]).tolist()
-                sizes = np.where(sound, nbytes, 0)[places].tolist()
-                run = run._replace(numbers=(places + first).tolist(), sizes=sizes, damaged=damaged)
+                locations = np.flatnonzero(sound | ~are_empty(entries))
+                damaged = None if sound[locations].all() else (~sound[locations]).tolist()
+                sizes = np.where(sound, nbytes, 0)[locations].tolist()
+                run = run._replace(numbers=(locations + first).tolist(), sizes=sizes, damaged=damaged)
         return _with_pending(run, changes)
 
     async def list_scattered(self, behind: Coords | None) -> AsyncGenerator[ScatteredRun, None]:
@@ -474,13 +474,13 @@ class Array:
         before *behind* is opened for that too: a reader that continues there has not met an error before.
         """
         failed: ShardfsError | None = None
-        place = self.grid.locate(behind) if behind is not None else None
+        location = self.grid.locate(behind) if behind is not None else None
         for shard in await self.listing.children(()):
             first, last = 0, None
-            if place is not None and shard < place.shard[0]:
+            if location is not None and shard < location.shard[0]:
                 first = self.grid.index_shape((shard,))[0]
-            elif place is not None and shard == place.shard[0]:
-                first, last = place.entries[0], behind
+            elif location is not None and shard == location.shard[0]:
+                first, last = location.entries[0], behind
             try:
                 async for run in self._list_minishards(shard, first, last):
                     yield run
@@ -503,16 +503,16 @@ class Array:
             return
         failed: ShardfsError | None = None
         for minishard in np.flatnonzero(~are_empty(state.shard.index.entries)).tolist():
-            place = ChunkLocation((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
+            location = ChunkLocation((shard,), (minishard, 0), (grid.index_shape((shard,)), ()))
             try:
-                state, opened = await self._shards.open(self.layout, place)
+                state, opened = await self._shards.open(self.layout, location)
             except ShardfsError as error:
                 failed = failed or error
                 continue
             if opened is None or minishard < first:
                 continue
             index = opened.index
-            find = partial(_in_order, grid, index, place)
+            find = partial(_in_order, grid, index, location)
             is_large = index.nbytes > THREAD_NBYTES
             known, coords, order = await trio.to_thread.run_sync(find) if is_large else find()
             if behind is not None and minishard == first:

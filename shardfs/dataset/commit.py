@@ -28,7 +28,7 @@ from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.node import DOCUMENT
 from shardfs.dataset.path_table import is_below
 from shardfs.dataset.schedule import BATCH, PAUSE, Growth, Schedule, batches
-from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
+from shardfs.dataset.shard import NewShard, OpenShard, build, index_location, open_shard
 from shardfs.errors import (
     ConflictError,
     CorruptionError,
@@ -480,8 +480,8 @@ class GroupCommit:
             await take_back(self._source, self.journal, undo, waited=waited)
             del self.undos[queue.key]
         grid = layout.grid
-        place = index_place(grid.levels[0], grid.index_shape(queue.shard))
-        async with self._source.writable.edit(queue.key, **place, **owner, waited=waited) as edit:
+        location = index_location(grid.levels[0], grid.index_shape(queue.shard))
+        async with self._source.writable.edit(queue.key, **location, **owner, waited=waited) as edit:
             yield edit
 
     async def _plan(

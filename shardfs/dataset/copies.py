@@ -246,11 +246,11 @@ class ConsolidatedCopies:
             with suppress(NotFoundError, NotADirectoryHereError):
                 node = await self._hierarchy.node(group)
                 for relative, copy in node.copies.items():
-                    place = join_key(group, relative)
-                    if copy is not None and is_relative_path(relative) and is_below(place, path):
+                    location = join_key(group, relative)
+                    if copy is not None and is_relative_path(relative) and is_below(location, path):
                         below = await self._node_below(node, relative)
                         if below is not None and below.sharded_copy is not None:
-                            return f"{place}: {below.reason}"
+                            return f"{location}: {below.reason}"
         return None
 
     async def above(self, path: str) -> tuple[str, ShardedCopy | None]:
@@ -280,8 +280,8 @@ class ConsolidatedCopies:
         paths: set[str] = set()
         for group, _ in groups_above(path):
             with suppress(NotFoundError, NotADirectoryHereError):
-                places = (join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies)
-                paths.update(place for place in places if is_below(place, path))
+                locations = (join_key(group, relative) for relative in (await self._hierarchy.node(group)).copies)
+                paths.update(location for location in locations if is_below(location, path))
         return paths
 
     def outdate(self, path: str, described: Collection[str], *, is_new: bool = False) -> None:
@@ -293,7 +293,7 @@ class ConsolidatedCopies:
         if not is_new:
             for known in self._announced.below(path):
                 del self._announced[known]
-        self._outdated.update({place: True for place in described if place not in self._announced})
+        self._outdated.update({location: True for location in described if location not in self._announced})
         self.forget(path)
 
     def correct_later(self, paths: Collection[str]) -> None:

@@ -541,7 +541,7 @@ class Hierarchy:
         self._shards.layouts.replaced(array.layout)
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
-        """Return the array at *path*, with the layout of an earlier document if its chunks are in the same places."""
+        """Return the array at *path*, with the layout of an earlier document if its chunks are where they were."""
         layout = self._shards.layouts.of(path, unsharded.grid, unsharded.key_encoding)
         return Array(layout, unsharded, self._shards, fingerprint)
 

@@ -132,7 +132,7 @@ class ArrayLayout:
         self.pending.layouts.add(self)
 
     def locate(self, coords: Coords) -> ChunkLocation:
-        """Return the place of the inner chunk at *coords*, which are within the grid; remembers the run of its row."""
+        """Return the location of the inner chunk at *coords*, within the grid; remembers the run of its row."""
         if not coords:
             return self.grid.locate(coords)
         row, last = coords[:-1], coords[-1]
@@ -177,7 +177,7 @@ class Layouts:
         self._pending: WeakValueDictionary[tuple[str, ChunkKeyEncoding, int], PendingShards] = WeakValueDictionary()
 
     def of(self, path: str, grid: ShardGrid, encoding: ChunkKeyEncoding) -> ArrayLayout:
-        """Return the layout of the array at *path*, that of an earlier document if the chunks are in the same places.
+        """Return the layout of the array at *path*, that of an earlier document if the chunks are where they were.
 
         What is pending passes from each layout to the next.
         """

@@ -185,7 +185,7 @@ class OpenShard:
             shard.snapshot.expect(behind, shard.snapshot.size - behind)
 
 
-def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> dict[str, int]:
+def index_location(level: ShardingLevel, shape: tuple[int, ...]) -> dict[str, int]:
     """Return how many bytes at the beginning or end of a stored shard are its index, as `Store.open` takes it.
 
     None are, if the shard has to be decoded as a whole first.
@@ -224,10 +224,10 @@ async def open_inner_shard(
     level: ShardingLevel, shape: tuple[int, ...], outer: OpenShard, entry: int, cache: DecodedBytes | None = None
 ) -> OpenShard | None:
     """Open the shard that is inner chunk *entry* of *outer*; None if that is missing."""
-    place = outer.index.range(entry)
-    if place is None:
+    location = outer.index.range(entry)
+    if location is None:
         return None
-    offset, nbytes = place
+    offset, nbytes = location
     if isinstance(level.index_codecs, ListedCodecs):
         return await _open_listed(level.index_codecs, outer, offset, nbytes, cache)
     return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)
@@ -403,7 +403,7 @@ async def _plan(
     level = grid.levels[depth]
     replaced: dict[int, _Pieces] = {}
     if depth + 1 == len(grid.levels):
-        replaced = {place.entries[depth]: () if content is None else (content,) for place, content in changes}
+        replaced = {location.entries[depth]: () if content is None else (content,) for location, content in changes}
     else:
         groups: dict[int, list[_Change]] = {}
         for change in changes:

@@ -12,7 +12,7 @@ import trio
 
 from shardfs.dataset.journal.records import ShardMark, hash_of
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, Layouts, ShardVersion
-from shardfs.dataset.shard import THREAD_NBYTES, DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
+from shardfs.dataset.shard import THREAD_NBYTES, DecodedBytes, OpenShard, index_location, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
     CorruptionError,
@@ -115,49 +115,49 @@ class ShardCache:
         return await self._states.get(key, partial(self._load, key), partial(self._confirm, fresh=fresh))
 
     async def open(
-        self, layout: ArrayLayout, place: ChunkLocation, *, fresh: bool = False
+        self, layout: ArrayLayout, location: ChunkLocation, *, fresh: bool = False
     ) -> tuple[ShardState, OpenShard | None]:
-        """Return the state of the outermost shard at *place*, and the innermost shard.
+        """Return the state of the outermost shard at *location*, and the innermost shard.
 
         Raises the error that prevents reading one of them.
         """
         try:
-            return await self._open(layout, place, fresh=fresh)
+            return await self._open(layout, location, fresh=fresh)
         except StaleError:  # it was replaced since it was opened
-            self.store.forget(layout.shard_key(place.shard))
-            self.forget(layout, place.shard)
-            return await self._open(layout, place, fresh=fresh)
+            self.store.forget(layout.shard_key(location.shard))
+            self.forget(layout, location.shard)
+            return await self._open(layout, location, fresh=fresh)
 
     async def _open(
-        self, layout: ArrayLayout, place: ChunkLocation, *, fresh: bool
+        self, layout: ArrayLayout, location: ChunkLocation, *, fresh: bool
     ) -> tuple[ShardState, OpenShard | None]:
-        state = await self.state(layout, place.shard, fresh=fresh)
+        state = await self.state(layout, location.shard, fresh=fresh)
         state.check()
         shard = state.shard
-        for depth in range(1, len(place.entries)):
+        for depth in range(1, len(location.entries)):
             if shard is not None:
-                inner = await self._inner(layout, state, place, depth, shard)
+                inner = await self._inner(layout, state, location, depth, shard)
                 inner.check()
                 shard = inner.shard
         return state, shard
 
-    def known(self, layout: ArrayLayout, place: ChunkLocation) -> OpenShard | None:
-        """Return the innermost shard at *place* if it is open, in whichever version; from any thread."""
-        state = self._states.peek((layout, place.shard, ()))
+    def known(self, layout: ArrayLayout, location: ChunkLocation) -> OpenShard | None:
+        """Return the innermost shard at *location* if it is open, in whichever version; from any thread."""
+        state = self._states.peek((layout, location.shard, ()))
         if state is None or state.error is not None:
             return None
         shard = state.shard
-        for depth in range(1, len(place.entries)):
-            inner = self._states.peek((layout, place.shard, place.entries[:depth]))
+        for depth in range(1, len(location.entries)):
+            inner = self._states.peek((layout, location.shard, location.entries[:depth]))
             if inner is None or inner.snapshot is not state.snapshot:
                 return None
             shard = inner.shard
         return shard
 
     async def _inner(
-        self, layout: ArrayLayout, state: ShardState, place: ChunkLocation, depth: int, outer: OpenShard
+        self, layout: ArrayLayout, state: ShardState, location: ChunkLocation, depth: int, outer: OpenShard
     ) -> ShardState:
-        key: _Key = (layout, place.shard, place.entries[:depth])
+        key: _Key = (layout, location.shard, location.entries[:depth])
 
         async def is_current(known: ShardState) -> bool:
             may_be_mended = known.error is not None and self.store.rewrites
@@ -166,10 +166,10 @@ class ShardCache:
 
         async def load() -> ShardState:
             """Open it; damage is found once per version, and not once for each chunk that somebody wants."""
-            level, entry = layout.grid.levels[depth], place.entries[depth - 1]
+            level, entry = layout.grid.levels[depth], location.entries[depth - 1]
             loaded = ShardState(derived_at(self.clock()), snapshot=state.snapshot)
             try:
-                loaded.shard = await open_inner_shard(level, place.shapes[depth], outer, entry, self._decoded)
+                loaded.shard = await open_inner_shard(level, location.shapes[depth], outer, entry, self._decoded)
             except CorruptionError as error:
                 loaded.error = error
             self._count_load(loaded.shard)
@@ -207,7 +207,7 @@ class ShardCache:
         is_large = layout.grid.is_large(shape) and not level.after  # decoding waits for its turn by itself
 
         async def open_it() -> None:
-            state.snapshot = await self.store.open(key, **index_place(level, shape))
+            state.snapshot = await self.store.open(key, **index_location(level, shape))
             state.stat = state.snapshot.stat
             async with self._decoded.large if is_large else nullcontext():
                 state.shard = await open_shard(level, shape, state.snapshot, self._decoded)

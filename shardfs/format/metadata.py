@@ -7,7 +7,7 @@ attributes, dimension names, data type) are kept as they were read.
 The normal form of a document is what it says about stored bytes, independent of spelling: libraries use short or long
 names, spell out defaults or omit them, and drop what does not matter for the data type. Members of a codec that only
 control the encoder, such as a compression level, do not belong to it, because encoded bytes can be decoded without
-them. The fingerprint of an array tells whether a place in a shard, and the bytes for it, still mean the same.
+them. The fingerprint of an array tells whether a location in a shard, and the bytes for it, still mean the same.
 
 Sources: Zarr core specification 3.1, "Metadata"; specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as
 observed.
@@ -291,7 +291,7 @@ def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int
 
 
 def fingerprint(array: ArrayMetadata) -> bytes:
-    """Return 16 bytes that differ for arrays whose chunks are in other places or whose bytes mean something else.
+    """Return 16 bytes that differ for arrays whose chunks are in other locations or whose bytes mean something else.
 
     They depend on chunk grid, chunk key encoding, codecs and data type, but not on their spelling, the shape, or
     anything else. Raises `MetadataError` for a document that is nested too deeply.

@@ -1,6 +1,6 @@
 """Where an inner chunk is: from its coordinates in the unsharded grid to a shard and the index entries that lead to it.
 
-Shards may be nested, and axes may be transposed before each sharding codec, so a place is a shard and one entry per
+Shards may be nested, and axes may be transposed before each sharding codec, so a location is a shard and one entry per
 level. The grid that is shown counts innermost chunks along the array's own axes.
 
 Sources: specification of the `sharding_indexed` codec 1.0, "Configuration parameters"; transposes by the core
@@ -85,7 +85,7 @@ class ShardingLevel:
 
 
 class ChunkLocation(NamedTuple):
-    """The place of an inner chunk: the coordinates of its shard, and an index entry for each level, outermost first.
+    """The location of an inner chunk: the coordinates of its shard, and an index entry for each level, outermost first.
 
     *shapes* are the chunks per shard at each level.
     """
@@ -98,13 +98,13 @@ class ChunkLocation(NamedTuple):
 class ChunkRun(NamedTuple):
     """Inner chunks along the last axis that are in one innermost shard.
 
-    For i < *length*, chunk *first* + i has the entry `place.entries[-1]` + i × *stride*.
+    For i < *length*, chunk *first* + i has the entry `location.entries[-1]` + i × *stride*.
     """
 
     first: int
     length: int
     stride: int
-    place: ChunkLocation
+    location: ChunkLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +192,15 @@ class ShardGrid:
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
 
-    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
-        """Return which rows of *index*, the innermost one at *place*, are of chunks that belong there: here, all."""
+    def belonging(self, index: ShardIndex, location: ChunkLocation) -> npt.NDArray[np.bool_]:
+        """Return which rows of *index*, the innermost one at *location*, are of chunks that belong there: here, all."""
         return np.ones(index.nentries, np.bool_)
 
-    def positions(self, index: ShardIndex, place: ChunkLocation) -> Coordinates:
-        """Return the coordinates of the chunks whose rows are in *index*, the innermost one at *place*."""
-        within = len(place.shapes) - 1
-        outer = place.entries[:within]
-        found = [self.coords(place._replace(entries=(*outer, entry))) for entry in index.keys.tolist()]
+    def positions(self, index: ShardIndex, location: ChunkLocation) -> Coordinates:
+        """Return the coordinates of the chunks whose rows are in *index*, the innermost one at *location*."""
+        within = len(location.shapes) - 1
+        outer = location.entries[:within]
+        found = [self.coords(location._replace(entries=(*outer, entry))) for entry in index.keys.tolist()]
         return np.array(found, np.int64).reshape(-1, self.ndim)
 
     def sizes(self, positions: Coordinates, entries: Entries) -> npt.NDArray[np.uint64] | None:
@@ -211,17 +211,17 @@ class ShardGrid:
         """Return the sizes that the chunks at *positions* have if they are sound; None if nobody knows."""
         return None
 
-    def nelements_at(self, place: ChunkLocation) -> int:
-        """Return how many elements the chunk at *place* has."""
+    def nelements_at(self, location: ChunkLocation) -> int:
+        """Return how many elements the chunk at *location* has."""
         return math.prod(self.chunk_shape)
 
     def chunk_name(self, coords: Coords, keys: ChunkKeyEncoding) -> str:
         """Return the name of the chunk at *coords* for messages; *keys* are those of shards."""
         return keys.encode(coords)
 
-    def stride(self, place: ChunkLocation) -> int:
-        """Return the distance between the entries of neighbouring chunks of a row in the innermost shard of *place*."""
-        return math.prod(place.shapes[-1][self.row_axis + 1 :])
+    def stride(self, location: ChunkLocation) -> int:
+        """Return the distance between the entries of neighbours in a row in the innermost shard at *location*."""
+        return math.prod(location.shapes[-1][self.row_axis + 1 :])
 
     def contains(self, coords: Coords) -> bool:
         """Whether there is an inner chunk at *coords* that overlaps the array."""
@@ -230,7 +230,7 @@ class ShardGrid:
         )
 
     def locate(self, coords: Coords) -> ChunkLocation:
-        """Return the place of the inner chunk at *coords*, which are within the grid."""
+        """Return the location of the inner chunk at *coords*, which are within the grid."""
         shard, offset, extent = self._shard_around(coords)
         entries, shapes = [], []
         for level in self.levels:
@@ -247,7 +247,7 @@ class ShardGrid:
         return ChunkLocation(shard, tuple(entries), tuple(shapes))
 
     def _shard_around(self, coords: Coords) -> tuple[Coords, Coords, Coords]:
-        """Return the shard of the inner chunk at *coords*, the place of the chunk within it, and the shard's length.
+        """Return the shard of the inner chunk at *coords*, the location of the chunk within it, and the shard's length.
 
         Both are in inner chunks.
         """
@@ -264,20 +264,22 @@ class ShardGrid:
         """Return the coordinate along *axis* of the shards that have the inner chunks with coordinate *chunk*."""
         return self.shards.dimensions[axis].chunk_at(chunk * self.chunk_shape[axis])
 
-    def coords(self, place: ChunkLocation) -> Coords:
-        """Return the coordinates of the inner chunk at *place*, or of the first chunk in it, if it is a shard.
+    def coords(self, location: ChunkLocation) -> Coords:
+        """Return the coordinates of the inner chunk at *location*, or of the first chunk in it, if it is a shard.
 
         This is the inverse of `locate`. The chunk may be outside the array: shards at its edge have entries for such
         chunks.
         """
         offset = (0,) * self.ndim
-        for level, entry, shape in reversed(list(zip(self.levels, place.entries, place.shapes, strict=False))):
+        for level, entry, shape in reversed(list(zip(self.levels, location.entries, location.shapes, strict=False))):
             inner = list(offset)
             for axis in reversed(range(self.ndim)):
                 entry, position = divmod(entry, shape[axis])
                 inner[axis] += position * level.span[axis]
             offset = tuple(inner[level.order.index(axis)] for axis in range(self.ndim))
-        return tuple(self._chunks(axis, i)[0] + n for axis, (i, n) in enumerate(zip(place.shard, offset, strict=True)))
+        return tuple(
+            self._chunks(axis, i)[0] + n for axis, (i, n) in enumerate(zip(location.shard, offset, strict=True))
+        )
 
     def is_large(self, index_shape: tuple[int, ...]) -> bool:
         """Whether opening an outermost shard may take much memory: it is decoded as a whole, or its index is long."""
@@ -327,14 +329,14 @@ class ShardGrid:
         axis = self.row_axis
         start = chunks.start
         while start < chunks.stop:
-            place = self.locate((*prefix, start))
+            location = self.locate((*prefix, start))
             if len(self.levels) == 1:
-                stop = self.covered(self.ndim - 1, place.shard[-1]).stop
+                stop = self.covered(self.ndim - 1, location.shard[-1]).stop
             else:
-                n = place.shapes[-1][axis]
+                n = location.shapes[-1][axis]
                 stop = start - start % n + n
             stop = min(stop, chunks.stop)
-            yield ChunkRun(start, stop - start, self.stride(place), place)
+            yield ChunkRun(start, stop - start, self.stride(location), location)
             start = stop
 
     def covered(self, axis: int, index: int) -> range:
@@ -368,10 +370,10 @@ class CutOffGrid(ShardGrid):
         )
         return shard, offset, self._span(shard)
 
-    def nelements_at(self, place: ChunkLocation) -> int:
-        """Return how many elements the chunk at *place* has."""
+    def nelements_at(self, location: ChunkLocation) -> int:
+        """Return how many elements the chunk at *location* has."""
         lengths = []
-        for axis, (index, chunk) in enumerate(zip(place.shard, self.coords(place), strict=True)):
+        for axis, (index, chunk) in enumerate(zip(location.shard, self.coords(location), strict=True)):
             start = (chunk - self._chunks(axis, index)[0]) * self.chunk_shape[axis]
             lengths.append(min(self.shards.dimensions[axis].span(index)[1] - start, self.chunk_shape[axis]))
         return math.prod(lengths)

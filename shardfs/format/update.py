@@ -190,7 +190,7 @@ def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[
     kept = _spans(values[entries].astype(np.int64))
     put_entries, put_sizes = _in_c_order(puts)
 
-    # Everything that the shard consists of, in C order of entries; a span has the place of its first entry.
+    # Everything that the shard consists of, in C order of entries; a span has the location of its first entry.
     owners = np.concatenate([entries[kept.firsts], put_entries])
     order = np.argsort(owners)
     owners = owners[order]

@@ -94,13 +94,13 @@ def list_mounts() -> list[ListedMount]:
     daemons = []
     with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
-            place, _, rest = line.partition(" - ")
+            fields, _, rest = line.partition(" - ")
             kind, source, options = rest.removesuffix("\n").split(" ")  # a source may be empty, or contain tabs
             if kind == _FILESYSTEM:
                 named = dict(option.partition("=")[::2] for option in options.split(","))
                 daemons.append(
                     ListedMount(
-                        _unescaped(place.split(" ")[4]),
+                        _unescaped(fields.split(" ")[4]),
                         _unescaped(source),
                         int(named.get("user_id", 0)),
                         int(named.get("group_id", 0)),

@@ -1,4 +1,4 @@
-"""Mount points: what is mounted where, and whether a place can be mounted on."""
+"""Mount points: what is mounted where, and whether a directory can be mounted on."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ ONLY_ROOT_ALLOWS_OTHER: Final = (
     "root: echo user_allow_other >> /etc/fuse.conf"
 )
 
-_ELSEWHERE: Final = "choose another place"
+_ELSEWHERE: Final = "choose another directory"
 _SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
 """Seconds to wait for the answer of a daemon that is mounted there already."""
@@ -35,7 +35,7 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     """
     if "://" in mountpoint and not os.path.lexists(mountpoint):
         raise MountPointError(f"{mountpoint} is a URL, where nothing can be mounted; SOURCE comes before MOUNTPOINT")
-    path = place_of(mountpoint)
+    path = path_of(mountpoint)
     if source is not None and Path(path).is_relative_to(source):
         where = "is the source itself" if path == source else f"lies inside the source {source}"
         raise MountPointError(f"{mountpoint} {where}; choose an empty directory outside of it")
@@ -75,7 +75,7 @@ def open_mount_point(path: str) -> Descriptor:
         directory = Descriptor(os.open(path, WALK))
         if os.readlink(directory.path) == path:
             return directory
-    raise MountPointError(f"{path} is another place by now, which was not checked; {_ELSEWHERE}")
+    raise MountPointError(f"{path} is another directory by now, which was not checked; {_ELSEWHERE}")
 
 
 def check_fuse(*, allow_other: bool = False) -> None:
@@ -125,7 +125,7 @@ def _check_rights() -> None:
         )
 
 
-def place_of(mountpoint: str) -> str:
+def path_of(mountpoint: str) -> str:
     """Return the absolute path of a mount point without asking what is mounted there, which may never answer."""
     if not mountpoint:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
@@ -138,7 +138,7 @@ def mounted_path(mountpoint: str) -> str:
     """Return the absolute path of a mounted shardfs, dead or alive; raises `MountPointError` if there is none."""
     path = os.path.abspath(mountpoint)
     if not mountpoint or _mount_around(path) is None:  # else resolving links would ask the mount
-        path = place_of(mountpoint)
+        path = path_of(mountpoint)
     if count_mounts(path):
         return path
     around = _mount_around(path)

@@ -148,35 +148,35 @@ class Site:
         if own is not None:
             await own(self, exchange)
         elif exchange.method in ("GET", "HEAD"):
-            await self._show(exchange, self.place(names))
+            await self._show(exchange, self.location(names))
         elif exchange.method not in self._methods:
             why = "such a method has no meaning here" if self.options.write else "this server only reads"
             await self.refuse(exchange, self._methods, why)
         else:
-            await self._change(exchange, self.place(names))
+            await self._change(exchange, self.location(names))
 
-    async def _change(self, exchange: Exchange, place: SiteLocation) -> None:
+    async def _change(self, exchange: Exchange, location: SiteLocation) -> None:
         """Write or remove a file."""
-        if place.paths is not self.views.main:
+        if location.paths is not self.views.main:
             own = next((f"/-/{name}/" for name, paths in self.views.others.items() if paths is self.views.main), "/")
             await self.refuse(exchange, READING, f"this view only reads: write to {own}")
-        elif place.is_directory:
-            raise IsADirectoryHereError(f"{place.path or 'the source'} is a directory")
+        elif location.is_directory:
+            raise IsADirectoryHereError(f"{location.path or 'the source'} is a directory")
         else:
             change = changes.put if exchange.method == "PUT" else changes.delete
-            await change(exchange, self.views, place.path)
+            await change(exchange, self.views, location.path)
 
-    async def _show(self, exchange: Exchange, place: SiteLocation) -> None:
+    async def _show(self, exchange: Exchange, location: SiteLocation) -> None:
         """Send a file or a directory; what is replaced before anything of it was sent is looked at again."""
         for attempt in range(_ATTEMPTS):
             try:
                 await files.show(
                     exchange,
-                    place.paths,
-                    place.path,
-                    must_be_directory=place.is_directory,
+                    location.paths,
+                    location.path,
+                    must_be_directory=location.is_directory,
                     may_be_cached=not self.options.write,
-                    show_directory=partial(self._page, exchange, place) if files.prefers_html(exchange) else None,
+                    show_directory=partial(self._page, exchange, location) if files.prefers_html(exchange) else None,
                 )
             except StaleError:
                 if exchange.connection.has_begun_to_reply or attempt == _ATTEMPTS - 1:
@@ -184,24 +184,24 @@ class Site:
             else:
                 return
 
-    async def _page(self, exchange: Exchange, place: SiteLocation) -> None:
+    async def _page(self, exchange: Exchange, location: SiteLocation) -> None:
         """Send the page of a directory; its links need a target that ends with a slash."""
         names, query = names_in(exchange.target), query_of(exchange.target)
         if names[-1] != "":
-            location = f"./{quote(os.fsencode(names[-1]), safe='')}/{f'?{query}' if query else ''}"
+            with_slash = f"./{quote(os.fsencode(names[-1]), safe='')}/{f'?{query}' if query else ''}"
             await exchange.reply(
-                308, [("Location", location), ("Cache-Control", "no-cache"), ("Vary", "Accept")], nbytes=0
+                308, [("Location", with_slash), ("Cache-Control", "no-cache"), ("Vary", "Accept")], nbytes=0
             )
             return
         up = "../" * (len(names) - 1) or "./"
         origin = self._guard.origin(exchange)
-        await self.pages.show(exchange, PageAddress(place.paths, place.path, place.prefix, up, origin, query))
+        await self.pages.show(exchange, PageAddress(location.paths, location.path, location.prefix, up, origin, query))
 
     @property
     def _methods(self) -> tuple[str, ...]:
         return (*READING, "PUT", "DELETE") if self.options.write else READING
 
-    def place(self, names: list[str]) -> SiteLocation:
+    def location(self, names: list[str]) -> SiteLocation:
         """Return what the *names* in a target stand for; raises `SourceError` if there is no such view."""
         paths: Paths | SourceError = self.views.main
         prefix = ""

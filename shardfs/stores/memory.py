@@ -69,8 +69,8 @@ class JoinedContent:
 
     def views(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes from *start* to before *stop*, at most `PIECE_NBYTES` at a time; blocks."""
-        for place in range(bisect_right(self._starts, start) - 1, len(self._contents)):
-            content, begin = self._contents[place], self._starts[place]
+        for index in range(bisect_right(self._starts, start) - 1, len(self._contents)):
+            content, begin = self._contents[index], self._starts[index]
             if begin >= stop:
                 break
             for offset, nbytes in in_pieces(min(stop - begin, content.nbytes), max(start - begin, 0)):

@@ -1,4 +1,4 @@
-"""From the name of a place, as a user types it, to a store or a reader of it; and the options for that."""
+"""From the name of a location, as a user types it, to a store or a reader of it; and the options for that."""
 
 import shlex
 import sys
@@ -103,38 +103,38 @@ async def open_session() -> AsyncIterator[trio.Nursery]:
 
 
 def open_reader(
-    session: trio.Nursery, place: AnyLocation, options: StoreOptions, outline_of: OutlineOf | None, ttl: float | None
+    session: trio.Nursery, location: AnyLocation, options: StoreOptions, outline_of: OutlineOf | None, ttl: float | None
 ) -> Reader:
-    """Open the store at *place*; see `dataset.source.open_store_in`."""
-    if not isinstance(place, str):
+    """Open the store at *location*; see `dataset.source.open_store_in`."""
+    if not isinstance(location, str):
         ttl = _REMOTE_TTL if ttl is None else ttl
-        store: Reader = _opening(place).open_reader(session, place, options, ttl, outline_of)
+        store: Reader = _opening(location).open_reader(session, location, options, ttl, outline_of)
         return store
-    return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
+    return LocalStore(location, ttl=LOCAL_TTL if ttl is None else ttl)
 
 
-def open_files(session: trio.Nursery, place: AnyLocation, options: StoreOptions, ttl: float | None) -> TargetFiles:
-    """Open a place of which only files are read whose names are known."""
-    if isinstance(place, str):
-        return LocalReader(place, ttl=LOCAL_TTL if ttl is None else ttl)
-    files: TargetFiles = _opening(place).open_files(session, place, options, _REMOTE_TTL if ttl is None else ttl)
+def open_files(session: trio.Nursery, location: AnyLocation, options: StoreOptions, ttl: float | None) -> TargetFiles:
+    """Open a location of which only files are read whose names are known."""
+    if isinstance(location, str):
+        return LocalReader(location, ttl=LOCAL_TTL if ttl is None else ttl)
+    files: TargetFiles = _opening(location).open_files(session, location, options, _REMOTE_TTL if ttl is None else ttl)
     return files
 
 
 def usable_kinds(name: str) -> str | None:
-    """Return for which places the option *name* is, in words; None if it is for a format alone."""
+    """Return for which locations the option *name* is, in words; None if it is for a format alone."""
     if name == "allow_target":
         return None
     return "remote" if name in _FOR_ALL else "https:// and http://" if name in _FOR_WEB else "s3://"
 
 
-def is_usable(name: str, place: AnyLocation) -> bool:
-    """Whether the option *name* is for *place*."""
+def is_usable(name: str, location: AnyLocation) -> bool:
+    """Whether the option *name* is for *location*."""
     if name in _FOR_ALL:
-        return isinstance(place, S3Location | CloudLocation)
+        return isinstance(location, S3Location | CloudLocation)
     if name in _FOR_WEB:
-        return isinstance(place, CloudLocation) and place.is_web
-    return usable_kinds(name) is not None and isinstance(place, S3Location)
+        return isinstance(location, CloudLocation) and location.is_web
+    return usable_kinds(name) is not None and isinstance(location, S3Location)
 
 
 def parse_location(source: str) -> AnyLocation:

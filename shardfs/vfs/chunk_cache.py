@@ -302,7 +302,7 @@ class ChunkView(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """A key that is equal for views whose chunks are in the same places, mean the same and look the same."""
+        """A key that is equal for views whose chunks are in the same locations, mean the same and look the same."""
         return blake2b(repr(self.array.grid).encode() + self.kind, digest_size=16).digest()
 
     @property
@@ -322,7 +322,7 @@ class ChunkView(NamedTuple):
         return self.missing if self.missing is not None and self.missing.is_listed else None
 
     def has_chunks_of(self, other: "ChunkView") -> bool:
-        """Whether the chunks are in the same places as those of *other*, mean the same and look the same."""
+        """Whether the chunks are in the same locations as those of *other*, mean the same and look the same."""
         return self is other or (self.array.layout is other.array.layout and self.key == other.key)
 
     def reads_like(self, other: "ChunkView") -> bool:

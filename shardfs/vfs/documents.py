@@ -337,7 +337,7 @@ class Documents:
             if (await self._fs.hierarchy.look_again(node.path)).document is None:
                 await self._orphans.put_back(node.path)
             raise
-        await self._begin(node.path, self._orphans.place(node.path))
+        await self._begin(node.path, self._orphans.location(node.path))
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
 
@@ -350,13 +350,13 @@ class Documents:
         except (RefusedError, StaleError) as reason:
             log.warning("the consolidated metadata above %s is out of date: %s", path, reason)
 
-    async def _begin(self, path: str, place: str) -> None:
-        """Note that the array at *path* is being created, and has the directories of chunks that are below *place*."""
+    async def _begin(self, path: str, location: str) -> None:
+        """Note that the array at *path* is being created, with the directories of chunks that are below *location*."""
         self._writer.commits.growth.began(path)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
         if chunks is not None:
             chunks.begin()
-            await self._orphans.make_directories(chunks, place)
+            await self._orphans.make_directories(chunks, location)
 
     async def _store_document(
         self, node: Node, document: Document, edited: Document, publication: _Publication

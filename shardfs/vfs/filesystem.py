@@ -126,12 +126,12 @@ class Filesystem:
 
     async def entry(self, ino: int) -> Entry:
         """Return the entry with the number *ino*; raises `StaleError` if it is not known any more."""
-        place = self._place(ino)
-        if place is not None:
-            return (await self._tree(place.numbers)).at(place.position, ino)
+        location = self._location(ino)
+        if location is not None:
+            return (await self._tree(location.numbers)).at(location.position, ino)
         return self._entry_of(self.inodes.row(ino))
 
-    def _place(self, ino: int) -> TreePosition | None:
+    def _location(self, ino: int) -> TreePosition | None:
         """Return where *ino* is in a chunk tree, None if it is in none; raises `StaleError`."""
         if in_table(ino):
             entry = self.inodes.row(ino).entry
@@ -156,8 +156,8 @@ class Filesystem:
 
     def node_path(self, ino: int) -> str:
         """Return the path of the node that *ino* is, or belongs to; raises `StaleError`."""
-        place = self._place(ino)
-        return place.numbers.path if place is not None else self._entry_of(self.inodes.row(ino)).node_path
+        location = self._location(ino)
+        return location.numbers.path if location is not None else self._entry_of(self.inodes.row(ino)).node_path
 
     def passthrough(self, path: str, ino: int = 0, identity: object = None) -> Passthrough:
         """Return the entry that shows what is stored under *path*, as it is stored."""
@@ -166,11 +166,11 @@ class Filesystem:
     def path_of(self, ino: int) -> str:
         """Return the path of *ino* on the mount, for messages."""
         try:
-            place = self._place(ino)
-            if place is None:
+            location = self._location(ino)
+            if location is None:
                 return self._entry_of(self.inodes.row(ino)).path
-            tree = self._trees.get(place.numbers)
-            return tree.at(place.position, ino).path if tree is not None else place.numbers.path
+            tree = self._trees.get(location.numbers)
+            return tree.at(location.position, ino).path if tree is not None else location.numbers.path
         except ShardfsError:
             return f"inode {ino}"
 
@@ -244,13 +244,13 @@ class Filesystem:
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is not a chunk key, in a directory of chunks.
 
-        A stored lock is about a shard, and is not shown: see `place_beside_chunks`.
+        A stored lock is about a shard, and is not shown: see `location_beside_chunks`.
         """
         if is_lock(name) and self.scratch is None:
             return self.nothing()
-        return await self.lookup_stored(await self.place_beside_chunks(directory, name), name)
+        return await self.lookup_stored(await self.location_beside_chunks(directory, name), name)
 
-    async def place_beside_chunks(self, directory: str, name: str) -> str:
+    async def location_beside_chunks(self, directory: str, name: str) -> str:
         """Return the directory of the store for *name*, which is among chunks and is not a chunk key.
 
         It is *directory* if the name is stored there, and else a directory for scratch files. A lock that a program
@@ -274,8 +274,8 @@ class Filesystem:
 
     async def beside_chunks(self, directory: str, name: str) -> Passthrough:
         """Return the entry of *name*, which is among chunks and is not a chunk key, for a change."""
-        place = await self.place_beside_chunks(directory, name)
-        return Passthrough(self, join_key(place, name), is_scratch=place != directory)
+        location = await self.location_beside_chunks(directory, name)
+        return Passthrough(self, join_key(location, name), is_scratch=location != directory)
 
     async def check(self, key: str) -> None:
         """Raise `CorruptionError` if the stored file *key* may not be read or changed: see `refusal` of `copies`."""
@@ -348,10 +348,10 @@ class Filesystem:
         states: list[Stat | None] = [None] * len(names)
         with suppress(NotFoundError):  # the directory may be one that a document names
             states = list(await self.store.stat_in(directory, names))
-        for place, (name, status) in enumerate(zip(names, states, strict=True)):
+        for location, (name, status) in enumerate(zip(names, states, strict=True)):
             if status is None:
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    states[place] = await self.hierarchy.stat(join_key(directory, name))
+                    states[location] = await self.hierarchy.stat(join_key(directory, name))
         return states
 
     async def list_scratch(
@@ -480,7 +480,7 @@ class Filesystem:
     def chunk_tree(self, node: Node) -> ChunkTree | None:
         """Return the chunk tree of an array.
 
-        It has the same inode numbers for as long as the chunks are in the same places.
+        It has the same inode numbers for as long as the chunks are in the same locations.
         """
         chunk_view = self.view.chunk_view(node)
         if chunk_view is None:

@@ -405,20 +405,20 @@ class ArrayRanges:
         i = bisect_right(known, ino, key=_start) - 1
         if i >= 0 and ino - known[i].start < known[i].npositions * GENERATIONS:
             numbers = known[i]
-            place = self.present(TreePosition(numbers, numbers.position(ino)))
-            if place.numbers is self.at(numbers.path):
-                return place
+            location = self.present(TreePosition(numbers, numbers.position(ino)))
+            if location.numbers is self.at(numbers.path):
+                return location
         raise StaleError("the array has changed")
 
-    def present(self, place: TreePosition) -> TreePosition:
+    def present(self, location: TreePosition) -> TreePosition:
         """Return where a directory is since its array has another range; all else is where it was."""
-        numbers, position = place
+        numbers, position = location
         of_array = self._by_path.get(numbers.path, [])
         if numbers in of_array[:-1]:
             now = numbers.directory_in(of_array[-1], position)
             if now is not None:
                 return TreePosition(of_array[-1], now)
-        return place
+        return location
 
     def _forget(self, numbers: ArrayNumbers) -> None:
         i = bisect_right(self._known, numbers.start, key=_start)

@@ -153,9 +153,9 @@ class Paths:
         async with self.open(path) as handle:
             yield await self._versions.of(path, handle)
 
-    def place_of(self, path: str, handle: FileHandle) -> Hashable:
-        """Return what tells the version of a chunk that was opened from all others: see `Versions.place_of`."""
-        return self._versions.place_of(path, handle)
+    def location_of(self, path: str, handle: FileHandle) -> Hashable:
+        """Return what tells the version of a chunk that was opened from all others: see `Versions.location_of`."""
+        return self._versions.location_of(path, handle)
 
     async def names(self, path: str) -> Sequence[Listed]:
         """Return the names in a directory."""

@@ -44,7 +44,7 @@ class _Known(NamedTuple):
 class Versions:
     """Identifies versions of the files of a tree over *store*; the texts of the chunks used last are kept.
 
-    - A chunk and a document are identified by their content. Of a chunk with more than `MAX_SUMMED_NBYTES`, the place
+    - A chunk and a document are identified by their content. Of a chunk with more than `MAX_SUMMED_NBYTES`, the offset
       in its shard and the version of that count; one that is decoded, or not committed yet, has no version.
     - A stored file that is shown as it is has the version that the store gives it. On a local disk, that is size and
       time, which tell nothing of a file that has just been written, so a small one is identified by its content.
@@ -66,7 +66,7 @@ class Versions:
                 return await self._of_file(handle)
         return Version(handle, None)
 
-    def place_of(self, path: str, handle: FileHandle) -> Hashable:
+    def location_of(self, path: str, handle: FileHandle) -> Hashable:
         """Return what tells the version of the chunk at *path* from all others, of which no byte is read for that.
 
         It changes more often than the version: with its shard. None if nothing tells: the chunk is not committed yet,
@@ -77,7 +77,7 @@ class Versions:
             return None
         if not self._is_settled(extent.source.snapshot.stat.mtime_ns):
             return None
-        return _place(path, extent)
+        return _location(path, extent)
 
     def _is_settled(self, mtime_ns: int) -> bool:
         """Whether what was written at that time has another time if it is written again."""
@@ -88,7 +88,7 @@ class Versions:
         extent, codec = _encoded(shown), shown.codec if isinstance(shown, DecodedChunk) else None
         if not isinstance(extent, Extent):
             return await _sum(handle)
-        key = _place(path, extent)
+        key = _location(path, extent)
         known = self._known.peek(key)
         if known is not None and (known.codec is codec or known.codec == codec):
             self._known.touch(key)
@@ -142,7 +142,7 @@ def _encoded(shown: Extent | DecodedChunk | FillChunk) -> Extent | FillChunk:
     return shown.extent if isinstance(shown, DecodedChunk) else shown
 
 
-def _place(path: str, extent: Extent) -> tuple[Hashable, ...]:
+def _location(path: str, extent: Extent) -> tuple[Hashable, ...]:
     """Return where the bytes of a version of the chunk at *path* are, for as long as this process lives."""
     shard = extent.source
     if isinstance(shard, Put):

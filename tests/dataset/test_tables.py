@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.dataset import array as array_module
-from shardfs.dataset import cache, copies, hierarchy, layout, node, path_table, shard_cache
+from shardfs.dataset import copies, hierarchy, layout, node, path_table, shard_cache
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.errors import StoreError
 from shardfs.format.lens.v3 import V3
+from shardfs.stores import cache
 from tests.support.corpus import array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import Opened, in_trio, open_source

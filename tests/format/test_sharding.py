@@ -25,15 +25,17 @@ def all_coords(grid: ShardGrid) -> list[Coords]:
 @every_case
 def test_every_inner_chunk_has_a_place_of_its_own(case: Case) -> None:
     grid = grid_of(case.document)
-    places = set()
+    locations = set()
     for coords in all_coords(grid):
-        place = grid.locate(coords)
-        assert len(place.entries) == len(place.shapes) == len(grid.levels)
-        assert all(0 <= entry < math.prod(shape) for entry, shape in zip(place.entries, place.shapes, strict=True))
-        assert place.shapes[0] == grid.index_shape(place.shard)
-        assert grid.coords(place) == coords
-        places.add((place.shard, place.entries))
-    assert len(places) == grid.nchunks
+        location = grid.locate(coords)
+        assert len(location.entries) == len(location.shapes) == len(grid.levels)
+        assert all(
+            0 <= entry < math.prod(shape) for entry, shape in zip(location.entries, location.shapes, strict=True)
+        )
+        assert location.shapes[0] == grid.index_shape(location.shard)
+        assert grid.coords(location) == coords
+        locations.add((location.shard, location.entries))
+    assert len(locations) == grid.nchunks
 
 
 @every_case
@@ -48,11 +50,11 @@ def test_rows_agree_with_each_place(case: Case) -> None:
             for segment in grid.row(prefix, chunks):
                 assert segment.length >= 1
                 for i in range(segment.length):
-                    place = grid.locate((*prefix, segment.first + i))
-                    assert place.shard == segment.place.shard
-                    assert place.entries[:-1] == segment.place.entries[:-1]
-                    assert place.entries[-1] == segment.place.entries[-1] + i * segment.stride
-                    assert place.shapes == segment.place.shapes
+                    location = grid.locate((*prefix, segment.first + i))
+                    assert location.shard == segment.location.shard
+                    assert location.entries[:-1] == segment.location.entries[:-1]
+                    assert location.entries[-1] == segment.location.entries[-1] + i * segment.stride
+                    assert location.shapes == segment.location.shapes
                     found.append(segment.first + i)
             assert found == list(chunks)
 
@@ -61,9 +63,9 @@ def test_entries_count_in_the_axes_of_the_index() -> None:
     """Worked by hand: shards of 4 × 6 × 10, transposed to 10 × 4 × 6, hold 2 × 2 × 2 inner chunks of 5 × 2 × 3."""
     grid = grid_of(array((8, 6, 10), (4, 6, 10), transpose(2, 0, 1), sharding((5, 2, 3))))
     assert grid.chunk_shape == (2, 3, 5)
-    place = grid.locate((3, 1, 0))
-    assert (place.shard, place.shapes) == ((1, 0, 0), ((2, 2, 2),))
-    assert place.entries == (0 * 4 + 1 * 2 + 1,)
+    location = grid.locate((3, 1, 0))
+    assert (location.shard, location.shapes) == ((1, 0, 0), ((2, 2, 2),))
+    assert location.entries == (0 * 4 + 1 * 2 + 1,)
     assert grid.locate((2, 0, 1)).entries == (1 * 4 + 0 * 2 + 0,)
 
 

@@ -48,11 +48,11 @@ def test_murmurhash_of_known_numbers() -> None:
 def test_a_chunk_belongs_where_its_place_is(specification: dict[str, Any], numbers: list[int]) -> None:
     parsed = Uint64Sharding.parse(specification)
     for number in numbers:
-        place = parsed.place(number)
+        place = parsed.location(number)
         assert 0 <= place[0] < parsed.nshards
         assert 0 <= place[1] < parsed.nminishards
         belong = parsed.belong(np.array(numbers, np.uint64), *place)
-        assert belong.tolist() == [parsed.place(other) == place for other in numbers]
+        assert belong.tolist() == [parsed.location(other) == place for other in numbers]
 
 
 @given(specifications(), st.data())

@@ -152,9 +152,9 @@ def test_an_aligned_append_ends_each_step_at_a_multiple_and_with_an_index(
     assert plan.is_append
     assert new.startswith(old)
     assert chunks_in(LINE, new) == {5: b"x" * begin, **puts}
-    copies = [place for place, piece in enumerate(plan.pieces) if isinstance(piece, CopiedRange)][1:]
+    copies = [location for location, piece in enumerate(plan.pieces) if isinstance(piece, CopiedRange)][1:]
     assert len(copies) == (sum(sizes.values()) > at_once)
-    for stop in (*(place + 1 for place in copies), len(plan.pieces)):
+    for stop in (*(location + 1 for location in copies), len(plan.pieces)):
         end = sum(piece.nbytes for piece in plan.pieces[:stop])
         assert end % 64 == 0
         expected = chunks_in(LINE, new if end == len(new) else old)

@@ -227,7 +227,7 @@ def test_zeros_and_nans_that_are_not_stored_go_together_in_one_file_alone(mount:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["contiguous", "sparse"])
 def test_an_array_that_grows_is_seen(mount: Mounter, tmp_path: Path, *, sparse: bool) -> None:
-    """The library puts new chunks behind the others, whatever their place in the array."""
+    """The library puts new chunks behind the others, whatever their location in the array."""
     path = tmp_path / "a.b2nd"
     write_b2nd(path, SMALL, sparse=sparse)
     root = mount(path, metadata_ttl=0).path

@@ -45,7 +45,7 @@ def test_a_link_in_place_of_what_was_checked_is_refused(tmp_path: Path, exchange
     assert os.path.samestat(os.stat(open_mount_point(path).path), os.stat(path))
     (tmp_path / exchanged).rename(tmp_path / "before")
     (tmp_path / exchanged).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MountPointError, match="another place by now"):
+    with pytest.raises(MountPointError, match="another directory by now"):
         open_mount_point(path)
 
 
@@ -55,18 +55,18 @@ def test_root_mounts_on_what_was_checked_whatever_takes_its_place() -> None:
         store(top / "source", BASE)
         (top / "elsewhere").mkdir()
         (top / "elsewhere/kept").touch()
-        place = top / "home/place"
-        place.mkdir(parents=True)
-        for path in (place.parent, place):
+        location = top / "home/place"
+        location.mkdir(parents=True)
+        for path in (location.parent, location):
             os.chown(path, OTHER, OTHER)
-        words = command("mount", "--foreground", top / "source", place)[4:]
-        program = [sys.executable, "-P", "-c", EXCHANGING, str(place), str(top / "elsewhere")]
+        words = command("mount", "--foreground", top / "source", location)[4:]
+        program = [sys.executable, "-P", "-c", EXCHANGING, str(location), str(top / "elsewhere")]
         done = subprocess.run(
             [*program, "shardfs", *words],
             env=environment(), cwd="/", capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert f"{place}-before" in done.stdout.split()
+        assert f"{location}-before" in done.stdout.split()
         assert f"{top}/elsewhere" not in done.stdout.split()
         assert os.listdir(top / "elsewhere") == ["kept"]
         assert not [path for path in mount_points() if path.startswith(str(top))]

@@ -67,7 +67,11 @@ REFUSED = [
 AROUND = [
     ("source", "source", "source is the source itself; choose an empty directory outside of it"),
     ("source", "source/c", "source/c lies inside the source {}/source; choose an empty directory outside of it"),
-    ("source/c", "source", "source contains the source {}/source/c, which a mount would hide; choose another place"),
+    (
+        "source/c",
+        "source",
+        "source contains the source {}/source/c, which a mount would hide; choose another directory",
+    ),
     (".", "place", "place lies inside the source {}; "),
     ("link", "source/empty", "source/empty lies inside the source {}/source; "),
     ("source", "link/empty", "link/empty lies inside the source {}/source; "),

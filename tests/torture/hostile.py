@@ -50,18 +50,18 @@ _VALUES: Final = (0, 1, 2, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2
 
 
 class Edit(NamedTuple):
-    """Bytes that are put at a place of a file, over as many others or between them.
+    """Bytes that are put at a location of a file, over as many others or between them.
 
-    The place is a number of bytes, or a fraction of the size.
+    The location is a number of bytes, or a fraction of the size.
     """
 
-    place: int | float
+    location: int | float
     data: bytes
     is_inserted: bool
 
     def apply(self, data: bytes) -> bytes:
         """Return the edited file."""
-        at = min(self.place, len(data)) if isinstance(self.place, int) else int(self.place * len(data))
+        at = min(self.location, len(data)) if isinstance(self.location, int) else int(self.location * len(data))
         return data[:at] + self.data + data[at + (0 if self.is_inserted else len(self.data)) :]
 
 
@@ -69,9 +69,9 @@ _NUMBERS = st.tuples(st.sampled_from(_VALUES), st.sampled_from((1, 2, 4, 8)), st
     lambda drawn: (drawn[0] % 2 ** (8 * drawn[1])).to_bytes(drawn[1], drawn[2])  # type: ignore[arg-type]
 )
 _TEXTS = st.sampled_from([b"1e400", b"-1", b"null", b"{}", b"[[[[", b"\xff", b'"\\ud800"', b"9" * 30, b'"x":'])
-_PLACES = st.floats(0, 1, exclude_max=True) | st.integers(0, 47)  # where headers of codecs are
+_MODULES = st.floats(0, 1, exclude_max=True) | st.integers(0, 47)  # where headers of codecs are
 _EDITS = st.lists(
-    st.builds(Edit, _PLACES, _NUMBERS | _TEXTS | st.binary(min_size=1, max_size=6), st.booleans()),
+    st.builds(Edit, _MODULES, _NUMBERS | _TEXTS | st.binary(min_size=1, max_size=6), st.booleans()),
     min_size=1,
     max_size=3,
 )

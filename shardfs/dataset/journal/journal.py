@@ -255,7 +255,7 @@ class Journal:
         """Append the live records of the oldest segment again, and remove it.
 
         They get a new sequence and a new payload; a reader of an old payload keeps its disk space in use. Raises the
-        errors of `release` and `append`; what was carried until then is in the new place.
+        errors of `release` and `append`; what was carried until then is at its new location.
         """
         self.check()
         if not self._segments:

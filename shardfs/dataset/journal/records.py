@@ -125,7 +125,7 @@ class _Record:
 class ShardMark(NamedTuple):
     """A version of a shard that others are appended to: size, 64 bits of its time, and the `hash_of` its index.
 
-    Another program that writes it anew, with other bytes in the same places, gives it another time. An append leaves
+    Another program that writes it anew, with other bytes at the same offsets, gives it another time. An append leaves
     the index where it was, so later processes find this version in what has grown out of it.
     """
 

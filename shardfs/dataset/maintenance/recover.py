@@ -72,7 +72,7 @@ class TornShard:
 class Leftover:
     """Something that was left behind.
 
-    *left*: it still needs attention. *key* is that of the shard or file, *path* its place on this machine, *command*
+    *left*: it still needs attention. *key* is that of the shard or file, *path* its location on this machine, *command*
     the command that handles it.
     """
 
@@ -145,21 +145,21 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
         if edit.snapshot is None or edit.snapshot.stat.version != torn.snapshot.stat.version:
             raise StaleError(f"{torn.key} was changed meanwhile")
         kept = join_key(directory, torn.key.replace("/", "_"))
-        place = await _keep_tail(source, edit.snapshot, torn.stop, kept)
+        location = await _keep_tail(source, edit.snapshot, torn.stop, kept)
         await edit.splice(Splice((Kept(0, torn.stop),)))
     source.shards.forget(torn.array.layout, torn.shard)
-    return place
+    return location
 
 
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:
     """Copy what follows byte *start* of a shard to a new file; returns its key."""
-    directory, place = key.rpartition("/")[0], f"{key}.{secrets.token_hex(4)}"
+    directory, location = key.rpartition("/")[0], f"{key}.{secrets.token_hex(4)}"
     await source.writable.make_directories(directory)
-    file = await source.writable.create(place, 0o600, exclusive=True)
+    file = await source.writable.create(location, 0o600, exclusive=True)
     await write_all(file, snapshot.content(start, snapshot.size - start))
     await file.sync()
     await source.writable.sync_directory(directory)
-    return place
+    return location
 
 
 _UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"

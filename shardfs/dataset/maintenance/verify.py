@@ -194,43 +194,43 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
     """
     decoder = ChunkDecoder.of(array) if data else None
     problems: list[Problem] = []
-    async for shard, place in _levels(array, coords):
+    async for shard, location in _levels(array, coords):
         if isinstance(shard, Problem):
             problems.append(shard)
             continue
-        if len(place.shapes) < array.grid.nindexes:
+        if len(location.shapes) < array.grid.nindexes:
             continue
         entries = shard.index.entries
         suspects = damaged(entries, shard.index.shard_nbytes)
         if decoder is not None:
             suspects = np.flatnonzero(~are_empty(entries)).tolist()
         if array.grid.is_scattered:
-            problems += await _listed_damage(array, shard, place, data=data)
+            problems += await _listed_damage(array, shard, location, data=data)
             continue
         for entry in suspects:
             try:
                 extent_range = shard.index.range(entry)
                 if extent_range is not None and decoder is not None:
-                    count = array.grid.nelements_at(_entered(place, entry))
+                    count = array.grid.nelements_at(_entered(location, entry))
                     await replace(decoder, count=count).check(array.stored_extent(shard, extent_range))
             except ShardfsError as error:
-                problems.append(_problem(array, _entered(place, entry), error))
+                problems.append(_problem(array, _entered(location, entry), error))
     return problems or None
 
 
-async def _listed_damage(array: Array, shard: OpenShard, place: ChunkLocation, *, data: bool) -> list[Problem]:
+async def _listed_damage(array: Array, shard: OpenShard, location: ChunkLocation, *, data: bool) -> list[Problem]:
     """Return the damage in a minishard, and which of the chunks that it lists do not belong there."""
-    grid, index, minishard = array.grid, shard.index, place.entries[0]
-    known = grid.belonging(index, place)
-    name = array.layout.shard_key(place.shard)
+    grid, index, minishard = array.grid, shard.index, location.entries[0]
+    known = grid.belonging(index, location)
+    name = array.layout.shard_key(location.shard)
     problems = [
         Problem(name, None, f"minishard {minishard} lists chunk {key}, which does not belong there")
         for key in index.keys[~known].tolist()
     ]
     suspects = known if data else known & ~index.sound
-    sizes = grid.decoded_sizes(grid.positions(index, place))
+    sizes = grid.decoded_sizes(grid.positions(index, location))
     for position in np.flatnonzero(suspects).tolist():
-        entered = _entered(place, int(index.keys[position]))
+        entered = _entered(location, int(index.keys[position]))
         try:
             nbytes = await _check_listed(grid, shard, entered.entries[-1])
             if sizes is not None and nbytes != sizes[position]:
@@ -325,15 +325,15 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
     problems: list[Problem] = []
     nchunks = 0
     is_encoded = False
-    async for shard, place in _levels(array, coords):
+    async for shard, location in _levels(array, coords):
         if isinstance(shard, Problem):
             problems.append(shard)
             continue
         is_encoded = is_encoded or shard.decoded is not None
         indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
-        if len(place.shapes) == array.grid.nindexes:
+        if len(location.shapes) == array.grid.nindexes:
             entries = shard.index.entries
-            belong = array.grid.belonging(shard.index, place)
+            belong = array.grid.belonging(shard.index, location)
             nchunks += int(np.count_nonzero(~are_empty(entries) & belong))
             payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
     is_unknown = is_encoded or array.grid.has_data_before
@@ -341,54 +341,54 @@ async def _ranges(array: Array, coords: Coords) -> tuple[list[np.ndarray], list[
 
 
 async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, ChunkLocation]]:
-    """Yield the shard at *coords* and every shard in it with its place, the last entry of which is open.
+    """Yield the shard at *coords* and every shard in it with its location, the last entry of which is open.
 
     A shard that cannot be read is a problem instead. Only one shard of each level is open at a time.
     """
     state = await array.shard(coords)
-    place = ChunkLocation(coords, (), (array.grid.index_shape(coords),))
+    location = ChunkLocation(coords, (), (array.grid.index_shape(coords),))
     if state.error is not None:
         key = array.layout.shard_key(coords)
-        yield Problem(key, None, str(state.error).removeprefix(f"{key}: ")), place
+        yield Problem(key, None, str(state.error).removeprefix(f"{key}: ")), location
     elif state.shard is not None:
-        async for damage in _within(array, state.shard, place):
+        async for damage in _within(array, state.shard, location):
             yield damage
 
 
 async def _within(
-    array: Array, shard: OpenShard, place: ChunkLocation
+    array: Array, shard: OpenShard, location: ChunkLocation
 ) -> AsyncIterator[tuple[OpenShard | Problem, ChunkLocation]]:
-    yield shard, place
-    levels, depth = array.grid.levels, len(place.shapes)
+    yield shard, location
+    levels, depth = array.grid.levels, len(location.shapes)
     if depth == array.grid.nindexes:
         return
     shape = array.grid.inner_shape(depth)
     for entry in range(shard.index.nentries):
-        entered = _entered(place, entry)
+        entered = _entered(location, entry)
         try:
             inner = await open_inner_shard(levels[depth], shape, shard, entry)
         except ShardfsError as error:
             if array.grid.is_scattered:
-                yield Problem(array.layout.shard_key(place.shard), None, f"minishard {entry}: {error}"), entered
+                yield Problem(array.layout.shard_key(location.shard), None, f"minishard {entry}: {error}"), entered
                 continue
             error = type(error)(f"the shard within, which begins with this chunk: {error}")
             yield _problem(array, entered, error), entered
             continue
         if inner is not None:
-            async for damage in _within(array, inner, entered._replace(shapes=(*place.shapes, shape))):
+            async for damage in _within(array, inner, entered._replace(shapes=(*location.shapes, shape))):
                 yield damage
 
 
-def _entered(place: ChunkLocation, entry: int) -> ChunkLocation:
-    return ChunkLocation(place.shard, (*place.entries, entry), place.shapes)
+def _entered(location: ChunkLocation, entry: int) -> ChunkLocation:
+    return ChunkLocation(location.shard, (*location.entries, entry), location.shapes)
 
 
-def _problem(array: Array, place: ChunkLocation, error: ShardfsError) -> Problem:
+def _problem(array: Array, location: ChunkLocation, error: ShardfsError) -> Problem:
     layout = array.layout
     is_file = array.grid.is_unsharded
-    chunk = None if is_file else array.grid.chunk_name(array.grid.coords(place), layout.key_encoding)
+    chunk = None if is_file else array.grid.chunk_name(array.grid.coords(location), layout.key_encoding)
     is_large = isinstance(error, OversizedDataError)
-    return Problem(layout.shard_key(place.shard), chunk, str(error), too_large=is_large)
+    return Problem(layout.shard_key(location.shard), chunk, str(error), too_large=is_large)
 
 
 def _covered(ranges: list[np.ndarray]) -> np.ndarray:

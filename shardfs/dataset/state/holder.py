@@ -41,8 +41,8 @@ class Holder(NamedTuple):
         if self.pid is None:
             return f"a process on {self.host} that has ended"
         user = f" (user {self.user})" if self.user is not None else ""
-        place = f", which has it mounted at {self.mountpoint}" if self.mountpoint is not None else ""
-        return f"process {self.pid} on {self.host}{user}{place}"
+        mounted = f", which has it mounted at {self.mountpoint}" if self.mountpoint is not None else ""
+        return f"process {self.pid} on {self.host}{user}{mounted}"
 
     @classmethod
     def here(cls, fd: int, door: str | None = None, mountpoint: str | None = None) -> "Holder":

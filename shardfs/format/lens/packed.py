@@ -211,7 +211,7 @@ class Transcoder:
 
 
 def decoder_at(decode: Decoder, coords: Coords) -> Decoder:
-    """Return the decoder of the chunk at *coords*: the same for all, unless a format has others by place."""
+    """Return the decoder of the chunk at *coords*: one for all, unless a format has others by location."""
     return decode.at(coords).decode if isinstance(decode, ForeignCodec) else decode
 
 

@@ -103,8 +103,8 @@ def _array_filters(
         elif is_named(codec, ARRAY_FILTERS):
             filters.append(_numcodec(codec, dtype))
         else:
-            place = f" behind the codec {filters[-1]['id']}" if filters else ""
-            raise NotShownError(f"the codec {brief(codec.name)}{place} has no Zarr v2 form")
+            where = f" behind the codec {filters[-1]['id']}" if filters else ""
+            raise NotShownError(f"the codec {brief(codec.name)}{where} has no Zarr v2 form")
     if is_in_order(order, chunk_shape):
         return "C", filters
     if is_in_order(order[::-1], chunk_shape):

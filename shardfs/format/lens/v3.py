@@ -331,17 +331,17 @@ def _true_group(group: Document, nodes: Mapping[str, bytes | None], prefix: str)
         return group
     result: dict[str, Json] = {}
     for path, copy in copies.items():
-        place = prefix + path
-        if place.strip("/") not in nodes:
+        location = prefix + path
+        if location.strip("/") not in nodes:
             continue
-        text = nodes[place.strip("/")]
+        text = nodes[location.strip("/")]
         if text is None:
             result[path] = copy
             continue
         with suppress(MetadataError):
             own = parse_json(text)
             if isinstance(own, dict):
-                true = _true_copy(copy, own, nodes, f"{place}/")
+                true = _true_copy(copy, own, nodes, f"{location}/")
                 if true is copy or _can_be_shown(own, copy):
                     result[path] = true
     is_same = len(result) == len(copies) and all(result[path] is copy for path, copy in copies.items())

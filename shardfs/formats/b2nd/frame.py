@@ -426,7 +426,7 @@ class ChunkFileNames(ChunkKeyEncoding):
     @property
     def required(self) -> Collection[str]:
         """The names of all files that the frame lists."""
-        return [_file_name(number) for number in _places(self.numbers)]
+        return [_file_name(number) for number in _indices(self.numbers)]
 
     def requires(self, coords: tuple[int, ...]) -> bool:
         """Whether the frame lists a file for the chunk at *coords*."""
@@ -445,8 +445,8 @@ class ChunkFileNames(ChunkKeyEncoding):
         number = key.removesuffix(".chunk")
         if not self.begins(key, ndim) or not set(number) <= set("0123456789ABCDEF"):
             return None
-        place = _places(self.numbers).get(int(number, 16))
-        return None if place is None else tuple(map(int, np.unravel_index(place, self.grid_shape)))
+        location = _indices(self.numbers).get(int(number, 16))
+        return None if location is None else tuple(map(int, np.unravel_index(location, self.grid_shape)))
 
     @property
     def _numbers(self) -> "memoryview[int]":
@@ -458,9 +458,9 @@ def _file_name(number: int) -> str:
 
 
 @lru_cache(8)
-def _places(numbers: bytes) -> dict[int, int]:
-    """Return the place of each number."""
-    return {number: place for place, number in enumerate(memoryview(numbers).cast("q")) if number != _NO_FILE}
+def _indices(numbers: bytes) -> dict[int, int]:
+    """Return the index of each number."""
+    return {number: location for location, number in enumerate(memoryview(numbers).cast("q")) if number != _NO_FILE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,10 +487,10 @@ class B2ndGrid(ForeignGrid):
             raise MetadataError(f"{math.prod(parts)} blocks in a chunk are more than shardfs can count")
         return cls(ChunkGrid.regular(frame.shape, lengths), part, levels, grid_shape, max(ndim - 1, 0))
 
-    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
+    def belonging(self, index: ShardIndex, location: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which parts of a chunk are within the array: those behind its edge are stored, too."""
-        shape = place.shapes[-1]
-        first = self.coords(place)
+        shape = location.shapes[-1]
+        first = self.coords(location)
         axes = (np.arange(n) + start < length for n, start, length in zip(shape, first, self.grid_shape, strict=True))
         within = np.ones((1,), np.bool_)
         for axis in axes:

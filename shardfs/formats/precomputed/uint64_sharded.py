@@ -99,7 +99,7 @@ class Uint64Sharding:
         """Number of minishards in each shard."""
         return 1 << self.minishard_bits
 
-    def place(self, chunk_id: int) -> tuple[int, int]:
+    def location(self, chunk_id: int) -> tuple[int, int]:
         """Return the numbers of the shard and of the minishard that the chunk *chunk_id* belongs to."""
         hashed: int = self._hashed(chunk_id >> self.preshift_bits)
         return hashed >> self.minishard_bits & self.nshards - 1, hashed & self.nminishards - 1
@@ -161,17 +161,17 @@ class IdGrid(ForeignGrid):
         return 2
 
     def locate(self, coords: Coords) -> ChunkLocation:
-        """Return the place of the chunk at *coords*, which are within the grid."""
+        """Return the location of the chunk at *coords*, which are within the grid."""
         chunk_id = self.id_of(coords)
-        shard, minishard = self.sharding.place(chunk_id)
+        shard, minishard = self.sharding.location(chunk_id)
         entries, shapes = (minishard, chunk_id), ((self.sharding.nminishards,), ())
         if len(self.levels) > self.nindexes:
             return ChunkLocation((shard,), (*entries, 0), (*shapes, ()))
         return ChunkLocation((shard,), entries, shapes)
 
-    def coords(self, place: ChunkLocation) -> Coords:
-        """Return the coordinates of the chunk at *place*; of a minishard, those of the chunk with id 0."""
-        chunk_id = place.entries[1] if len(place.entries) > 1 else 0
+    def coords(self, location: ChunkLocation) -> Coords:
+        """Return the coordinates of the chunk at *location*; of a minishard, those of the chunk with id 0."""
+        chunk_id = location.entries[1] if len(location.entries) > 1 else 0
         found = self.coordinates_of(np.array([chunk_id], np.uint64))[0].tolist()
         return tuple(found)
 
@@ -196,12 +196,12 @@ class IdGrid(ForeignGrid):
         for number in chunks:
             yield ChunkRun(number, 1, 1, self.locate((*prefix, number)))
 
-    def belonging(self, index: ShardIndex, place: ChunkLocation) -> npt.NDArray[np.bool_]:
+    def belonging(self, index: ShardIndex, location: ChunkLocation) -> npt.NDArray[np.bool_]:
         """Return which ids that the index of a minishard lists are those of chunks that belong there."""
-        belong = self.sharding.belong(index.keys, place.shard[0], place.entries[0])
+        belong = self.sharding.belong(index.keys, location.shard[0], location.entries[0])
         return np.asarray(belong & self.have_chunks(index.keys))
 
-    def positions(self, index: ShardIndex, place: ChunkLocation) -> Coordinates:
+    def positions(self, index: ShardIndex, location: ChunkLocation) -> Coordinates:
         """Return the coordinates of the chunks that the index of a minishard lists; they may be outside the grid."""
         return self.coordinates_of(index.keys)
 

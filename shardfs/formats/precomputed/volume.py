@@ -155,16 +155,16 @@ def _interleaved(grid_shape: Coords) -> tuple[tuple[int, int], ...]:
 def morton_code(position: Coords, grid_shape: Coords) -> int:
     """Return the compressed Morton code of *position* in a grid."""
     code = 0
-    for place, (axis, bit) in enumerate(_interleaved(grid_shape)):
-        code |= (position[axis] >> bit & 1) << place
+    for bit_number, (axis, bit) in enumerate(_interleaved(grid_shape)):
+        code |= (position[axis] >> bit & 1) << bit_number
     return code
 
 
 def positions_of(codes: Ids, grid_shape: Coords) -> npt.NDArray[np.uint64]:
     """Return the positions of which *codes* are the compressed Morton codes, as rows; they may be outside the grid."""
     positions = np.zeros((len(codes), len(grid_shape)), np.uint64)
-    for place, (axis, bit) in enumerate(_interleaved(grid_shape)):
-        positions[:, axis] |= (codes >> np.uint64(place) & np.uint64(1)) << np.uint64(bit)
+    for bit_number, (axis, bit) in enumerate(_interleaved(grid_shape)):
+        positions[:, axis] |= (codes >> np.uint64(bit_number) & np.uint64(1)) << np.uint64(bit)
     return positions
 
 

@@ -61,10 +61,10 @@ def _is_in_records(source: Candidate) -> bool:
 
 
 def _root(source: FileSource, root: str) -> TargetRoot:
-    """Open a place to which references may lead, as the user says."""
+    """Open a location to which references may lead, as the user says."""
     try:
-        place, files = source.open_location(root)
-        names = {name_of(place): None} | ({realpath(place): None} if isinstance(place, str) else {})
+        location, files = source.open_location(root)
+        names = {name_of(location): None} | ({realpath(location): None} if isinstance(location, str) else {})
         return TargetRoot(tuple(names), files)
     except SourceError as error:
         raise SourceError(f"{ALLOW_TARGET}: {error}") from None

@@ -122,17 +122,17 @@ class Keys:
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def __getitem__(self, place: int) -> bytes:
-        return self._bytes[self._edges[place] : self._edges[place + 1]]
+    def __getitem__(self, index: int) -> bytes:
+        return self._bytes[self._edges[index] : self._edges[index + 1]]
 
     def find(self, key: str) -> int | None:
-        """Return the place of *key*, None if it is not among them."""
+        """Return the index of *key*, None if it is not among them."""
         encoded = os.fsencode(key)
-        place = self._first(encoded, 0, len(self))
-        return place if place < len(self) and self[place] == encoded else None
+        index = self._first(encoded, 0, len(self))
+        return index if index < len(self) and self[index] == encoded else None
 
     def below(self, key: str) -> range:
-        """Return the places of the keys below the directory *key*; all, if it is ""."""
+        """Return the indices of the keys below the directory *key*; all, if it is ""."""
         if not key:
             return range(len(self))
         directory = os.fsencode(key)
@@ -147,22 +147,22 @@ class Keys:
 
     def list(self, key: str) -> Sequence[ListedName]:
         """Return the names in the directory *key*; one that is a directory too is only that."""
-        places = self.below(key)
+        indices = self.below(key)
         data, edges, start = self._bytes, self._edges, len(os.fsencode(key)) + 1 if key else 0
         names: dict[bytes, Kind] = {}
-        place = places.start
-        while place < places.stop:
-            name, slash, _ = data[edges[place] + start : edges[place + 1]].partition(b"/")
+        index = indices.start
+        while index < indices.stop:
+            name, slash, _ = data[edges[index] + start : edges[index + 1]].partition(b"/")
             if slash:
                 names[name] = Kind.DIRECTORY
-                place = self._first(self[place][:start] + name + _AFTER_SLASH, place, places.stop)
+                index = self._first(self[index][:start] + name + _AFTER_SLASH, index, indices.stop)
             else:
                 names[name] = Kind.FILE  # what is below a directory of this name comes later
-                place += 1
+                index += 1
         return [ListedName(os.fsdecode(name), kind) for name, kind in names.items()]
 
     def _first(self, key: bytes, start: int, stop: int) -> int:
-        """Return the place of the first key, from *start* to before *stop*, that is not before *key*."""
+        """Return the index of the first key, from *start* to before *stop*, that is not before *key*."""
         data, edges = self._bytes, self._edges
         while start < stop:
             middle = (start + stop) // 2

@@ -76,8 +76,8 @@ class DocumentReferences:
 
     async def find(self, key: str) -> Reference | None:
         """Return the reference of *key*, None if there is none."""
-        place = self._keys.find(key)
-        return None if place is None else self._at(place)
+        index = self._keys.find(key)
+        return None if index is None else self._at(index)
 
     async def is_directory(self, key: str) -> bool:
         """Whether there are keys below *key*."""
@@ -89,17 +89,17 @@ class DocumentReferences:
 
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
         """Yield all keys that are no directories, with their references."""
-        for place in range(len(self._keys)):
-            key = os.fsdecode(self._keys[place])
+        for index in range(len(self._keys)):
+            key = os.fsdecode(self._keys[index])
             if not self._keys.has_below(key):
-                yield key, self._at(place)
+                yield key, self._at(index)
 
     async def urls(self) -> Sequence[str]:
         """Return the URLs of all targets."""
         return [url for raw in self._urls if isinstance(url := self._expanded(raw), str)]
 
-    def _at(self, place: int) -> Reference:
-        target, offset, nbytes = (int(column[place]) for column in self._columns)
+    def _at(self, index: int) -> Reference:
+        target, offset, nbytes = (int(column[index]) for column in self._columns)
         if target == _INLINE:
             return InlinePart(self._texts[offset])
         if target == _BROKEN:
@@ -184,13 +184,13 @@ class _Builder:
         """Return all of them; of several for one key, the last."""
         keys = self._keys
         order = sorted(range(len(keys)), key=keys.__getitem__)
-        last = [place for i, place in enumerate(order) if i + 1 == len(order) or keys[place] != keys[order[i + 1]]]
+        last = [index for i, index in enumerate(order) if i + 1 == len(order) or keys[index] != keys[order[i + 1]]]
         chosen = np.array(last, np.int64)
         columns = (self._targets, self._offsets, self._sizes)
         taken = _Columns(*(np.array(column, np.int64)[chosen] for column in columns))
         for url in self._urls if templates else ():
             _check_template(url, templates)
-        shown = Keys([keys[place] for place in last])
+        shown = Keys([keys[index] for index in last])
         return DocumentReferences(shown, taken, [*self._urls], self._texts, templates, self._nhidden)
 
 
@@ -243,7 +243,7 @@ def _parse(text: str) -> DocumentReferences:
 
 
 def _take_members(text: str, at: int, take: Callable[[str, int], int], builder: _Builder) -> int:
-    """Call *take* for each member of the object at *at*, with key and place of its value, whose end it returns.
+    """Call *take* for each member of the object at *at*, with key and position of its value, whose end it returns.
 
     Members that are ranges of files, as most are, go to *builder* instead. Returns the end of the object.
     """

@@ -32,7 +32,7 @@ _MAX_PAGES: Final = 100_000
 _MAX_HEADER_NBYTES: Final = 2**16
 _MAX_DEPTH: Final = 12
 _ROW_NBYTES: Final = 8
-"""What a row takes of each column: an integer, or its place in a dictionary with what says whether it is there."""
+"""What a row takes of each column: an integer, or its number in a dictionary with what says whether it is there."""
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _ENCODINGS: Final = {0, 2, 3, 4, 5, 6, 8, 9}
@@ -67,7 +67,7 @@ def checked(data: bytes, max_rows: int, max_nbytes: int) -> Checked:
     groups: list[bytes] = []
     for group in _structs(footer, 4):
         chunks, count = _structs(group, 1), _integer(group, 3)
-        found = [(column, _structure(chunks[column.place], 3)) for column in columns if column.place < len(chunks)]
+        found = [(column, _structure(chunks[column.number], 3)) for column in columns if column.number < len(chunks)]
         if len(found) < len(columns):
             raise CorruptionError("a part of it lacks columns")
         for column, chunk in found:
@@ -85,10 +85,10 @@ def checked(data: bytes, max_rows: int, max_nbytes: int) -> Checked:
 
 
 class _Column(NamedTuple):
-    """A column: its *place* among all of the file, its type, and whether it may be missing in a row."""
+    """A column: its *number* among all of the file, its type, and whether it may be missing in a row."""
 
     name: str
-    place: int
+    number: int
     kind: int
     repetition: int
 
@@ -100,12 +100,12 @@ def _columns(schema: Sequence[dict[int, object]]) -> list[_Column]:
             f"it has a schema of {len(schema):,} elements, and references have {len(COLUMNS)} columns"
         )
     found: dict[str, _Column] = {}
-    at, place = 1, 0
+    at, number = 1, 0
     for _ in range(_integer(schema[0], 5)):
         if at >= len(schema):
             raise CorruptionError("its schema is cut off")
-        element, begin = schema[at], place
-        at, place = _after(schema, at, place)
+        element, begin = schema[at], number
+        at, number = _after(schema, at, number)
         name = element.get(4)
         text = name.decode(errors="replace") if isinstance(name, bytes) else ""
         if text not in COLUMNS:
@@ -113,7 +113,7 @@ def _columns(schema: Sequence[dict[int, object]]) -> list[_Column]:
         kind, repetition = element.get(1), element.get(3)
         converted, logical = element.get(6), element.get(10)
         meaning = next(iter(logical), None) if isinstance(logical, dict) else None
-        if meaning == _NOTHING and place == begin + 1:
+        if meaning == _NOTHING and number == begin + 1:
             continue
         if text in _NUMBERS:
             is_one = kind in (_INT32, _INT64) and converted in _CONVERTED_NUMBERS
@@ -129,17 +129,17 @@ def _columns(schema: Sequence[dict[int, object]]) -> list[_Column]:
     return [found[name] for name in COLUMNS if name in found]
 
 
-def _after(schema: Sequence[dict[int, object]], at: int, place: int) -> tuple[int, int]:
-    """Return what follows the element *at*, with all below it, in the *schema*, and the place of the next column."""
+def _after(schema: Sequence[dict[int, object]], at: int, number: int) -> tuple[int, int]:
+    """Return what follows the element *at*, with all below it, in the *schema*, and the number of the next column."""
     pending = 1
     while pending:
         if at >= len(schema):
             raise CorruptionError("its schema is cut off")
         nbelow = schema[at].get(5)
         pending += (nbelow if isinstance(nbelow, int) else 0) - 1
-        place += not nbelow
+        number += not nbelow
         at += 1
-    return at, place
+    return at, number
 
 
 class _Budget:

@@ -123,9 +123,9 @@ class RecordReferences:
 
     async def find(self, key: str) -> Reference | None:
         """Return the reference of *key*, None if there is none."""
-        place = self._documents.keys.find(key)
-        if place is not None:
-            return InlinePart(self._documents.texts[place])
+        index = self._documents.keys.find(key)
+        if index is not None:
+            return InlinePart(self._documents.texts[index])
         field, _, name = key.rpartition("/")
         grid = self._documents.grids.get(field)
         number = grid.number(name) if grid is not None else None
@@ -146,8 +146,8 @@ class RecordReferences:
 
     async def walk(self) -> AsyncIterator[tuple[str, Reference]]:
         """Yield all keys, with their references."""
-        for place, text in enumerate(self._documents.texts):
-            yield os.fsdecode(self._documents.keys[place]), InlinePart(text)
+        for index, text in enumerate(self._documents.texts):
+            yield os.fsdecode(self._documents.keys[index]), InlinePart(text)
         for field in self._documents.grids:
             async for name, reference in self._chunks(field):
                 key = join_key(field, name)

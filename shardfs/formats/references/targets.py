@@ -16,7 +16,7 @@ _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "local": "file"}
 
 @dataclass(frozen=True)
 class TargetRoot:
-    """*files* below a place, which has the *names*: a local one has several, if there are links in its path."""
+    """*files* below a location, which has the *names*: a local one has several, if there are links in its path."""
 
     names: tuple[str, ...]
     files: TargetFiles
@@ -30,7 +30,7 @@ class TargetRoot:
 
 
 class Targets:
-    """The files below *roots*. A name that is relative is so to *home*, the place of the references."""
+    """The files below *roots*. A name that is relative is so to *home*, the location of the references."""
 
     def __init__(self, home: AnyLocation, roots: Sequence[TargetRoot]) -> None:
         self.roots = roots
@@ -41,7 +41,7 @@ class Targets:
 
         Raises `AccessDeniedError` for a file that is below no root, and `CorruptionError` for what is no URL of a file.
         """
-        name, root = self._place_of(url)
+        name, root = self._location_of(url)
         for allowed in self.roots:
             key = allowed.key(name)
             if key is not None:
@@ -55,7 +55,7 @@ class Targets:
     def is_allowed(self, url: str) -> bool:
         """Whether *url* is that of a file below a root."""
         try:
-            name, _ = self._place_of(url)
+            name, _ = self._location_of(url)
         except CorruptionError:
             return False
         return any(root.key(name) is not None for root in self.roots)
@@ -63,11 +63,11 @@ class Targets:
     def root_of(self, url: str) -> str | None:
         """Return a root that *url* is below of, None if it is no URL of a file."""
         try:
-            return self._place_of(url)[1]
+            return self._location_of(url)[1]
         except CorruptionError:
             return None
 
-    def _place_of(self, url: str) -> tuple[str, str]:
+    def _location_of(self, url: str) -> tuple[str, str]:
         """Return the name of the file at *url*, and a root that would allow it."""
         scheme, is_url, rest = url.partition("://")
         scheme = _ALIASES.get(scheme.lower(), scheme.lower()) if is_url else "file"
@@ -86,8 +86,8 @@ class Targets:
                 location = S3Location.parse(f"s3://{rest}")
                 return location.url, f"s3://{location.bucket}"
             if scheme in SCHEMES:
-                place = CloudLocation.parse(f"{scheme}://{rest}")
-                return name_of(place), place.base
+                cloud = CloudLocation.parse(f"{scheme}://{rest}")
+                return name_of(cloud), cloud.base
         except SourceError as error:
             raise CorruptionError(f"it refers to what cannot be read: {error}") from None
         raise CorruptionError(f"it refers to {without_secrets(url)}, and {scheme}:// is nothing that shardfs reads")

@@ -171,11 +171,11 @@ class Seen:
     def __init__(self, cut: Cut) -> None:
         self.ttl = cut.array.ttl
         self._cut = cut
-        self._places: dict[tuple[int, ...], Hashable] = {}
+        self._locations: dict[tuple[int, ...], Hashable] = {}
 
-    def add(self, piece: _Piece, place: Hashable, ttl: float) -> None:
-        """Note in which *place* the bytes of a chunk are, None if nothing tells."""
-        self._places[piece.numbers] = place
+    def add(self, piece: _Piece, location: Hashable, ttl: float) -> None:
+        """Note in which *location* the bytes of a chunk are, None if nothing tells."""
+        self._locations[piece.numbers] = location
         self.ttl = min(self.ttl, ttl)
 
     def add_missing(self, piece: _Piece, reason: str) -> None:
@@ -185,10 +185,10 @@ class Seen:
     @property
     def version(self) -> Hashable:
         """What is equal for equal pictures of one style, in every process; None if nothing tells versions apart."""
-        cut, places = self._cut, [self._places[numbers] for numbers in sorted(self._places)]
-        if None in places:
+        cut, locations = self._cut, [self._locations[numbers] for numbers in sorted(self._locations)]
+        if None in locations:
             return None
-        return cut.array.path, cut.array.meaning, cut.axes, cut.samples, cut.at, tuple(places)
+        return cut.array.path, cut.array.meaning, cut.axes, cut.samples, cut.at, tuple(locations)
 
 
 async def look_at(paths: Paths, cut: Cut) -> Seen:
@@ -199,7 +199,7 @@ async def look_at(paths: Paths, cut: Cut) -> Seen:
         path = cut.path_of(piece)
         try:
             async with paths.open(path) as handle:
-                seen.add(piece, paths.place_of(path, handle), handle.attributes.ttl)
+                seen.add(piece, paths.location_of(path, handle), handle.attributes.ttl)
         except (NotFoundError, CorruptionError) as error:
             seen.add_missing(piece, str(error))
 
@@ -336,9 +336,9 @@ async def read_plane(paths: Paths, cut: Cut) -> Plane:
                 except CorruptionError as error:
                     damage.append(str(error))
                     are_known[target] = False
-                    seen.add(piece, paths.place_of(path, handle), 0.0)
+                    seen.add(piece, paths.location_of(path, handle), 0.0)
                     return
-                seen.add(piece, paths.place_of(path, handle), handle.attributes.ttl)
+                seen.add(piece, paths.location_of(path, handle), handle.attributes.ttl)
         except NotFoundError as error:
             missing += 1
             are_stored[target] = False

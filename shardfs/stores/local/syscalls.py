@@ -335,7 +335,7 @@ def is_ofd_locked(fd: int) -> bool:
 
 def _file_system_of(fd: int) -> int | None:
     """Return the number of the file system type (`linux/magic.h`); None if it is unknown."""
-    if not IS_LINUX:  # others have it in another place
+    if not IS_LINUX:  # others have it in another location
         return None
     status = ctypes.create_string_buffer(512)
     if _LIBC.fstatfs(fd, status) != 0:

@@ -51,14 +51,14 @@ class Spans:
 
     def at(self, position: int) -> Span | None:
         """Return the span that extends furthest from *position*; None if none contains it."""
-        place = bisect_right(self.spans, (position, math.inf))
-        last = self.spans[place - 1] if place else None
+        index = bisect_right(self.spans, (position, math.inf))
+        last = self.spans[index - 1] if index else None
         return last if last is not None and last.holds(position) else None
 
     def next_start(self, position: int) -> float:
         """Return where the first span after *position* begins; infinity if there is none."""
-        place = bisect_right(self.spans, (position, math.inf))
-        return self.spans[place].start if place < len(self.spans) else math.inf
+        index = bisect_right(self.spans, (position, math.inf))
+        return self.spans[index].start if index < len(self.spans) else math.inf
 
     def overlapping(self, wanted: Span) -> Sequence[Span]:
         """Return the spans that have bytes of *wanted*."""
@@ -78,9 +78,9 @@ class Spans:
 
     def discard(self, span: Span) -> bool:
         """Remove a span; return whether it was there."""
-        place = bisect_left(self.spans, span)
-        is_there = self.spans[place : place + 1] == [span]
-        del self.spans[place : place + is_there]
+        index = bisect_left(self.spans, span)
+        is_there = self.spans[index : index + 1] == [span]
+        del self.spans[index : index + is_there]
         return is_there
 
 

@@ -114,9 +114,9 @@ def _runs(pieces: Sequence[Piece], smallest: int, min_part: int) -> Sequence[Par
     parts: list[Part] = []
     gathered: list[Piece] = []
     nbytes = 0
-    for place, piece in enumerate(pieces, 1):
+    for number, piece in enumerate(pieces, 1):
         missing = max(min_part - nbytes, 0) if gathered else 0
-        is_enough = place == len(pieces) or piece.nbytes >= missing + min_part
+        is_enough = number == len(pieces) or piece.nbytes >= missing + min_part
         if not isinstance(piece, Kept) or piece.nbytes < smallest or not is_enough:
             gathered.append(piece)
             nbytes += piece.nbytes

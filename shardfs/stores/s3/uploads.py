@@ -115,15 +115,15 @@ class Uploads:
         """Make the parts, several at a time; return their ETags. The first failure ends all."""
         etags = [""] * len(parts)
 
-        async def make(place: int) -> None:
-            part, number = parts[place], place + 1
+        async def make(index: int) -> None:
+            part, number = parts[index], index + 1
             if isinstance(part, Sent):
                 async with self._body(part, source) as body:
-                    etags[place] = await self.client.upload_part(key, upload_id, number, body)
+                    etags[index] = await self.client.upload_part(key, upload_id, number, body)
                 return
             assert source is not None
             condition = Condition(source.object.etag) if self.conditions.copy else None
-            etags[place] = await self.client.copy_part(
+            etags[index] = await self.client.copy_part(
                 key, upload_id, number, Range(part.offset, part.nbytes), condition=condition, source=source.key
             )
 

@@ -282,7 +282,7 @@ class ChunkTree:
         return self.chunk_view.listed_missing if self.new_directories is None else None
 
     def show(self, chunk_view: ChunkView) -> None:
-        """Show the chunks by *chunk_view*, which has the same chunks in the same places."""
+        """Show the chunks by *chunk_view*, which has the same chunks in the same locations."""
         self.chunk_view = chunk_view
 
     async def present(self) -> "ChunkTree":

@@ -239,7 +239,7 @@ class NpyArray(NamedTuple):
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Equal for arrays that may differ in shape, but have their common elements in the same places of the file."""
+        """Equal for arrays that may differ in shape, but have their common elements at the same offsets of the file."""
         grid = self.array.grid
         edges = [dimension.runs for dimension in grid.shards.dimensions]
         return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.form.codec, self.form.fill

@@ -209,9 +209,9 @@ def test_pages_that_claim_other_sizes_than_they_have_are_refused() -> None:
         data = sink.getvalue().to_pybytes()
         assert records._parse_record(data, 10).nrows == 10
         peak = pyarrow.default_memory_pool().max_memory()
-        for place in range(4, len(data) - 8):
-            for value in (0, 0x7F, 0x80, 0xFF, data[place] ^ 1):
-                changed = data[:place] + bytes([value]) + data[place + 1 :]
+        for location in range(4, len(data) - 8):
+            for value in (0, 0x7F, 0x80, 0xFF, data[location] ^ 1):
+                changed = data[:location] + bytes([value]) + data[location + 1 :]
                 with suppress(CorruptionError):
                     assert records._parse_record(changed, 10).nrows <= 10
         assert pyarrow.default_memory_pool().max_memory() <= max(peak, 2**22)
@@ -303,5 +303,5 @@ def test_documents_that_say_nothing_of_records_are_refused() -> None:
 def test_documents_with_names_that_no_file_can_have_are_skipped() -> None:
     metadata = {name: {} for name in ("../.zattrs", "/x/.zattrs", "a/.zattrs", ".zattrs", "b//.zgroup")}
     documents = parse_documents(json.dumps({"metadata": metadata, "record_size": 5}).encode())
-    assert [documents.keys[place] for place in range(len(documents.keys))] == [b".zattrs", b".zmetadata", b"a/.zattrs"]
+    assert [documents.keys[at] for at in range(len(documents.keys))] == [b".zattrs", b".zmetadata", b"a/.zattrs"]
     assert documents.nhidden == 3
