@@ -122,7 +122,7 @@ def _as_user(uid: int, work: Callable[[], list[Leftover]]) -> list[Leftover]:
 
 
 def _become(uid: int) -> None:
-    """Give up the rights of root for those of another user, for good."""
+    """Give up the permissions of root for those of another user, for good."""
     gid, groups = uid, list[int]()
     with suppress(KeyError):
         user = pwd.getpwuid(uid)

@@ -92,7 +92,7 @@ def check_fuse(*, allow_other: bool = False) -> None:
             "without it)"
         ) from None
     _fusermount()
-    _check_rights()
+    _check_capabilities()
     if allow_other and os.geteuid() and not users_may_allow_other():
         raise FuseUnavailableError(ONLY_ROOT_ALLOWS_OTHER)
 
@@ -105,14 +105,14 @@ def users_may_allow_other() -> bool:
     return False
 
 
-def _check_rights() -> None:
+def _check_capabilities() -> None:
     """Raise `FuseUnavailableError` if the kernel allows no mounts here, as in most containers."""
     with open("/proc/self/status", errors="replace") as file:
         status = dict(line.partition(":")[::2] for line in file)
     is_root = os.geteuid() == 0
     # Root mounts directly, others through fusermount3, which becomes root.
-    rights = int(status.get("CapEff" if is_root else "CapBnd", "-1"), 16)
-    if not rights & _SYS_ADMIN:
+    capabilities = int(status.get("CapEff" if is_root else "CapBnd", "-1"), 16)
+    if not capabilities & _SYS_ADMIN:
         raise FuseUnavailableError(
             "the capability SYS_ADMIN is missing, which mounting needs; start the container with: "
             "--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined (`shardfs refs` works "

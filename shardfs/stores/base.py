@@ -115,13 +115,13 @@ class NewOwner(TypedDict, total=False):
     gid: int | None
 
 
-class NewRights(NewOwner, total=False):
+class NewPermissions(NewOwner, total=False):
     """Mode and owner of a new file; whatever is missing or None is up to the system."""
 
     mode: int | None
 
 
-class NewDocument(NewRights, total=False):
+class NewDocument(NewPermissions, total=False):
     """Mode, owner and modification time of a file that is stored as a whole; what is missing is up to the system.
 
     A file that it replaces passes on mode and owner. A store may keep no times but its own.
@@ -130,7 +130,7 @@ class NewDocument(NewRights, total=False):
     mtime_ns: int | None
 
 
-class NewAttributes(NewRights, total=False):
+class NewAttributes(NewPermissions, total=False):
     """Attributes to set; whatever is missing or None does not change."""
 
     atime_ns: int | None
@@ -553,9 +553,15 @@ class ObjectWriter(Protocol):
         """Make durable what `new_object` made."""
 
     def edit(
-        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        waited: float = 0.0,
+        **permissions: Unpack[NewPermissions],
     ) -> AbstractAsyncContextManager[ObjectEdit]:
-        """Begin an exclusive change of a regular file; *rights* are for a new file.
+        """Begin an exclusive change of a regular file; *permissions* are for a new file.
 
         *head_nbytes* and *tail_nbytes* are those of `open`. Modes are exact, without a umask; None is up to the system.
         Missing directories are created. Raises `LockedError` if another program has locked the file, and `StoreError`

@@ -33,7 +33,7 @@ from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS, ZMETADATA, is_relative_path
 from shardfs.format.lens.v3 import Consolidated, ShardedCopy, copies_told, put_text, true_text
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
-from shardfs.stores.base import ABSENT, ANY, Expected, NewRights, Stat, join_key
+from shardfs.stores.base import ABSENT, ANY, Expected, NewPermissions, Stat, join_key
 from shardfs.vfs.entries.base import Chunks, Entry, PublishedEntry
 from shardfs.vfs.entries.document import NO_ATTRIBUTES
 from shardfs.vfs.filesystem import Filesystem
@@ -54,7 +54,7 @@ class _Publication:
 
     entry: PublishedEntry
     written: bytes
-    rights: NewRights
+    permissions: NewPermissions
     mtime_ns: int | None = None
     exclusive: bool = False
 
@@ -94,7 +94,13 @@ class Documents:
         self._seen.touched(key, old, new)
 
     async def publish(
-        self, entry: PublishedEntry, written: bytes, rights: NewRights, mtime_ns: int | None = None, *, exclusive: bool
+        self,
+        entry: PublishedEntry,
+        written: bytes,
+        permissions: NewPermissions,
+        mtime_ns: int | None = None,
+        *,
+        exclusive: bool,
     ) -> None:
         """Make *written* the content of the document *entry*, with the modification time *mtime_ns*, or now.
 
@@ -107,7 +113,7 @@ class Documents:
         node = await self._fs.hierarchy.look_again(entry.node_path)
         if exclusive and await entry.current() is not None:
             raise ExistsError(f"{entry.path} exists")
-        publication = _Publication(entry, written, rights, mtime_ns, exclusive)
+        publication = _Publication(entry, written, permissions, mtime_ns, exclusive)
         try:
             node = await self._without_emptied(node, entry, written)
             if node.sharded_copy is not None:
@@ -407,7 +413,9 @@ class Documents:
         else:
             expected = self._seen.expected(key, now)
         try:
-            stored = await store.replace(key, content, expected, mtime_ns=publication.mtime_ns, **publication.rights)
+            stored = await store.replace(
+                key, content, expected, mtime_ns=publication.mtime_ns, **publication.permissions
+            )
         except (ExistsError, StaleError) as error:
             if is_exclusive:
                 raise

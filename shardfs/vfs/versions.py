@@ -125,7 +125,7 @@ class PinnedFile(FileHandle):
         super().__init__(handle.attributes)
 
     def _present(self) -> Hashable:
-        """Return what tells versions of the file apart, which its name and its rights do not."""
+        """Return what tells versions of the file apart, which its name and its permissions do not."""
         status = self._file.file.stat()
         file = status.file
         return (file[1], status.size, status.mtime_ns) if file is not None else status.version

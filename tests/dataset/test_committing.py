@@ -844,11 +844,11 @@ async def test_what_was_committed_is_not_undone_by_damage_of_its_record(arrays: 
 @in_trio
 async def test_no_journal_makes_a_file_that_runs_as_its_owner(arrays: Path) -> None:
     process = await Process.start(arrays, QuickDisk())
-    content, rights = (
+    content, permissions = (
         MemoryContent(memoryview(b"#!/bin/sh")),
         {"mode": 0o6751, "uid": os.geteuid(), "gid": os.getegid()},
     )
-    await process.writing.writer.put(await process.array("end"), (0,), content, ino=1, mtime_ns=1, **rights)
+    await process.writing.writer.put(await process.array("end"), (0,), content, ino=1, mtime_ns=1, **permissions)
     await bring_home(LocalStore(str(arrays)), arrays)
     assert await stored(arrays, "end", range(1)) == [b"#!/bin/sh"]
     assert stat.S_IMODE((arrays / "end/c/0").stat().st_mode) == 0o751

@@ -145,7 +145,7 @@ for directory, _, _ in os.walk(sys.argv[1] + '/.shardfs'):
 
 
 @pytest.mark.slow
-def test_root_recovers_what_another_user_left_with_the_rights_of_that_user(source: Path, mount: Mounter) -> None:
+def test_root_recovers_what_another_user_left_with_the_permissions_of_that_user(source: Path, mount: Mounter) -> None:
     """The user may write one array, and not the other, of which he has planted a record."""
     shutil.copytree(source / "image", source / "own")
     for path in [source / "own", *(source / "own").rglob("*")]:

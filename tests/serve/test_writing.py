@@ -274,7 +274,9 @@ def test_a_large_body_is_put_in_little_memory(source: Path, site: Served) -> Non
     assert (source / "large.bin").read_bytes() == data
 
 
-def test_a_file_that_passes_through_is_replaced_as_a_whole_and_keeps_its_rights(source: Path, site: Served) -> None:
+def test_a_file_that_passes_through_is_replaced_as_a_whole_and_keeps_its_permissions(
+    source: Path, site: Served
+) -> None:
     before = os.urandom(2**20) * 8
     (source / "notes.txt").write_bytes(before)
     (source / "notes.txt").chmod(0o640)

@@ -8,8 +8,8 @@ On a file system that several hosts may share, locks may not reach from one host
 that is not locked is then not known to be dead, and nobody writes beside it, unless both hosts mount a file system that
 keeps locks for all of them, or some other slot of another host is seen to be locked, which proves that they reach.
 
-Nobody's slot lends rights. A session takes over only slots that belong to its user, in which others cannot write. Those
-of other users are named, asked to commit, and never read.
+A slot gives nobody permissions. A session takes over only slots that belong to its user, in which others cannot write.
+Those of other users are named, asked to commit, and never read.
 """
 
 import errno

@@ -25,7 +25,7 @@ _STEP_NBYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class Permissions:
     """Mode and owner of a new file; None is up to the system."""
 
     mode: int | None = None
@@ -33,11 +33,11 @@ class Rights:
     gid: int | None = None
 
     @classmethod
-    def of(cls, status: os.stat_result) -> "Rights":
+    def of(cls, status: os.stat_result) -> "Permissions":
         """Return those of a file that is to be replaced."""
         return cls(status.st_mode, status.st_uid, status.st_gid)
 
-    def within(self, directory: Descriptor) -> "Rights":
+    def within(self, directory: Descriptor) -> "Permissions":
         """Return those of a new file in *directory*, whose group it gets if the set-group-ID bit is set there."""
         has_group = os.fstat(directory.fd).st_mode & stat.S_ISGID
         return replace(self, gid=None) if has_group else self
@@ -57,7 +57,7 @@ class Rights:
             syscalls.chmod(target, self.mode & 0o7777)
 
 
-SYSTEM_RIGHTS: Final = Rights()
+SYSTEM_PERMISSIONS: Final = Permissions()
 _LISTED: Final = 0o755
 
 
@@ -83,7 +83,7 @@ def write_and_rename(
     directory: Descriptor,
     temporary: str,
     name: str,
-    rights: Rights,
+    permissions: Permissions,
     content: Iterable[Sequence[Buffer]],
     *,
     check: Callable[[], None] | None,
@@ -97,7 +97,7 @@ def write_and_rename(
     without a copy, or would lose attributes. The file gets the time *mtime_ns*, if that is given. Returns the open file
     and its status; after any error *temporary* is gone.
     """
-    initial = 0o666 if rights.mode is None else rights.mode & 0o700
+    initial = 0o666 if permissions.mode is None else permissions.mode & 0o700
     try:
         file = Descriptor(syscalls.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
     except OSError as error:
@@ -115,7 +115,7 @@ def write_and_rename(
             offset += sum(len(buffer) for buffer in buffers)
         if mtime_ns is not None:
             syscalls.utime(fd, (mtime_ns, mtime_ns))
-        rights.give(syscalls, fd)
+        permissions.give(syscalls, fd)
         syscalls.sync(fd)
         if check is None:
             rename_to_absent(syscalls, temporary, name, directory.fd, directory.fd)
@@ -187,9 +187,14 @@ def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_d
 
 
 def make_directories(
-    syscalls: Syscalls, root: Descriptor, key: str, rights: Rights = SYSTEM_RIGHTS, *, is_durable: bool = True
+    syscalls: Syscalls,
+    root: Descriptor,
+    key: str,
+    permissions: Permissions = SYSTEM_PERMISSIONS,
+    *,
+    is_durable: bool = True,
 ) -> None:
-    """Create the directory *key* below *root* and the missing ones above it, with the owner in *rights*.
+    """Create the directory *key* below *root* and the missing ones above it, with the owner in *permissions*.
 
     Whoever walks the source can list what is in our own, whatever the umask.
     """
@@ -197,13 +202,13 @@ def make_directories(
         open_beneath(root, key, WALK)
         return
     parent, _, name = key.rpartition("/")
-    make_directories(syscalls, root, parent, rights, is_durable=is_durable)
+    make_directories(syscalls, root, parent, permissions, is_durable=is_durable)
     directory = open_beneath(root, parent, DIRECTORY)
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
         itself = Descriptor(os.open(name, ITSELF, dir_fd=directory.fd))
         mode = _LISTED if is_reserved(key.partition("/")[0]) else None
-        replace(rights.within(directory), mode=mode).give(syscalls, itself.fd, itself.path)
+        replace(permissions.within(directory), mode=mode).give(syscalls, itself.fd, itself.path)
     if is_durable:
         syscalls.sync_directory(directory.fd)
 

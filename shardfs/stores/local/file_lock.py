@@ -20,7 +20,7 @@ from typing import Final
 
 from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor, join_key
-from shardfs.stores.local.atomic_write import Rights
+from shardfs.stores.local.atomic_write import Permissions
 from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.syscalls import (
     CANNOT_MAKE,
@@ -91,11 +91,16 @@ class FileLock:
 
 
 async def lock(
-    store: LocalReader, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0, name: str | None = None
+    store: LocalReader,
+    directory: Descriptor,
+    key: str,
+    permissions: Permissions,
+    waited: float = 0.0,
+    name: str | None = None,
 ) -> FileLock | None:
     """Take the lock of the file *key* of *store*, in *directory*, or another one of that *name*.
 
-    *rights* give the owner of the lock file.
+    *permissions* give the owner of the lock file.
 
     Returns None if this process cannot create files in the directory. Raises `LockedError` if others have the lock, and
     `StoreError` if they still have it after the caller has *waited* for so many seconds, or have left it behind.
@@ -103,7 +108,7 @@ async def lock(
     name = name or key.rpartition("/")[2] + LOCK_SUFFIX
     with changing(join_key(key.rpartition("/")[0], name)):
         try:
-            return await store.threads.on_names(_take, store.syscalls, directory, name, key, rights, waited)
+            return await store.threads.on_names(_take, store.syscalls, directory, name, key, permissions, waited)
         except OSError as error:
             if error.errno in CANNOT_MAKE:
                 return None
@@ -119,16 +124,18 @@ def remove_left(syscalls: Syscalls, directory: Descriptor, name: str) -> bool:
     return True
 
 
-def _mode(rights: Rights, directory: Descriptor) -> int:
+def _mode(permissions: Permissions, directory: Descriptor) -> int:
     """Return the mode of a lock file: whoever may write the file, or make it in *directory*, may lock it."""
-    mode = rights.mode if rights.mode is not None else os.fstat(directory.fd).st_mode
+    mode = permissions.mode if permissions.mode is not None else os.fstat(directory.fd).st_mode
     return _MODE | (0o060 if mode & stat.S_IWGRP else 0o040) | (0o006 if mode & stat.S_IWOTH else 0o004)
 
 
-def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights: Rights, waited: float) -> FileLock:
+def _take(
+    syscalls: Syscalls, directory: Descriptor, name: str, key: str, permissions: Permissions, waited: float
+) -> FileLock:
     """Create and lock the lock file, or take it over if one of our killed processes left it."""
     lock: FileLock | None = None
-    is_new, mode = False, _mode(rights, directory)
+    is_new, mode = False, _mode(permissions, directory)
     try:
         file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, mode, directory.fd))
         lock, is_new = FileLock(syscalls, directory, name, file), True
@@ -146,7 +153,7 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, rights
                     with suppress(
                         OSError
                     ):  # so that those who may write the file can wait for its lock, or take it over
-                        Rights(mode, rights.uid, rights.gid).give(syscalls, lock.file.fd)
+                        Permissions(mode, permissions.uid, permissions.gid).give(syscalls, lock.file.fd)
                 close_in_children(lock.file)
                 return replace(lock, was_left=not is_new)
             if max(waited, time.time() - status.st_mtime) >= _LIFE:

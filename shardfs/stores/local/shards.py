@@ -17,7 +17,7 @@ import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, LockedError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
-from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_and_rename
+from shardfs.stores.local.atomic_write import NoCloneError, Permissions, temporary_name, write_and_rename
 from shardfs.stores.local.file_lock import PATIENCE, FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import (
@@ -200,15 +200,15 @@ def _read(fd: int, offset: int, nbytes: int) -> memoryview:
 class LocalEdit:
     """A change of *key* in *store*: the open *file*, or nothing yet.
 
-    It has the *lock* of the key until it is released; where there is no directory yet, from the change on. *rights* are
-    for a new file, and *make_directories* makes missing ones above it.
+    It has the *lock* of the key until it is released; where there is no directory yet, from the change on. *permissions*
+    are for a new file, and *make_directories* makes missing ones above it.
     """
 
     store: LocalReader
     key: str
-    rights: Rights
+    permissions: Permissions
     lock: FileLock | None
-    make_directories: Callable[[str, Rights], Awaitable[None]]
+    make_directories: Callable[[str, Permissions], Awaitable[None]]
     file: Descriptor | None = None
     snapshot: LocalSnapshot | None = None
     can_delete: bool = field(init=False, default=True)
@@ -266,10 +266,10 @@ class LocalEdit:
             if not is_frozen and (change.is_cut or change.is_appended):
                 return await self._change_in_place(change)
             if self.snapshot is None:
-                await self.make_directories(self._parent, self.rights)
+                await self.make_directories(self._parent, self.permissions)
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
-                self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
+                self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.permissions)
             return await self.store.threads.on_content(partial(self._write_new, change, None, check))
 
     async def settle(self, inode: int, splice: Splice | None = None) -> None:
@@ -337,10 +337,10 @@ class LocalEdit:
     ) -> Stat:
         directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
-        rights, kept = self.rights.within(directory), 0
+        permissions, kept = self.permissions.within(directory), 0
         if self.file is not None:
             status = os.fstat(self.file.fd)
-            rights = Rights.of(status)
+            permissions = Permissions.of(status)
             kept = 0 if clone_of is None else status.st_size
         content = _batches(change.content, kept, change.nbytes)
         clone_fd = None if clone_of is None else clone_of.fd
@@ -356,7 +356,7 @@ class LocalEdit:
                 directory,
                 temporary,
                 self._name,
-                rights,
+                permissions,
                 content,
                 check=check if self.snapshot is not None else None,
                 clone_of=clone_fd,

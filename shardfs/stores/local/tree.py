@@ -30,15 +30,15 @@ from shardfs.stores.base import (
     NewAttributes,
     NewDocument,
     NewOwner,
-    NewRights,
+    NewPermissions,
     Stat,
     is_same_version,
 )
 from shardfs.stores.local.atomic_write import (
-    SYSTEM_RIGHTS,
+    SYSTEM_PERMISSIONS,
     THREAD_NBYTES,
     NewFile,
-    Rights,
+    Permissions,
     clear_unfinished,
     is_temporary,
     make_directories,
@@ -102,14 +102,20 @@ class LocalStore(LocalReader):
 
     @asynccontextmanager
     async def edit(
-        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        waited: float = 0.0,
+        **permissions: Unpack[NewPermissions],
     ) -> AsyncIterator[LocalEdit]:
         """Begin an exclusive change of a regular file."""
-        new = Rights(**rights)
+        new = Permissions(**permissions)
 
-        def look(parent: Descriptor, name: str) -> tuple[Descriptor, Rights]:
+        def look(parent: Descriptor, name: str) -> tuple[Descriptor, Permissions]:
             with suppress(FileNotFoundError):
-                return parent, Rights.of(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
+                return parent, Permissions.of(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
             return parent, new
 
         held: FileLock | None = None
@@ -164,7 +170,7 @@ class LocalStore(LocalReader):
                 if exclusive:
                     raise
                 return _regular(key, Descriptor(self.syscalls.create(name, flags, mode, parent.fd)))[0]
-            Rights(mode, **owner).within(parent).give(self.syscalls, file.fd)
+            Permissions(mode, **owner).within(parent).give(self.syscalls, file.fd)
             return file
 
         return LocalFile(self, key, await self._change(key, make), writes=True)
@@ -185,23 +191,23 @@ class LocalStore(LocalReader):
     async def replace(self, key: str, content: bytes, expected: Expected, **new: Unpack[NewDocument]) -> Stat:
         """Store *content* under *key*, durably and at once; a lock keeps other sessions away meanwhile."""
         exclusive, mtime_ns = expected is ABSENT, new.pop("mtime_ns", None)
-        of_new: NewRights = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
+        of_new: NewPermissions = {"mode": new.get("mode"), "uid": new.get("uid"), "gid": new.get("gid")}
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
             directory = open_beneath(self.directory, parent, DIRECTORY)
-            rights, now = Rights(**of_new).within(directory), None
+            permissions, now = Permissions(**of_new).within(directory), None
             with suppress(FileNotFoundError):
                 old = status_now(name, directory.fd)
                 if stat.S_ISLNK(old.st_mode) and not exclusive:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if stat.S_ISREG(old.st_mode):
-                    rights, now = Rights.of(old), to_stat(old)
+                    permissions, now = Permissions.of(old), to_stat(old)
             if isinstance(expected, Stat) and (now is None or not is_same_version(now, expected)):
                 raise StaleError(f"{key} was changed by another program; read it again")
             check = None if exclusive else lambda: None
             file, _ = write_and_rename(
-                self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check
+                self.syscalls, directory, temporary_name(), name, permissions, [[content]], check=check
             )
             return _change_attributes(self.syscalls, file.fd, file.fd, {"mtime_ns": mtime_ns})
 
@@ -221,7 +227,7 @@ class LocalStore(LocalReader):
             directory = await self._change(key, lambda parent, _: parent)
             try:
                 waited = trio.current_time() - begun
-                group = Rights(gid=os.fstat(directory.fd).st_gid)
+                group = Permissions(gid=os.fstat(directory.fd).st_gid)
                 held = await lock(self, directory, key, group, waited, DOCUMENTS_LOCK)
                 break
             except LockedError:
@@ -247,7 +253,7 @@ class LocalStore(LocalReader):
             self.syscalls.mkdir(name, mode & 0o7777, parent.fd)
             itself = Descriptor(os.open(name, ITSELF, dir_fd=parent.fd))
             new_mode = os.fstat(itself.fd).st_mode & ~0o777 | mode & 0o777
-            Rights(new_mode, **owner).within(parent).give(self.syscalls, itself.fd, itself.path)
+            Permissions(new_mode, **owner).within(parent).give(self.syscalls, itself.fd, itself.path)
 
         await self._change(key, make)
 
@@ -296,12 +302,12 @@ class LocalStore(LocalReader):
         """Make *key* a symbolic link."""
         await self._change(key, lambda parent, name: self.syscalls.symlink(target, name, parent.fd))
 
-    async def make_directories(self, key: str, rights: Rights = SYSTEM_RIGHTS) -> None:
-        """Create the directory *key* and the missing ones above it, durably, with the owner in *rights*."""
+    async def make_directories(self, key: str, permissions: Permissions = SYSTEM_PERMISSIONS) -> None:
+        """Create the directory *key* and the missing ones above it, durably, with the owner in *permissions*."""
         # One at a time: whoever finds a directory may rely on it being durable.
         async with self._making_directories:
             with changing(key):
-                await self.threads.on_content(make_directories, self.syscalls, self.directory, key, rights)
+                await self.threads.on_content(make_directories, self.syscalls, self.directory, key, permissions)
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change the given attributes, of the link itself if *key* is one."""

@@ -17,7 +17,7 @@ from shardfs.stores.base import (
     NewDocument,
     NewObject,
     NewOwner,
-    NewRights,
+    NewPermissions,
     ObjectEdit,
     OpenFile,
     Snapshot,
@@ -243,7 +243,13 @@ class RoutedStore:
         await self.remote.sync_new_objects()
 
     def edit(
-        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        waited: float = 0.0,
+        **permissions: Unpack[NewPermissions],
     ) -> AbstractAsyncContextManager[ObjectEdit]:
         """Begin a change of a shard."""
-        return self.remote.edit(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes, waited=waited, **rights)
+        return self.remote.edit(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes, waited=waited, **permissions)

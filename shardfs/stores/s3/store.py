@@ -42,7 +42,7 @@ from shardfs.stores.base import (
     NewAttributes,
     NewDocument,
     NewOwner,
-    NewRights,
+    NewPermissions,
     ObjectEdit,
     OpenFile,
     Presence,
@@ -188,7 +188,13 @@ class S3Store(BucketStore[S3Client]):
 
     @asynccontextmanager
     async def edit(
-        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        waited: float = 0.0,
+        **permissions: Unpack[NewPermissions],
     ) -> AsyncIterator[ObjectEdit]:
         """Begin a change of a shard, which nobody else is kept from changing; it has no mode and no owner."""
         files = self._writable()

@@ -23,7 +23,7 @@ from shardfs.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, NewAttributes, NewRights, Reader, Stat, Store
+from shardfs.stores.base import Content, NewAttributes, NewPermissions, Reader, Stat, Store
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.chunk_cache import ChunkCache, ChunkView
 from shardfs.vfs.handles import (
@@ -109,7 +109,7 @@ class DocumentWriter(Protocol):
         self,
         entry: "PublishedEntry",
         written: bytes,
-        rights: NewRights,
+        permissions: NewPermissions,
         mtime_ns: int | None = None,
         *,
         exclusive: bool,

@@ -7,7 +7,7 @@ from shardfs.dataset.node import DOCUMENT, Node
 from shardfs.errors import NotFoundError, NotPermittedError, RefusedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
-from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
+from shardfs.stores.base import Content, NewAttributes, NewPermissions, Stat, join_key
 from shardfs.vfs.entries.base import PublishedEntry, Tree
 from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner
 from shardfs.vfs.texts import DocumentText
@@ -100,8 +100,8 @@ class Document(PublishedEntry):
     ) -> None:
         """Publish *content* as the document; its number depends on its text."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
-        rights: NewRights = {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}
-        await self.fs.writable.document_writer.publish(self, text, rights, mtime_ns, exclusive=exclusive)
+        permissions: NewPermissions = {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}
+        await self.fs.writable.document_writer.publish(self, text, permissions, mtime_ns, exclusive=exclusive)
 
     async def erase(self) -> None:
         """Remove the document."""

@@ -24,7 +24,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import ABSENT, ANY, Descriptor, Splice, is_reserved
-from shardfs.stores.local.atomic_write import Rights, temporary_name
+from shardfs.stores.local.atomic_write import Permissions, temporary_name
 from shardfs.stores.local.file_lock import DOCUMENTS_LOCK, lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
@@ -113,7 +113,7 @@ async def test_a_directory_in_which_another_session_makes_a_document_cannot_be_r
     await store.unlink("d/f")
     (root / "d" / temporary_name()).touch()
     there = files(root)
-    held = await lock(store, directory, "d/zarr.json", Rights(), name=DOCUMENTS_LOCK)
+    held = await lock(store, directory, "d/zarr.json", Permissions(), name=DOCUMENTS_LOCK)
     assert held is not None
     with pytest.raises(NotEmptyError):
         await store.rmdir("d")
