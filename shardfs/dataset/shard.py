@@ -135,7 +135,7 @@ class OpenShard:
         """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be from another version.
 
         *extent* is offset and size of the chunk that contains them: it is fetched as one piece. After an append by
-        another program, what stood before is the same version, which the old index shows; a shard without index bytes
+        another program, the earlier one is the same version, which the old index shows; a shard without index bytes
         cannot show it.
         """
         shard, offset = self.outermost or self, self.offset + offset

@@ -128,7 +128,7 @@ async def test_a_lock_file_that_another_host_removed_locks_nothing(hosts: list[H
             async with LocalStore(str(beta)).edit("shard"):
                 pass
     assert ofd_lock(waiting.fd)
-    assert not FileLock(SYSCALLS, directory, f"shard{LOCK_SUFFIX}", waiting).stands()
+    assert not FileLock(SYSCALLS, directory, f"shard{LOCK_SUFFIX}", waiting).is_current()
     async with LocalStore(str(beta)).edit("shard"):
         pass
 

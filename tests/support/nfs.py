@@ -152,7 +152,7 @@ class _Node:
         self.parent, self.name = parent, name
         self.names[parent, name] = time.monotonic()
 
-    def stands(self, ttl: float) -> bool:
+    def is_current(self, ttl: float) -> bool:
         """Whether all names under which the kernel may have it are still those of this file, at the server."""
         return all(self._is_at(*name) for name, when in [*self.names.items()] if when > time.monotonic() - ttl - _SLACK)
 

@@ -67,13 +67,13 @@ class FileLock:
         """Release the lock. The file *stays*, like that of a killed process, also if it cannot be removed."""
         try:
             with suppress(OSError):
-                if not stays and self.stands():
+                if not stays and self.is_current():
                     self.syscalls.unlink(self.name, self.directory.fd)
         finally:
             with suppress(OSError):  # then the lock ends with its descriptor
                 ofd_unlock(self.file.fd)
 
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the name still stands for the file: nobody has renamed or removed it.
 
         Of a file system that hosts share, only an open asks the server: what `stat` says may be known from before.
@@ -146,7 +146,7 @@ def _take(
         if lock is None or not ofd_lock(lock.file.fd):
             if waited >= PATIENCE:
                 raise StoreError(f"{key} is kept locked by another program, with {name}")
-        elif lock.stands():
+        elif lock.is_current():
             status = os.fstat(lock.file.fd)
             if is_new or (not status.st_size and status.st_mode & stat.S_ISVTX):
                 if is_new:
