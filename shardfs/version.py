@@ -1,3 +1,3 @@
-"""The version of shardfs, which everything that tells it imports from here."""
+"""The version of shardfs, which everything that shows it imports from here."""
 
 __version__ = "0.1.0"

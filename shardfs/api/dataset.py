@@ -125,7 +125,7 @@ class DatasetNode:
         self._dataset.loop.call(_write, self.path, _index(coords), data)
 
     def shards(self) -> list[dict[str, Any]]:
-        """Return what `shardfs map --json` tells of each stored shard of an array: its size, chunks and dead bytes."""
+        """Return what `shardfs map --json` prints of each stored shard of an array: its size, chunks and dead bytes."""
         return self._dataset.loop.call(_shards, self.path)
 
 

@@ -205,7 +205,7 @@ def refs(
             references=references,
             view_name=shown,
             skip_encoded=skip_encoded,
-            tell=skipped.append,
+            warn=skipped.append,
             progress=progress,
         )
         if in_session(os.fspath(source), store_options or StoreOptions(), work, draft=draft):

@@ -224,12 +224,12 @@ async def write_references(
     view_name: str = "v3",
     *,
     skip_encoded: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    warn: Callable[[str], None] = lambda line: None,
     progress: Progress = no_progress,
 ) -> int:
     """Write kerchunk references to what the view *view_name* shows.
 
-    Returns how many arrays are skipped because they could not be read or referenced; *tell* is called with a line
+    Returns how many arrays are skipped because they could not be read or referenced; *warn* is called with a line
     about each. Arrays that the view does not show are not counted, nor, if *skip_encoded*, those whose shards are
     encoded as a whole. Raises `UsageError` if nothing can refer to what is in the source.
     """
@@ -260,7 +260,7 @@ async def write_references(
                 if node.any_array is not None:
                     async for key in nodes_among_shards(node.any_array):
                         failed, skipped = failed + 1, skipped + 1
-                        tell(f"{key} cannot be referenced: {among_shards(node.path)}")
+                        warn(f"{key} cannot be referenced: {among_shards(node.path)}")
                 continue
             except NotShownError as error:
                 reason = str(error)
@@ -273,9 +273,9 @@ async def write_references(
             finally:
                 advance(nchunks.get(node.path, count) - count)
             skipped += 1
-            tell(f"{node.path or 'the source'} cannot be referenced: {reason}")
+            warn(f"{node.path or 'the source'} cannot be referenced: {reason}")
     if not arrays:
-        tell(f"there are no Zarr v3 arrays here: {await what_else(source)}")
+        warn(f"there are no Zarr v3 arrays here: {await what_else(source)}")
     for path in groups:  # last, when it is known whether any array is skipped
         node = await source.hierarchy.copies.consolidated(await source.hierarchy.node(path))
         for key, text in document_references(view, node, has_copies=not skipped):

@@ -92,7 +92,7 @@ def mount(
     `shardfs umount` ends the mount.
 
     The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one .npy file. `shardfs info --tools
-    SOURCE` tells which one your program needs.
+    SOURCE` names the one that your program needs.
 
     An array that cannot be shown unsharded is shown as stored; one that --view v2, --view npy or --decode cannot show
     is skipped. `shardfs info SOURCE ARRAY` gives the reason. Without --log-file, the log goes to a file below

@@ -123,7 +123,7 @@ def _row(mount: ListedMount) -> Row:
 
 
 def _told(row: Row, metrics: StatisticsSnapshot, daemon: Daemon | None) -> Row:
-    """Return a row with what a daemon tells of itself."""
+    """Return a row with what a daemon reports."""
     return replace(
         row,
         pid=daemon.pid if daemon is not None else None,
@@ -158,7 +158,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: float) -> None:
     """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
 
-    Standard error tells what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
+    Standard error reports what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
     unmounted, but not everything could be committed: the rest stays in the journal, for the next mount with --write or
     for `shardfs recover`. Exit status 6 means that the daemon does not answer, or made no progress for --timeout
     seconds: it goes on, and nothing is lost.
@@ -196,7 +196,7 @@ def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: flo
 def flush(mountpoint: str, timeout: float) -> None:
     """Commit everything that was written to MOUNTPOINT, and return when it is in the shards.
 
-    The command waits for as long as the daemon answers. Standard error tells what it waits for, and how fast it goes.
+    The command waits for as long as the daemon answers. Standard error reports what it waits for, and how fast it goes.
     With a read-only mount there is nothing to do.
     """
     with waiting(mountpoint) as say:

@@ -147,7 +147,7 @@ def _run(
         if not (as_json and is_dry):
             click.echo(printable(line), err=not is_dry)
 
-    def tell(report: RunReport) -> None:
+    def report_progress(report: RunReport) -> None:
         nonlocal advance, ndone, ncomplained
         if advance is None:  # now the total is known
             advance = stack.enter_context(progress("stored", report.total, "object"))
@@ -158,7 +158,7 @@ def _run(
 
     workers = executor(jobs, None if is_dry else dask, options, source, destination=destination)
     with workers as chosen, ExitStack() as stack:
-        how = RunOptions(sync or checksum, checksum, chosen, jobs, tell)
+        how = RunOptions(sync or checksum, checksum, chosen, jobs, report_progress)
         try:
             report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
         except KeyboardInterrupt:

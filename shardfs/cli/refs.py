@@ -85,7 +85,7 @@ def refs(
             references=references,
             view_name=shown,
             skip_encoded=skip_encoded,
-            tell=complain,
+            warn=complain,
             progress=progress,
         )
         return in_session(source, store_options, work, draft=draft)

@@ -67,7 +67,7 @@ def _compare(
 ) -> None:
     if has_others:
         raise UsageError(
-            "--data, --draft and --json are for one dataset; two are compared by their data, and told in lines"
+            "--data, --draft and --json are for one dataset; two are compared by their data, and reported in lines"
         )
     workers = executor(jobs, dask, options, source, destination)
     with workers as chosen, progress("comparing", None, "task") as advance:

@@ -238,7 +238,7 @@ class ShardCache:
         """Return what to do about a damaged shard, for the end of a message."""
         if layout.grid.is_read_only or not isinstance(self.store, Store):
             return "; it is only read: copy it again from where it comes from"
-        return "; `shardfs recover` tells whether it can be repaired"
+        return "; `shardfs recover` reports whether it can be repaired"
 
     @staticmethod
     def _show(state: ShardState, stat: Stat, version: ShardVersion) -> None:

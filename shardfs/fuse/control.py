@@ -205,7 +205,7 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
                 process.communicate(timeout=min(timeout, _LOOK_SECONDS))
                 break
             except subprocess.TimeoutExpired:
-                say(progress.tell(ask(mountpoint, timeout)))
+                say(progress.describe(ask(mountpoint, timeout)))
     finally:
         if process.returncode is None:
             _leave(process)

@@ -32,7 +32,7 @@ _FILE_VARIABLES: Final = (
 
 
 def tell_starter(ready_fd: int, outcome: str | ShardfsError | None) -> None:
-    """Tell the waiting `start_daemon` that the mount answers, perhaps with a note, or why it failed."""
+    """Notify the waiting `start_daemon` that the mount answers, perhaps with a note, or why it failed."""
     error = type(outcome).__name__ if isinstance(outcome, ShardfsError) else ""
     os.write(ready_fd, json.dumps({"error": error, "text": str(outcome or "")}).encode())
     os.close(ready_fd)

@@ -1,4 +1,4 @@
-"""The metrics of a mount, taken in its daemon, and who is told about them: other processes, Prometheus, systemd."""
+"""The metrics of a mount, taken in its daemon, and who gets them: other processes, Prometheus, systemd."""
 
 import logging
 import math
@@ -89,7 +89,7 @@ class MountMetrics:
         self.publish()
 
     async def run(self) -> None:
-        """Keep the latest snapshot up to date, and tell systemd, until cancelled.
+        """Keep the latest snapshot up to date, and notify systemd, until cancelled.
 
         Once the mount is ending, log every ten seconds what is pending.
         """
@@ -97,7 +97,7 @@ class MountMetrics:
         next_line = math.inf
         while True:
             self.publish()
-            status, now, is_ending = progress.tell(self.latest), trio.current_time(), self.ending.is_set()
+            status, now, is_ending = progress.describe(self.latest), trio.current_time(), self.ending.is_set()
             # Both ends may take longer than systemd waits.
             more = () if self._is_ready and not is_ending else (_MORE_TIME,)
             self._systemd.say(f"STATUS={status}", "WATCHDOG=1", *more)

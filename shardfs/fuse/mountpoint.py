@@ -206,6 +206,6 @@ def run_fusermount(*arguments: str) -> None:
         if "busy" not in message:
             raise MountPointError(what)
         raise BusyError(
-            f"{what}; it stays mounted: `fuser -vm {arguments[-1]}` tells which programs use it; end them and try "
+            f"{what}; it stays mounted: `fuser -vm {arguments[-1]}` lists the programs that use it; end them and try "
             "again, or cut them off with `shardfs umount --force`"
         )

@@ -150,7 +150,7 @@ class Operations(pyfuse3.Operations):
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
-        """Tell the kernel that flush is not needed, because the mount is read-only."""
+        """Inform the kernel that flush is not needed, because the mount is read-only."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     @request

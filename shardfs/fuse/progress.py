@@ -15,7 +15,7 @@ class CommitProgress:
     def __init__(self) -> None:
         self._seen: deque[StatisticsSnapshot] = deque(maxlen=_NSNAPSHOTS)
 
-    def tell(self, snapshot: StatisticsSnapshot) -> str:
+    def describe(self, snapshot: StatisticsSnapshot) -> str:
         """Add a snapshot, and return the progress in words."""
         self._seen.append(snapshot)
         return "; ".join(part for part in (pending(snapshot), self._rate(snapshot), snapshot.pending_reason) if part)

@@ -149,8 +149,8 @@ class _Daemon:
         self._session = session
         self._metrics = metrics
         self._url = session.source.store.url
-        self._is_given_up = False  # it was told to end, and what is pending could not be committed
-        self._has_conflicts = False  # it was told to end, and something no longer fitted the source, at least
+        self._is_given_up = False  # it was asked to end, and what is pending could not be committed
+        self._has_conflicts = False  # it was asked to end, and something no longer fitted the source, at least
 
     async def run(self, ready: Callable[[str | None], None], notes: Sequence[str]) -> bool:
         """Answer requests until the mount ends; return whether everything that was written is in the shards.

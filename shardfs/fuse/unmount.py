@@ -88,7 +88,7 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
         poll.register(process.fd, select.POLLIN)
         while not poll.poll(1000 * min(1.0, timeout / 2)):
             latest = daemon.latest() or latest
-            what = "nothing is known of its progress" if latest is None else progress.tell(latest)
+            what = "nothing is known of its progress" if latest is None else progress.describe(latest)
             if latest is not None and not latest.pending_chunks:
                 what += ", so a bind mount, a container or a mount namespace may have the mount still"
             done = None if latest is None else (latest.pending_chunks, stored_nbytes(latest))

@@ -23,7 +23,7 @@ _AUTHORITY: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 
 class Guard:
-    """Lets requests in, and tells browsers which pages may see the replies.
+    """Lets requests in, and informs browsers which pages may see the replies.
 
     - A server on loopback answers only to the names of this machine: another name means that a page of a stranger
       lets its own host name resolve to 127.0.0.1, and so passes for one of ours.

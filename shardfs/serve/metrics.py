@@ -1,4 +1,4 @@
-"""The metrics of a server: what it counts of its clients, and what Prometheus and systemd are told."""
+"""The metrics of a server: what it counts of its clients, and what Prometheus and systemd get."""
 
 from collections import Counter
 from collections.abc import Iterable

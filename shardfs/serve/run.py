@@ -64,7 +64,7 @@ async def _serve(
 
 
 class _Report:
-    """Tells systemd how the server is, and asks for more time while a journal is replayed, and while it commits."""
+    """Informs systemd how the server is, and asks for more time while a journal is replayed, and while it commits."""
 
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd

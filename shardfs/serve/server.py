@@ -21,7 +21,7 @@ _BACKLOG: Final = 1024
 _PAUSE_SECONDS: Final = 0.1
 _PATIENCE_SECONDS: Final = 1.0
 _MAX_TURNED_AWAY: Final = 64
-"""How many clients are told at a time that there is no room; others are told nothing."""
+"""How many clients get a reply at a time that there is no connection for them; others get none."""
 _NO_ROOM: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 

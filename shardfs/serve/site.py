@@ -251,7 +251,7 @@ def query_of(target: bytes) -> str:
 
 
 def status_of(error: ShardfsError) -> int:
-    """Return the status that tells of an error."""
+    """Return the status that reports an error."""
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 

@@ -331,7 +331,7 @@ class _Loop(Generic[T]):
         try:
             self._requests.wake()
         except trio.RunFinishedError:
-            self._requests.empty()  # it is closed, and a call is told so
+            self._requests.empty()  # it is closed, and a call gets that error
 
 
 def _settle(future: "Future[R] | AsyncioFuture[R]", result: R | None, error: BaseException | None) -> None:

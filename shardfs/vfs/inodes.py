@@ -47,7 +47,7 @@ class InodeRow:
     then *identity* tells whether the path still stands for it. *path* is the path under which it was last found, which
     it may have lost since. *nlink* is the number of its names, of which only this one is known: the kernel looks a name
     up before it uses it. *became* is the path of the chunk or document that a passthrough file is renamed to: who
-    writes to it is told. *nwriters* is how often that file is open for writing; *is_direct*: it was created beside
+    writes to it gets an error. *nwriters* is how often it is open for writing; *is_direct*: it was created beside
     chunks, and is still open since.
     """
 

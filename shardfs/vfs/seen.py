@@ -42,7 +42,7 @@ class SeenVersions:
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
 
     def read(self, key: str, version: Expected) -> None:
-        """Note that a program read *version*, or was told that there is none."""
+        """Note that a program read *version*, or that it learned that there is none."""
         self._of(key).read = version
 
     def stored(self, key: str, old: Expected, new: Expected) -> None:

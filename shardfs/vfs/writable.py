@@ -477,7 +477,7 @@ class WritableFilesystem(Filesystem):
         commits, path = self.writer.commits, removed.path
         async with self._locks.hold(partial(_alone, {path})):  # else a chunk or a document might be published meanwhile
             if any(queue.error is not None for queue in commits.pending_below(path)):
-                return  # `try_flush_all` tells it
+                return  # `try_flush_all` reports it
             await commits.flush(below=path)
             if await self.hierarchy.removed(path) is removed:
                 await removed.drop(self.store)

@@ -140,13 +140,13 @@ class State(enum.Enum):
     DIRTY = enum.auto()
     """It was written, and not published."""
     REFUSED = enum.auto()
-    """It could not be published, and its program was told: that happens again only if it closes or syncs it again."""
+    """It could not be published, and its program got the error: again only if it closes or syncs it again."""
     DROPPED = enum.auto()
     """Its name was removed, or stands for another file: what is written is seen by its program alone."""
     MOVED = enum.auto()
-    """It had nothing to publish when its name or its directory was renamed: who writes to it is told."""
+    """It had nothing to publish when its name or its directory was renamed: who writes to it gets an error."""
     LOST = enum.auto()
-    """Its directory was renamed before it was published: who closes it is told too."""
+    """Its directory was renamed before it was published: who closes it gets an error too."""
 
 
 class Event(enum.Enum):

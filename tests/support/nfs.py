@@ -464,7 +464,7 @@ class _Client:
     def open(self, request: Request) -> bytes:
         flags, _ = request.fields("II")
         node = self._node(request.nodeid)
-        if node.is_gone or not (node.stands(self.ttl) or node.asks_again(request.pid)):
+        if node.is_gone or not (node.is_current(self.ttl) or node.asks_again(request.pid)):
             raise OSError(errno.ESTALE, "another file has its name")
         file = self._open(node, flags)
         self.connection.renew(request.nodeid, pages=False)  # without FOPEN_KEEP_CACHE, the pages go anyway

@@ -41,7 +41,7 @@ Reference = InlinePart | Target | BrokenPart
 
 
 class ReferenceSet(Protocol):
-    """The references of a source. All names that it tells of can be shown by a file system."""
+    """The references of a source. All its names can be shown by a file system."""
 
     @property
     def nhidden(self) -> int:

@@ -108,7 +108,7 @@ class _Outlines:
 
 
 class WebStore(WebFiles):
-    """A part of a web server, which lists nothing: names are those that documents tell of, or somebody asks for.
+    """A part of a web server, which lists nothing: names are those that documents name, or somebody asks for.
 
     *outline_of* reads documents. The first that the source itself has tells its format, and nodes below it are asked
     for in that format alone. Directories of shards are listed only if the store *assumes_complete* arrays: then each
@@ -171,7 +171,7 @@ class WebStore(WebFiles):
         return any([outline.is_closed(_relative(above, path) or "") async for path, outline in self._above(above)])
 
     async def list(self, key: str) -> Sequence[ListedName]:
-        """Return the names in the directory *key* that documents tell of.
+        """Return the names in the directory *key* that documents name.
 
         Raises `UnsupportedError` for a directory of shards, unless arrays are assumed to be complete.
         """

@@ -200,8 +200,8 @@ def _read(fd: int, offset: int, nbytes: int) -> memoryview:
 class LocalEdit:
     """A change of *key* in *store*: the open *file*, or nothing yet.
 
-    It has the *lock* of the key until it is released; where there is no directory yet, from the change on. *permissions*
-    are for a new file, and *make_directories* makes missing ones above it.
+    It has the *lock* of the key until it is released; where there is no directory yet, from the change on.
+    *permissions* are for a new file, and *make_directories* makes missing ones above it.
     """
 
     store: LocalReader

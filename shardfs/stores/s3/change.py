@@ -6,7 +6,7 @@
    an upload. That depends on the ETag that is expected. Where the server does not honour such a condition (`probe`),
    and there is a single writer, the ETag is looked up just before. In the properties of the new version is the id of
    the change, after those of the changes before it.
-3. *What a reply means* (`Change._make`; `errors.Failure` tells these kinds of replies from each other):
+3. *What a reply means* (`Change._make`; `errors.Failure` distinguishes these kinds of replies):
 
    ========================= ======================== ==================================================
    reply                     to the first request     to a later one
@@ -356,7 +356,7 @@ class Change:
         return await last.send(None)
 
     async def _look(self, reason: ShardfsError) -> Fetched | None:
-        """Return what the object is after a request without success; raises the error that nobody can tell."""
+        """Return what the object is after a request without success; raises the error that nobody can know."""
         try:
             return await self._head()
         except ShardfsError as error:

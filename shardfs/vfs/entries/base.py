@@ -518,7 +518,7 @@ class PublishedEntry(Entry):
     async def move_to(self, new: Entry, *, exclusive: bool) -> None:
         """Publish the file under the name *new*, and then remove it here.
 
-        What is written meanwhile waits, and is told. Open files lose the name when it is gone, not before.
+        What is written meanwhile waits, and gets an error. Open files lose the name when it is gone, not before.
         """
         buffers = self.fs.writable.buffers
         async with buffers.lock(self):

@@ -259,7 +259,7 @@ class Passthrough(Entry):
     async def _publish_as(self, new: PublishedEntry, *, exclusive: bool) -> None:
         """Publish the file under the name *new*, and then remove it.
 
-        If it has no other name, *new* gets its number, and who writes to it from now on is told: that would be lost.
+        If it has no other name, *new* gets its number, and who writes to it then gets an error: that would be lost.
         """
         fs, attributes = self.fs, await self._attributes_now()
         if attributes.status.nlink != 1:
