@@ -105,7 +105,7 @@ def mount(
     how = [*options.to_arguments(), *store_options.to_arguments()]
     is_committed = True
 
-    def say(what_next: str, note: str | None) -> None:
+    def report(what_next: str, note: str | None) -> None:
         if note is not None:
             _note(url, note)
         if not quiet:
@@ -116,7 +116,7 @@ def mount(
             daemon.tell_starter(ready_fd, note)
         else:
             with suppress(OSError):  # the mount is up, even if nobody is told
-                say("end it with Ctrl-C", note)
+                report("end it with Ctrl-C", note)
 
     try:
         if ready_fd is not None:
@@ -137,7 +137,7 @@ def mount(
             log_file = (log_file or daemon.default_log_file(location)).absolute()
             arguments = [name, location, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
             note = daemon.start_daemon(arguments, log_file)
-            say(f"log: {log_file}", note)
+            report(f"log: {log_file}", note)
     except ShardfsError as error:
         if ready_fd is None:
             raise

@@ -166,8 +166,8 @@ def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: flo
     if unmounts_all == (mountpoint is not None):
         raise UsageError("give a MOUNTPOINT, or --all")
     if mountpoint is not None:
-        with waiting(mountpoint) as say:
-            notes = unmount(mountpoint, timeout, say, force=force)
+        with waiting(mountpoint) as report:
+            notes = unmount(mountpoint, timeout, report, force=force)
         for note in notes:
             complain(f"{mountpoint}: {note}")
         return
@@ -175,8 +175,8 @@ def umount(mountpoint: str | None, unmounts_all: bool, force: bool, timeout: flo
     own = [mount.path for mount in list_mounts() if os.geteuid() in (0, mount.uid)]
     for path in dict.fromkeys(reversed(own)):  # those on top of others first
         try:
-            with waiting(path) as say:
-                notes = unmount(path, timeout, say, force=force)
+            with waiting(path) as report:
+                notes = unmount(path, timeout, report, force=force)
             for note in notes:
                 complain(f"{path}: {note}")
         except ShardfsError as error:
@@ -199,8 +199,8 @@ def flush(mountpoint: str, timeout: float) -> None:
     The command waits for as long as the daemon answers. Standard error reports what it waits for, and how fast it goes.
     With a read-only mount there is nothing to do.
     """
-    with waiting(mountpoint) as say:
-        flush_mount(mountpoint, timeout, say)
+    with waiting(mountpoint) as report:
+        flush_mount(mountpoint, timeout, report)
 
 
 @command(

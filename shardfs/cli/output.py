@@ -66,7 +66,7 @@ def table(
 ) -> list[str]:
     """Return the lines of a table, no wider than the terminal if possible.
 
-    Columns in *same* whose value is the same in several rows become a line above them. If there is no room, columns to
+    Columns in *same* whose value is the same in several rows become a line above them. If there is no space, columns to
     *spare* are skipped, the first ones first, and named; *right* are aligned to the right. A very long first cell has
     a line of its own.
     """
@@ -163,7 +163,7 @@ def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
     is_terminal = sys.stderr.isatty()
     last_line = time.monotonic() - _LINE_SECONDS / 2
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         nonlocal last_line
         if is_terminal:
             _draw(text)
@@ -172,7 +172,7 @@ def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
             click.echo(printable(f"shardfs: {mountpoint}: {text}"), err=True)
 
     try:
-        yield say
+        yield report
     finally:
         if is_terminal:
             click.echo(_ERASE, nl=False, err=True)

@@ -143,7 +143,7 @@ def _run(
     ndone = ncomplained = 0
     advance: Callable[[int], None] | None = None
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         if not (as_json and is_dry):
             click.echo(printable(line), err=not is_dry)
 
@@ -160,7 +160,7 @@ def _run(
     with workers as chosen, ExitStack() as stack:
         how = RunOptions(sync or checksum, checksum, chosen, jobs, report_progress)
         try:
-            report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
+            report = trio.run(partial(fill, source, destination, plan, how, options, print_line, is_dry=is_dry))
         except KeyboardInterrupt:
             complain("interrupted; what is stored stays, and --sync goes on with it")
             raise

@@ -276,7 +276,7 @@ async def _open(
         offset, nbytes, outermost = 0, known, None
     index_nbytes = level.index_codecs.nbytes(prod(shape))
     if index_nbytes > nbytes:
-        raise CorruptionError(f"a shard of {nbytes} bytes has no room for its index of {index_nbytes} bytes")
+        raise CorruptionError(f"a shard of {nbytes} bytes has no space for its index of {index_nbytes} bytes")
     index_offset = offset if level.index_at_start else offset + nbytes - index_nbytes
 
     async def decode_index(read: Buffer) -> ShardIndex:

@@ -192,8 +192,8 @@ def ask(mountpoint: str, timeout: float) -> StatisticsSnapshot:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None  # any user can mount something under our name
 
 
-def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
-    """Commit everything, however long that takes as long as the daemon answers; *say* is called with the progress.
+def flush(mountpoint: str, timeout: float, report: Callable[[str], None]) -> None:
+    """Commit everything, however long that takes as long as the daemon answers; *report* is called with the progress.
 
     Raises `OSError`, and `UnfinishedError` if the daemon does not answer for *timeout* seconds.
     """
@@ -205,7 +205,7 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
                 process.communicate(timeout=min(timeout, _LOOK_SECONDS))
                 break
             except subprocess.TimeoutExpired:
-                say(progress.describe(ask(mountpoint, timeout)))
+                report(progress.describe(ask(mountpoint, timeout)))
     finally:
         if process.returncode is None:
             _leave(process)

@@ -14,10 +14,12 @@ _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
 """Errors that come from the kernel, not from a daemon."""
 
 
-def flush_mount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
+def flush_mount(
+    mountpoint: str, timeout: float = control.TIMEOUT, report: Callable[[str], None] = lambda _: None
+) -> None:
     """Commit everything that was written to *mountpoint*, and return when it is in the shards.
 
-    *say* is called with the progress. It may take as long as the daemon answers, which must be within *timeout*
+    *report* is called with the progress. It may take as long as the daemon answers, which must be within *timeout*
     seconds. Raises `StoreError` if something cannot be committed, and `MountPointError` if nothing is mounted there.
     """
     path = mounted_path(mountpoint)
@@ -26,7 +28,7 @@ def flush_mount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable
         if mount is not None and not mount.is_writable:
             control.ask(path, timeout)  # or the reason why it does not answer
         else:
-            control.flush(path, timeout, say)
+            control.flush(path, timeout, report)
     except OSError as error:
         why = control.explain(mountpoint, error)
         if error.errno not in _NOT_LOGGED and (mount is None or why != mount.privacy):

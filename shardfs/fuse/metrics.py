@@ -76,12 +76,12 @@ class MountMetrics:
     def ready(self) -> None:
         """Report that the mount answers."""
         self._is_ready = True
-        self._systemd.say("READY=1")
+        self._systemd.notify("READY=1")
 
     def end(self) -> None:
         """Report that the mount is ending, which takes as long as the commit."""
         self.ending.set()
-        self._systemd.say("STOPPING=1", _MORE_TIME)
+        self._systemd.notify("STOPPING=1", _MORE_TIME)
 
     def ended(self, is_committed: bool) -> None:
         """Leave the last metrics, with the result, for those who wait for the end of this process."""
@@ -100,7 +100,7 @@ class MountMetrics:
             status, now, is_ending = progress.describe(self.latest), trio.current_time(), self.ending.is_set()
             # Both ends may take longer than systemd waits.
             more = () if self._is_ready and not is_ending else (_MORE_TIME,)
-            self._systemd.say(f"STATUS={status}", "WATCHDOG=1", *more)
+            self._systemd.notify(f"STATUS={status}", "WATCHDOG=1", *more)
             if is_ending and self.latest.pending_chunks:
                 next_line = min(next_line, now + _LINE_SECONDS)
                 if now >= next_line:

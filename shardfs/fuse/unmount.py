@@ -24,13 +24,13 @@ _REST: Final = "stays in the journal, for the next mount with --write or `shardf
 def unmount(
     mountpoint: str,
     timeout: float = control.TIMEOUT,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     *,
     force: bool = False,
 ) -> Sequence[str]:
     """Unmount, and return when everything is in the shards and the daemon is gone; with *force*, also if it is in use.
 
-    *say* is called every second with the progress: how much is pending, and how fast it is committed. Where mounts are
+    *report* is called every second with the progress: how much is pending, and how fast it is committed. If mounts are
     on top of each other, all of them are unmounted. Returns what to know of what was written.
 
     Raises `MountPointError` if that is impossible, and nothing was changed; `StoreError` if it is unmounted, but not
@@ -39,11 +39,13 @@ def unmount(
     """
     path = mounted_path(mountpoint)
     return [
-        note for _ in range(count_mounts(path)) if (note := _unmount_upper(path, timeout, say, force=force)) is not None
+        note
+        for _ in range(count_mounts(path))
+        if (note := _unmount_upper(path, timeout, report, force=force)) is not None
     ]
 
 
-def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, force: bool) -> str | None:
+def _unmount_upper(path: str, timeout: float, report: Callable[[str], None], *, force: bool) -> str | None:
     """Unmount the topmost mount at *path*; returns what to know of what was written."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
@@ -69,7 +71,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
     elif count_mounts(path):
         run_fusermount("-u", "-z", path)
     if daemon is not None:
-        return _wait(path, daemon, timeout, say)
+        return _wait(path, daemon, timeout, report)
     elif metrics is not None and metrics.access != "read-only":
         raise UnfinishedError(
             f"{path} is unmounted, but its daemon cannot be seen from here, as in another container: it may go on, and "
@@ -78,7 +80,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], *, for
     return None
 
 
-def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None]) -> str | None:
+def _wait(path: str, daemon: Daemon, timeout: float, report: Callable[[str], None]) -> str | None:
     """Return when a daemon has ended, and everything that was written is stored: what to know of that."""
     who = f"its daemon, process {daemon.pid},"
     progress, poll = CommitProgress(), select.poll()
@@ -99,7 +101,7 @@ def _wait(path: str, daemon: Daemon, timeout: float, say: Callable[[str], None])
                     f"{path} is unmounted, but {who} made no progress for {timeout:g} s; {what}; it goes on, and what "
                     f"it cannot finish {_REST}; {_log(latest)} says why"
                 )
-            say(f"{what}; waiting for {who} to end")
+            report(f"{what}; waiting for {who} to end")
     latest = daemon.latest() or latest
     if latest is None or (latest.access != "read-only" and not latest.is_committed):
         what = f" ({pending(latest)})" if latest is not None and latest.pending_chunks else ""

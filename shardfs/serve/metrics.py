@@ -33,7 +33,7 @@ class Traffic:
         self.nconnections += change
 
     def turned_away(self) -> None:
-        """Count a client for whom there was no room."""
+        """Count a client for whom there was no connection."""
         self.nturned_away += 1
 
     def replied(self, method: str, status: int, nbytes: int) -> None:

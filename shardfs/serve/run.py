@@ -74,19 +74,19 @@ class _Report:
     def is_ready(self, metrics: ServerMetrics) -> None:
         """Report that the server answers."""
         self._metrics, self._is_ready = metrics, True
-        self._systemd.say("READY=1", f"STATUS={metrics.status}")
+        self._systemd.notify("READY=1", f"STATUS={metrics.status}")
 
     def is_ending(self) -> None:
         """Report that it ends as soon as all is committed."""
         self._is_ready = False
-        self._systemd.say("STOPPING=1", more_time(3 * _PERIOD_SECONDS))
+        self._systemd.notify("STOPPING=1", more_time(3 * _PERIOD_SECONDS))
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
             more = [] if self._is_ready else [more_time(3 * _PERIOD_SECONDS)]
             status = [f"STATUS={self._metrics.status}"] if self._metrics is not None else []
-            self._systemd.say("WATCHDOG=1", *status, *more)
+            self._systemd.notify("WATCHDOG=1", *status, *more)
             await trio.sleep(min(_PERIOD_SECONDS, self._systemd.seconds))
 
 

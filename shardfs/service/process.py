@@ -29,7 +29,7 @@ class Systemd:
         is_watched = usec.isdecimal() and pid in ("", str(os.getpid()))
         self.seconds = int(usec) / 2e6 if is_watched else math.inf
 
-    def say(self, *lines: str) -> None:
+    def notify(self, *lines: str) -> None:
         """Send a report."""
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         if self._address:

@@ -275,7 +275,7 @@ def test_a_listing_ends_with_an_error_wherever_the_damage_is(
         lost = 256
     put(tmp_path / "source", document, shards)
     mounted = mount(tmp_path / "source")
-    mounted.expect("no room for its index|unreadable|minishard|multiple of 24")
+    mounted.expect("no space for its index|unreadable|minishard|multiple of 24")
     assert len(listed_before_an_error(mounted.path / KEY)) == 2048 - lost
     copy = ["cp", "-r", mounted.path / KEY, tmp_path / "copy"]
     assert subprocess.run(copy, stderr=subprocess.DEVNULL, check=False).returncode == 1
@@ -287,7 +287,7 @@ def test_a_shard_that_is_cut_off_is_an_error_and_harms_no_other(mount: Mounter, 
     shards = {"0.shard": shard([[(0, b"12345678")]]), "1.shard": b"short"}
     put(tmp_path / "source", document, shards)
     mounted = mount(tmp_path / "source")
-    mounted.expect("no room for its index|unreadable")
+    mounted.expect("no space for its index|unreadable")
     root = mounted.path / KEY
     assert (root / "0-2_0-2_0-2").read_bytes() == b"12345678"
     with pytest.raises(OSError, match="Input/output"):

@@ -345,7 +345,7 @@ class Journal:
     def _keep_reserve(self) -> None:
         """Take room on the disk for records without a payload, if there is much more."""
         if self._reserve is None and self.room() > 4 * _RESERVE_NBYTES:
-            with contextlib.suppress(OSError):  # file systems may have no files without names, or no room after all
+            with contextlib.suppress(OSError):  # file systems may have no files without names, or no space after all
                 fd = self._disk.reserve(_RESERVE_NBYTES, _STEP_NBYTES, self._directory.fd)
                 self._reserve = Descriptor(fd)
 

@@ -48,7 +48,7 @@ _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
 _MAX_FILES: Final = 10_000
 _MAX_HOLE_NBYTES: Final = 8 * 2**30
-"""More files, or more bytes that take no room on the disk, are in no journal that a session wrote."""
+"""More files, or more bytes that take no space on the disk, are in no journal that a session wrote."""
 
 _MAX_FALSE_STARTS: Final = 10_000
 """How many times a salt may be found where there is no record; by chance it never is."""

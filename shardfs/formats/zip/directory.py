@@ -190,7 +190,7 @@ class Members:
     name_nbytes: NDArray[np.uint16]
     problem: NDArray[np.uint8]
     hidden: Sequence[str] = ()
-    """What is left out, and why, in words."""
+    """What is skipped, and why, in words."""
     nreplaced: int = 0
     """How many have a name that a later one has, too."""
 

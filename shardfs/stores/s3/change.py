@@ -101,7 +101,7 @@ def commit_ids(properties: Properties | None) -> Sequence[str]:
 def with_commit_id(properties: Properties, commit_id: str) -> Properties:
     """Return *properties* with *commit_id* added to the ids of earlier changes, of which the last ones stay.
 
-    The ids are in the user metadata. Where these have no room for them, because programs have filled it, they are a
+    The ids are in the user metadata. Where these have no space for them, because programs have filled it, they are a
     directive of Cache-Control, which counts for no limit: whoever does not know a directive has to ignore it.
     """
     ids = ",".join([*commit_ids(properties), commit_id][-_MAX_IDS:])
