@@ -13,7 +13,7 @@ from stat import S_IFDIR
 from typing import Final, ParamSpec, TypeVar
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.copies import ConsolidatedCopies, says_the_same
+from shardfs.dataset.consolidated import ConsolidatedMetadata, says_the_same
 from shardfs.dataset.foreign import Outlines, find_foreign
 from shardfs.dataset.node import (
     DOCUMENT,
@@ -103,7 +103,7 @@ class Hierarchy:
         )
         self._removed: PathTable[RemovedArray] = PathTable()
         self._as_stored: PathTable[None] = PathTable()
-        self.copies = ConsolidatedCopies(self, store)
+        self.copies = ConsolidatedMetadata(self, store)
 
     def beside(self) -> "Hierarchy":
         """Return another hierarchy of the same source, for another view; what is pending here is seen there at once.

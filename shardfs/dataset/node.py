@@ -62,7 +62,7 @@ class Group:
     """A group with its stored *document*; *metadata* of a large one lacks attributes: see `Node.stored`.
 
     *copies* are the nodes that the document has copies of, whatever these say. *metadata* is without them, and so is
-    `Node.shown`: `ConsolidatedCopies.consolidated` has what the tree shows of those nodes instead.
+    `Node.shown`: `ConsolidatedMetadata.consolidated` has what the tree shows of those nodes instead.
     """
 
     metadata: GroupMetadata

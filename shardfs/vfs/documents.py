@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.copies import is_in_any
+from shardfs.dataset.consolidated import is_in_any
 from shardfs.dataset.maintenance.others import OtherSessions
 from shardfs.dataset.node import DOCUMENT, BrokenNode, Node, Plain, RemovedArray, groups_above
 from shardfs.dataset.worker import LARGE_NBYTES

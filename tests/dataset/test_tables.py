@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.dataset import array as array_module
-from shardfs.dataset import copies, hierarchy, layout, node, path_table, shard_cache
+from shardfs.dataset import consolidated, hierarchy, layout, node, path_table, shard_cache
 from shardfs.dataset.path_table import PathTable, is_below
 from shardfs.errors import StoreError
 from shardfs.format.lens.v3 import V3
@@ -22,7 +22,7 @@ from tests.support.datasets import store
 from tests.support.opened import Opened, in_trio, open_source
 from tests.support.steps import counted_steps
 
-MODULES = (array_module, cache, copies, hierarchy, layout, node, path_table, shard_cache)
+MODULES = (array_module, cache, consolidated, hierarchy, layout, node, path_table, shard_cache)
 SHARDED = json.dumps(array((8,), (4,), sharding((2,))))
 NOT_SHOWN = json.dumps(array((8,), (4,), extension("crc32c"), sharding((2,))))
 PATHS = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=4).map("/".join)

@@ -81,7 +81,7 @@ class _Consolidated(NamedTuple):
         return (self.node.stamp, self.node.context, self.node.in_image) == (node.stamp, node.context, node.in_image)
 
 
-class ConsolidatedCopies:
+class ConsolidatedMetadata:
     """What groups say of the nodes below them, and which of these may be read.
 
     Its state:
