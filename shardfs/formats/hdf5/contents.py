@@ -27,7 +27,9 @@ MAX_CHUNKS: Final = 2**23
 
 _MAX_INDEXES_NBYTES: Final = 256 * 2**20
 _MAX_TEXTS_NBYTES: Final = 32 * 2**20
-_MAX_NODES: Final = 8192
+_MAX_NODES: Final = 2**15
+"""How many names are remembered, in about 1.5 kB each."""
+
 _SMALL_GRID: Final = 50_000
 _MAX_LOOKUPS: Final = 8
 _MAX_NOTED: Final = 1000
@@ -112,6 +114,7 @@ class Hdf5Contents:
         self._snapshot = snapshot
         self._library = LibraryProcess(snapshot)
         self._nodes: _Recent[str, _Hdf5Node] = _Recent(_MAX_NODES)
+        self._listings: _Recent[str, _Named] = _Recent(_MAX_NODES)
         self._documents: _Recent[str, bytes] = _Recent(_MAX_TEXTS_NBYTES)
         self._texts: _Recent[tuple[str, Coords], bytes] = _Recent(_MAX_TEXTS_NBYTES)
         self._indexes: _Recent[str, _ChunkTable] = _Recent(_MAX_INDEXES_NBYTES)
@@ -230,6 +233,9 @@ class Hdf5Contents:
 
     async def _names(self, path: str) -> _Named:
         """Return all names in a group, with what they are."""
+        known = self._listings.get(path)
+        if known is not None:
+            return known
         found: _Named = []
 
         def take(part: Json, data: bytes) -> None:
@@ -250,6 +256,8 @@ class Hdf5Contents:
         await self._library.ask("listing", take, path=_steps(path))
         for name, node in found[:_MAX_NODES]:
             self._nodes.keep(join_key(path, name), node)
+        if len(found) <= _MAX_NODES:
+            self._listings.keep(path, found, len(found))
         return found
 
     async def _place(self, key: str) -> tuple[str, Hdf5Array, Coords] | None:

@@ -26,7 +26,7 @@ MAX_SECONDS: Final = 20
 """How much processor time a question may take."""
 
 MAX_INDEX_SECONDS: Final = 120
-"""How much it may take to list chunks, of which there may be millions."""
+"""How much it may take to list names and chunks, of which there may be a hundred thousand, and millions."""
 
 _MAX_FATAL: Final = 1000
 _MAX_TEXT_NBYTES: Final = 64 * 2**20
@@ -116,7 +116,7 @@ class LibraryProcess:
         assert self._process is not None
         self._is_asked = True
         try:
-            seconds = MAX_INDEX_SECONDS if what == "chunks" else MAX_SECONDS
+            seconds = MAX_INDEX_SECONDS if what in ("chunks", "listing") else MAX_SECONDS
             self._send({"ask": what, "with": arguments, "seconds": seconds})
             while True:
                 message, data = self._receive()

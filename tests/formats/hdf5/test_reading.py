@@ -113,6 +113,31 @@ async def test_of_many_chunks_the_first_ones_are_looked_up_without_all_of_the_in
     assert len(asked) == 10
 
 
+@pytest.mark.slow
+@in_trio
+async def test_ten_thousand_datasets_are_listed_by_one_question_and_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        for number in range(10_000):
+            file.create_dataset(f"{number:05}", data=np.int32(number))
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    asked: list[str] = []
+    ask = contents._library.ask
+
+    async def noted(what: str, *arguments: Any, **named: Any) -> Any:
+        asked.append(what)
+        return await ask(what, *arguments, **named)
+
+    monkeypatch.setattr(contents._library, "ask", noted)
+    for _ in range(2):
+        names = await contents.list("")
+        assert names is not None
+        assert len(names) == 10_001
+        assert all([await contents.is_directory(entry.name) for entry in names if entry.name != "zarr.json"])
+    assert asked == ["listing"]
+
+
 def test_a_remote_file_takes_few_requests(tmp_path: Path) -> None:
     values = np.arange(100 * 2**15, dtype="i4").reshape(100, 2**15)
     with h5py.File(tmp_path / "a.h5", "w") as file:
