@@ -152,6 +152,9 @@ class FileContents(Protocol):
     def walk(self) -> AsyncIterator[str]:
         """Yield the keys of all files, in any order."""
 
+    async def note(self) -> str | None:
+        """Say what a user should know who mounts the source: what is left out of it; None if that is nothing."""
+
 
 class _Loaded(NamedTuple):
     snapshot: Snapshot
@@ -317,6 +320,10 @@ class TreeStore(VirtualStore):
         """Yield the keys of all files."""
         async for key in (await self._current()).contents.walk():
             yield key
+
+    async def note(self) -> str | None:
+        """Say what is left out."""
+        return await (await self._current()).contents.note()
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
         """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""

@@ -73,6 +73,9 @@ class Boxed:
         for key in self._keys():
             yield key
 
+    async def note(self) -> str | None:
+        return "nobody knows what broken is"
+
     def _keys(self) -> list[str]:
         return ["inline", "broken", *self._header]
 
@@ -134,6 +137,7 @@ async def test_keys_are_ranges_bytes_and_what_is_made(tmp_path: Path) -> None:
     write_box(tmp_path / "a.box", {"a/b/one": b"one", "a/two": b"three", "a/~": b"\x00\xff"})
     store = opened(tmp_path / "a.box", box, ttl=60)
     assert sorted(await store.check() or ()) == [("a", Kind.DIRECTORY), ("broken", Kind.FILE), ("inline", Kind.FILE)]
+    assert await store.note() == "nobody knows what broken is"
     assert [name.name for name in await store.list("a")] == ["b", "two", "~"]
     assert (await store.stat("a/b")).kind is Kind.DIRECTORY
     assert ((await store.stat("a/two")).kind, (await store.stat("a/two")).size) == (Kind.FILE, 5)

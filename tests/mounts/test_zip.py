@@ -168,6 +168,9 @@ def test_what_cannot_be_read_is_an_error_for_itself_alone(mount: Mounter, direct
         with pytest.raises(OSError, match="Input/output"):
             (mounted.path / f"plain/c/{name}").read_bytes()
     assert (mounted.path / "plain/c/0/1").read_bytes() == (directory / "plain/c/0/1").read_bytes()
+    note = run_json("info", "--json", source)["note"]
+    assert "1 member cannot be read: it is encrypted" in note
+    assert "1 member cannot be read: its compression method is bzip2" in note
     report = run_json("verify", "--json", "--data", source, status=1)
     messages = " ".join(problem["message"] for problem in report["problems"])
     assert all(word in messages for word in ("bzip2", "encrypted", "checksum"))

@@ -31,17 +31,7 @@ class Hdf5(Format):
         """Return what is in the file."""
         if find_spec("h5py") is None:
             raise SourceError(f"{source.url} needs h5py; install it with: {how_to_install('hdf5')}")
-        return Hdf5Store(source.url, source.files, source.name, _load, ttl=source.ttl, part="part")
-
-
-class Hdf5Store(TreeStore):
-    """A file of HDF5."""
-
-    async def note(self) -> str | None:
-        """Say what is skipped."""
-        contents = (await self._current()).contents
-        assert isinstance(contents, Hdf5Contents)
-        return await contents.note()
+        return TreeStore(source.url, source.files, source.name, _load, ttl=source.ttl, part="part")
 
 
 async def _load(snapshot: Snapshot) -> Hdf5Contents:

@@ -124,6 +124,12 @@ class ZipContents:
         for key in self._members.files():
             yield key
 
+    async def note(self) -> str | None:
+        """Say what is not shown, or is and cannot be read; None if that is nothing."""
+        return (
+            "; ".join([*(f"not shown are {what}" for what in self._members.hidden), *self._members.refused()]) or None
+        )
+
     async def _range(self, key: str, number: int) -> RangePart:
         """Return where the bytes of a stored member are; raises `CorruptionError`."""
         start = await self._start(key, number)

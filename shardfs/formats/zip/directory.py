@@ -238,6 +238,17 @@ class Members:
             if not name.endswith(b"\0"):
                 yield name.replace(b"\0", b"/").decode()
 
+    def refused(self) -> Iterator[str]:
+        """Yield in words how many members cannot be read, and why."""
+        kinds, first, counts = np.unique(
+            self.problem.astype(np.uint32) << 16 | np.where(self.problem == _METHOD, self.method, 0),
+            return_index=True,
+            return_counts=True,
+        )
+        for kind, number, count in zip(kinds.tolist(), first.tolist(), counts.tolist(), strict=True):
+            if kind:
+                yield f"{counted(count, 'member')} cannot be read: {self.reason(number)}"
+
     def reason(self, number: int) -> str | None:
         """Return why a member cannot be read; None if nothing is known against it."""
         method = int(self.method[number])
