@@ -286,6 +286,21 @@ def test_a_target_that_changes_is_read_as_one_version(mount: Mounter, files: Pat
         (root / "x").read_bytes()
 
 
+def test_pages_of_a_target_and_of_the_next_one_are_not_mixed(mount: Mounter, files: Path) -> None:
+    old, new = b"a" * 100_000, b"b" * 100_000
+    (files / "target").write_bytes(old)
+    root = mount(write_document(files / "refs.json", {"x": ["target", 0, 100_000]}), metadata_ttl=0).path
+    with (root / "x").open("rb", buffering=0) as before:
+        assert before.read(10) == old[:10]
+        (files / "new").write_bytes(new)
+        (files / "new").rename(files / "target")
+        with (root / "x").open("rb", buffering=0) as after:
+            assert after.read(10) == new[:10]
+            assert before.read(60_000) == old[:60_000]
+            assert after.read() == new[10:]
+            assert before.read() == old[60_010:]
+
+
 def test_records_that_are_written_anew_are_not_mixed_with_earlier_ones(mount: Mounter, files: Path) -> None:
     references = kerchunked(files / "file.h5")
     mounted = mount(write_records(files / "refs.parq", references))
