@@ -253,7 +253,12 @@ def _parse_array(described: Json) -> Hdf5Array:
     if is_chunked:
         chunk_shape = (*_lengths(chunks, 1), *inner)
         if dtype is None or not is_exact:
-            filters = Hdf5Filters(is_decoded=True)  # h5py reads the elements, and so undoes them
+            # h5py reads the elements, and so undoes them.
+            filters = Hdf5Filters(is_decoded=True, plugin=filters.plugin)
+        if filters.is_decoded and filters.plugin is not None:
+            raise MetadataError(
+                f"its elements are not shown as they are stored, and h5py has no filter {filters.plugin}"
+            )
     else:
         if filters.codecs or filters.is_decoded:
             raise MetadataError("it has filters and no chunks, which HDF5 does not know")

@@ -22,6 +22,8 @@ from shardfs.format.document import Json, brief
 from shardfs.format.members import Buffer
 
 _LZF: Final = 32000
+_PLUGINS: Final = {307: "bzip2", 32001: "Blosc", 32015: "zstd"}
+"""Filters that Zarr has codecs for, and libhdf5 only by plugins, which are not loaded."""
 _REFUSED: Final = {
     4: "szip",
     5: "nbit",
@@ -43,10 +45,14 @@ _MAX_ZSTD_BLOCK: Final = 2**17
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Filters:
-    """The filters of a dataset: its *codecs* after `bytes`, or *is_decoded* if h5py must undo them."""
+    """The filters of a dataset: its *codecs* after `bytes`, or *is_decoded* if h5py must undo them.
+
+    *plugin* is the name of one that h5py cannot undo.
+    """
 
     codecs: tuple[dict[str, Json], ...] = ()
     is_decoded: bool = False
+    plugin: str | None = None
 
     @classmethod
     def parse(cls, filters: Json, item_nbytes: int) -> "Hdf5Filters":
@@ -57,18 +63,19 @@ class Hdf5Filters:
         if not isinstance(filters, list) or len(filters) > 32:
             raise MetadataError("its filters cannot be read")
         codecs: list[dict[str, Json]] = []
-        is_decoded = False
+        is_decoded, plugin = False, None
         for each in filters:
             match each:
                 case [int(code), list(values), str(name)] if all(type(value) is int for value in values):
                     pass
                 case _:
                     raise MetadataError("its filters cannot be read")
+            plugin = _PLUGINS.get(code, plugin)
             if code == _LZF:
                 is_decoded = True
             else:
                 codecs.append(_codec(code, values, name, item_nbytes))
-        return cls(() if is_decoded else tuple(codecs), is_decoded)
+        return cls(() if is_decoded else tuple(codecs), is_decoded, plugin)
 
     def stored_nbytes(self, nbytes: int) -> int | None:
         """Return the size of what `store` makes of *nbytes* bytes; None if one of the codecs has no such form."""

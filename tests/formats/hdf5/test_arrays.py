@@ -82,6 +82,13 @@ def test_an_unknown_filter_is_refused_by_the_name_that_the_file_gives_it() -> No
         parse_array({**CHUNKED, "filters": [[40000, [], "my filter"]]})
 
 
+@pytest.mark.parametrize("members", [{"type": "string"}, {"is_exact": False}, {"filters": [[32000, [], "lzf"]]}])
+def test_what_h5py_would_have_to_read_by_a_plugin_is_refused(members: dict[str, Any]) -> None:
+    filters = [*members.get("filters", []), [32015, [3], "zstd"]]
+    with pytest.raises(MetadataError, match="h5py has no filter zstd"):
+        parse_array({**CHUNKED, **members, "filters": filters})
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "a negative length": {"shape": [-1, 7]},
     "a length that is no number": {"shape": ["7", 7]},
