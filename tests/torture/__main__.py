@@ -42,7 +42,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    began, figures, failures = time.monotonic(), Counter[str](), list[str]()
+    began, counts, failures = time.monotonic(), Counter[str](), list[str]()
     until = began + 60 * options.minutes
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     kinds = options.on or ["directory"]
@@ -50,10 +50,10 @@ def main() -> int:
         for seed in count(first):
             if seed > first and (time.monotonic() > until or (options.lives and seed >= first + options.lives)):
                 break
-            _torture(seed, kinds[seed % len(kinds)], options, until, figures, failures)
+            _torture(seed, kinds[seed % len(kinds)], options, until, counts, failures)
     finally:  # what is left of a long log is its end
         minutes = (time.monotonic() - began) / 60
-        parts = ", ".join(f"{number} {name}" for name, number in sorted(figures.items()))
+        parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
         for failure in failures:
             print(failure)
         print(
@@ -64,14 +64,14 @@ def main() -> int:
 
 
 def _torture(
-    seed: int, kind: str, options: argparse.Namespace, until: float, figures: Counter[str], failures: list[str]
+    seed: int, kind: str, options: argparse.Namespace, until: float, counts: Counter[str], failures: list[str]
 ) -> None:
-    """Let the source of a seed live, and add to *figures* and, if something is wrong, the first line to *failures*."""
+    """Let the source of a seed live, and add to *counts* and, if something is wrong, the first line to *failures*."""
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
     sessions = f" --sessions {options.sessions}" if options.sessions > 1 else ""
     try:
         with disk_of(kind, directory, options.sessions) as disk:
-            life = Life(directory, disk, random.Random(seed), figures)
+            life = Life(directory, disk, random.Random(seed), counts)
             try:
                 if options.soak:
                     print(f"soak: {soak(life, options.minutes)}")

@@ -125,7 +125,7 @@ class Life:
     directory: Path
     disk: Disk
     chance: random.Random
-    figures: Counter[str]
+    counts: Counter[str]
     history: History = field(default_factory=History)
     unsettled: dict[str, bool] = field(default_factory=dict)
     """Arrays that were not looked at since the mount ended, and whether the power was cut."""
@@ -173,7 +173,7 @@ class Life:
                     place.mounted.unmount()
             else:
                 self._work(places, ends)
-                self.figures[ends] += 1
+                self.counts[ends] += 1
         for log in self.directory.glob("log-*"):
             log.unlink()
 
@@ -253,7 +253,7 @@ class Life:
                     ):
                         dead.update(session.workers)
                         session.kill()
-                        self.figures["killed beside others"] += 1
+                        self.counts["killed beside others"] += 1
                     continue
                 is_ending = True
                 if ends == "cut":
@@ -293,14 +293,14 @@ class Life:
                     scope = _names(part)
                 history.begin(process, rest[0], rest[1], scope=scope, **rest[2])
             case "end" if state != "snapshot":
-                self.figures["operations"] += 1
+                self.counts["operations"] += 1
                 operation = history.running[process]
                 history.end(process, **rest[0])
                 if "O_EXCL" in operation.what:
                     for change in operation.changes:
                         history.check_exclusive(change.path)
             case "found" if state != "snapshot":
-                self.figures["reads"] += 1
+                self.counts["reads"] += 1
                 history.has_read(process, rest[0])
             case "broken" if state == "working":
                 operation = history.running.get(process)
@@ -343,7 +343,7 @@ class Life:
                         assert_same(read(source / geometry.name), expected)
                     except AssertionError as error:
                         raise WrongError(f"{name} reads other values of {geometry.name}") from error
-        self.figures["native"] += 1
+        self.counts["native"] += 1
 
     def _mend(self, place: Place) -> None:
         """Write chunks that are none, which processes made by writing to parts of them."""

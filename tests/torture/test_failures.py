@@ -45,7 +45,7 @@ class Failing:
         raise WrongError("w1 failed: ESTALE\n  1 the story")
 
 
-def test_the_output_ends_with_a_line_for_each_failure_and_the_figures(
+def test_the_output_ends_with_a_line_for_each_failure_and_the_counts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torture, "Life", Failing)
@@ -53,8 +53,8 @@ def test_the_output_ends_with_a_line_for_each_failure_and_the_figures(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["torture", "--seed=7", "--lives=2"])
     assert torture.main() == 1
-    *failures, figures = capsys.readouterr().out.splitlines()[-3:]
+    *failures, counts = capsys.readouterr().out.splitlines()[-3:]
     what = "--on directory, mounted with --view=v2 --page-cache: w1 failed: ESTALE"
     assert failures == [f"FAILED: --seed {seed} {what}" for seed in (7, 8)]
-    assert figures.startswith("torture: ")
-    assert figures.endswith("; 2 failed")
+    assert counts.startswith("torture: ")
+    assert counts.endswith("; 2 failed")
