@@ -294,6 +294,11 @@ class Hdf5Contents:
         may_be_raw = array.filters.codecs and nbytes == array.chunk_nbytes and array.is_at_edge(coords)
         if array.as_stored and not mask and not may_be_raw:
             return RangePart(offset, nbytes)
+        if may_be_raw and not mask and array.filters.plugin is not None and offset + nbytes <= self._snapshot.size:
+            # h5py would need the plugin to tell.
+            head = await self._snapshot.read(offset, min(nbytes, 16), (offset, nbytes))
+            if array.filters.has_encoded(bytes(head), nbytes):
+                return RangePart(offset, nbytes)
         size = array.filters.stored_nbytes(array.chunk_nbytes)
         if size is None:
             return BrokenPart("it is stored without its filters, and nothing but they can be shown")

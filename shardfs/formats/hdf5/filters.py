@@ -93,6 +93,18 @@ class Hdf5Filters:
                     return None
         return nbytes
 
+    def has_encoded(self, head: bytes, nbytes: int) -> bool:
+        """Whether a chunk of *nbytes* bytes that begins with *head*, 16 of them, was encoded by `plugin`."""
+        match self.plugin:
+            case "zstd":
+                return head.startswith(b"\x28\xb5\x2f\xfd")
+            case "bzip2":
+                return head.startswith(b"BZh") and head[4:10] == b"\x31\x41\x59\x26\x53\x59"
+            case "Blosc":
+                # With a checksum behind it, a chunk is 4 bytes shorter.
+                return len(head) == 16 and 0 <= nbytes - int.from_bytes(head[12:], "little") <= 4
+        return False
+
     def store(self, data: Buffer) -> Buffer:
         """Encode *data* as the codecs do, without compressing it."""
         for codec in self.codecs:

@@ -45,3 +45,12 @@ def test_bzip2_has_no_form_without_compression() -> None:
 def test_lzf_is_undone_with_all_filters_beside_it() -> None:
     filters = Hdf5Filters.parse([[2, [8], "shuffle"], [32000, [4, 261, 800], "lzf"]], 8)
     assert (filters.codecs, filters.is_decoded) == ((), True)
+
+
+def test_what_a_plugin_encoded_is_told_by_its_first_bytes() -> None:
+    data = np.arange(800, dtype="u1").tobytes()
+    for code, codec in ((32015, numcodecs.Zstd()), (32001, numcodecs.Blosc()), (307, numcodecs.BZ2())):
+        filters = Hdf5Filters.parse([[code, [], "a plugin"]], 1)
+        encoded = bytes(codec.encode(data))
+        assert filters.has_encoded(encoded[:16], len(encoded))
+        assert not filters.has_encoded(data[:16], len(data))

@@ -276,6 +276,23 @@ def test_chunks_are_in_their_places_whatever_axes_are_unlimited(
         assert not array[:, :3].any()
 
 
+@pytest.mark.parametrize("name", ["zstd", "blosc", "bzip2"])
+def test_chunks_at_the_edge_that_have_the_size_of_elements_by_chance_are_read_without_a_plugin(
+    tmp_path: Path, name: str
+) -> None:
+    options = {"zstd": hdf5plugin.Zstd(), "blosc": hdf5plugin.Blosc(shuffle=0), "bzip2": hdf5plugin.BZip2()}[name]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for length in range(12, 90):  # of some length, what is encoded is as long as what is not
+            made = file.create_dataset(f"{length}", (length - 1,), "u1", chunks=(length,), maxshape=(None,), **options)
+            made[...] = np.arange(length - 1) % 7
+        same = [length for length in range(12, 90) if file[f"{length}"].id.get_chunk_info(0).size == length]
+    assert same
+    with shardfs.open(tmp_path / "a.h5") as dataset:
+        found = zarr.open_group(dataset.store(), mode="r")
+        for length in same:
+            assert found[f"{length}"][...].tolist() == [number % 7 for number in range(length - 1)]
+
+
 # netCDF-4.
 
 
