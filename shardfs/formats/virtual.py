@@ -153,7 +153,7 @@ class FileContents(Protocol):
         """Yield the keys of all files, in any order."""
 
     async def note(self) -> str | None:
-        """Say what a user should know who mounts the source: what is left out of it; None if that is nothing."""
+        """Say what a user should know who mounts the source: what of it is skipped; None if that is nothing."""
 
 
 class _Loaded(NamedTuple):
@@ -322,7 +322,7 @@ class TreeStore(VirtualStore):
             yield key
 
     async def note(self) -> str | None:
-        """Say what is left out."""
+        """Say what is skipped."""
         return await (await self._current()).contents.note()
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
