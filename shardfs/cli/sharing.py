@@ -226,18 +226,26 @@ def _try_renames(meeting: _Meeting, writer: int) -> DoctorFinding:
 
 
 def _try_new_name(meeting: _Meeting) -> DoctorFinding:
-    """Look how long a host does not see a file of the other, if it has looked for it before."""
-    names = [meeting.file(f"new-{number}") for number in range(2)]
-    os.path.exists(names[1 - meeting.number])
+    """Look how long a host does not see a file of the other, if it has looked for it before.
+
+    Each is in a directory that only one host changes: what a host changes itself, it looks at again.
+    """
+    made, watched = (meeting.file(f"made-{number}") for number in (meeting.number, 1 - meeting.number))
+    os.mkdir(made)
+    meeting.both("new-directories")
+    name = os.path.join(watched, "new")
+    os.path.exists(name)
     meeting.both("new-begin")
     begun = time.monotonic()
-    _opened(names[meeting.number], os.O_CREAT)
+    _opened(os.path.join(made, "new"), os.O_CREAT)
     meeting.both("new-made")
-    while not os.path.exists(names[1 - meeting.number]):
+    while not os.path.exists(name):
         if time.monotonic() > begun + _PATIENCE:
             break
         time.sleep(_PAUSE)
     seconds = max(time.monotonic() - begun, meeting.both("new-done", time.monotonic() - begun))
+    os.unlink(os.path.join(made, "new"))
+    os.rmdir(made)
     what = f"a new file of the other host was seen after {seconds:.1f} s"
     if seconds > _PATIENCE:
         return DoctorFinding("problem", f"a new file of the other host was not seen for {_PATIENCE:.0f} s", _ONE_HOST)
