@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from shardfs.errors import CorruptionError, ShardfsError
-from shardfs.formats.hdf5 import Hdf5Store, process
+from shardfs.formats import TreeStore
+from shardfs.formats.hdf5 import process
 from shardfs.formats.hdf5.contents import Hdf5Contents
 from shardfs.formats.hdf5.process import LibraryProcess
 from shardfs.stores.local.reader import LocalReader
@@ -20,13 +21,13 @@ from tests.formats.hdf5.files import write_random
 from tests.support.opened import in_trio
 
 
-def opened(path: Path) -> Hdf5Store:
+def opened(path: Path) -> TreeStore:
     async def load(snapshot: Any) -> Hdf5Contents:
         contents = Hdf5Contents(snapshot)
         await contents.begin()
         return contents
 
-    return Hdf5Store(str(path), LocalReader(str(path.parent)), path.name, load, ttl=0)
+    return TreeStore(str(path), LocalReader(str(path.parent)), path.name, load, ttl=0)
 
 
 async def library(path: Path) -> LibraryProcess:
