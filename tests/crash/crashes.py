@@ -231,8 +231,9 @@ def describe(found: bytes | None) -> str:
 def check_left_behind(root: Path, *, power_cut: bool, left: tuple[str, ...]) -> None:
     state = [path for path in (root / ".shardfs").rglob("*") if path.is_file() and "scratch" not in path.parts]
     beside = [path for path in root.glob("*/c/*") if path.is_file() and not path.name.isdecimal()]
-    if power_cut:  # a damaged segment is kept; what a lock is known to be of the next commit takes over
-        state = [path for path in state if path.suffix != ".damaged"]
+    if power_cut:  # a damaged segment is kept, and its slot; what a lock is known to be of the next commit takes over
+        kept = {above / "lock" for path in state if path.suffix == ".damaged" for above in path.parents}
+        state = [path for path in state if path.suffix != ".damaged" and path not in kept]
         beside = [path for path in beside if not path.stat().st_mode & stat.S_ISVTX and path.parts[-3] == "unsharded"]
     names = [str(path) for path in [*state, *beside] if not path.name.endswith(left)]
     assert not names, f"left behind: {names}"

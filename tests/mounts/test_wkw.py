@@ -234,7 +234,7 @@ def test_damage_is_an_error_for_what_it_touches(mount: Mounter, tmp_path: Path) 
     bomb[80:90] = b"\x1f\0\1\0" + b"\xff" * 6  # a run of zeros without end
     files[4].write_bytes(bomb)
     mounted = mount(source)
-    mounted.expect("unreadable|names bytes|no header|no room|begin at byte")
+    mounted.expect("unreadable|names bytes|no header|no space|begin at byte")
     root = mounted.path / "c" / "0"
     names = {f"{x}/{y}/{z}" for x in range(16) for y in range(2) for z in range(2)}
     others = {name for name in names if int(name.split("/")[0]) < 2 or int(name.split("/")[0]) >= 8}
@@ -246,7 +246,7 @@ def test_damage_is_an_error_for_what_it_touches(mount: Mounter, tmp_path: Path) 
             (root / name).read_bytes()
         assert raised.value.errno == errno.EIO
     decoded = mount(source, arguments=["--decode"])
-    decoded.expect("unreadable|names bytes|no header|no room|begin at byte|does not decode")
+    decoded.expect("unreadable|names bytes|no header|no space|begin at byte|does not decode")
     with pytest.raises(OSError, match="Input/output"):
         (decoded.path / "c/0/8/0/0").read_bytes()
     assert decoded.peak_memory() < 250 * 2**20
