@@ -264,5 +264,5 @@ setup_built() {
 # zarr-python 3.4, of which there is none for a Python before 3.12, which this machine may not have.
 setup_zarr34() {
     setup_client zarr34 "$1" 'zarr>=3.4' 'numcodecs[google-crc32c]>=0.16' backports.zstd isal trio click \
-        prometheus_client python-json-logger 'boto3>=1.43' 'obstore>=0.11' 'pycurl>=7.45.3' 'cast-value-rs>=0.4.2' zarr-n5 'dask[array]'
+        prometheus_client python-json-logger 'boto3>=1.43' 'obstore>=0.11' 'pycurl>=7.45.7' 'cast-value-rs>=0.4.2' zarr-n5 'dask[array]'
 }

@@ -206,6 +206,7 @@ class Client:
                 result = attempt()
             except FailedRequest as error:
                 failure = error.failure
+            self._count_resent(request)
             self.service.trouble.note(failure, began, time.monotonic())
             if failure is None:
                 return result
@@ -230,6 +231,14 @@ class Client:
         final = self.error_of(request, failure, number)
         self.count(conflicts=isinstance(final, ConflictError))
         raise final
+
+    def _count_resent(self, request: Request) -> None:
+        """Count what was sent again below the last attempt."""
+        resent = self.service.take_resent()
+        if resent:
+            with self._lock:
+                self.counts.requests[request.operation] += resent
+            log.info("%s of %s: sent again, as its connection was closed", request.operation, request.target)
 
     def error_of(self, request: Request, failure: Failure, attempts: int) -> ShardfsError:
         """Return what is raised for a request that finally failed."""

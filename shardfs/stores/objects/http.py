@@ -2,12 +2,13 @@
 
 Nothing is allocated by what a reply states: a body takes as much memory as has come of it, and no more than was asked
 for. All methods block, and may be called from several threads. A request that goes by a kept connection, which the
-server then closes without a word, is sent again on a new one by libcurl itself.
+server then closes without a word, is sent again on a new one by libcurl itself; `Http.take_resent` counts that.
 """
 
 import math
 import re
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from errno import ECONNREFUSED, EHOSTUNREACH, ENETUNREACH
@@ -83,6 +84,7 @@ class Http:
         self._certificates = certificates
         self._idle: list[_Link] = []
         self._proxies: dict[str, str] = {}
+        self._of_thread = threading.local()
 
     def send(
         self,
@@ -117,6 +119,12 @@ class Http:
             origin = _origin(url)
         raise FailedRequest(TOO_MANY_REDIRECTS)
 
+    def take_resent(self) -> int:
+        """Return how often libcurl has sent requests of this thread again, since the last call."""
+        count: int = getattr(self._of_thread, "resent", 0)
+        self._of_thread.resent = 0
+        return count
+
     def _perform(
         self,
         method: str,
@@ -134,6 +142,8 @@ class Http:
         try:
             return link.perform(method, url, headers, proxy, silence, judge, excess)
         finally:
+            if link.nsent > 1:
+                self._of_thread.resent = getattr(self._of_thread, "resent", 0) + link.nsent - 1
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(link)
 
@@ -170,14 +180,16 @@ def _redirected(url: str, to: str) -> str:
 class _Link:
     """A handle of libcurl with its connections, set up once, and what comes of the request that it makes.
 
-    No callback may raise anything: `_take_body` returns what ends the transfer. Headers are only gathered, in *lines*,
-    until the body begins: each callback costs as much as the work on a line.
+    *nsent* is how often the last request was sent. No callback may raise anything: `_take_body` returns what ends the
+    transfer. Headers are only gathered, in *lines*, until the body begins: each callback costs as much as the work on a
+    line.
     """
 
     def __init__(self, timeouts: Timeouts, certificates: str | None) -> None:
         self._timeouts = timeouts
         self._certificates = certificates
         self._handle = pycurl.Curl()
+        self.nsent = 0
         self._is_head = False
         self._proxy = ""
         self._silence = -1.0
@@ -197,6 +209,7 @@ class _Link:
     ) -> Reply:
         """Make a request, and return the reply; raises `FailedRequest`."""
         handle = self._handle
+        self.nsent = 0
         self._begin(judge, excess)
         failure: Failure | None = None
         try:
@@ -235,6 +248,7 @@ class _Link:
         set_option(pycurl.CONNECTTIMEOUT_MS, max(1, round(timeouts.connect * 1000)))
         set_option(pycurl.TIMEOUT_MS, max(1, round(timeouts.whole * 1000)))
         set_option(pycurl.LOW_SPEED_LIMIT, min(max(1, round(timeouts.rate)), _MOST_RATE))
+        set_option(pycurl.PREREQFUNCTION, self._count_sent)
         set_option(pycurl.HEADERFUNCTION, self._lines.append)
         set_option(pycurl.WRITEFUNCTION, self._take_body)
         if self._certificates is not None:
@@ -267,6 +281,11 @@ class _Link:
         self._body = bytearray()
         self._most = 0
         self._began = self._last = -math.inf
+
+    def _count_sent(self, *addresses: object) -> int:
+        """Count that the request is sent, on a connection between these *addresses*."""
+        self.nsent += 1
+        return _GO_ON
 
     def _take_body(self, data: bytes) -> int | None:
         """Take some of the body; before the first of it, decide what of it is wanted."""
@@ -356,6 +375,8 @@ def _refuse(status: int, headers: Mapping[str, str]) -> int:
     """Want nothing: no request is being made."""
     return 0
 
+
+_GO_ON: Final[int] = pycurl.PREREQFUNC_OK
 
 _SUPPRESS_CONNECT_HEADERS: Final = 265
 """An option by which the reply of a proxy is no part of that of the server; pycurl has no name for it."""

@@ -176,9 +176,10 @@ class Requests(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """Running counts; *requests* by S3 operation ("GetObject", ...), counting each attempt.
+    """Running counts; *requests* by S3 operation ("GetObject", ...), counting each that was sent.
 
-    *conflicts* are conditions that did not hold, *retries* the attempts after the first ones.
+    *conflicts* are conditions that did not hold, *retries* the attempts after failed ones: not what was sent again only
+    because a connection that was kept open turned out to be closed.
     """
 
     requests: Counter[str] = field(default_factory=Counter)

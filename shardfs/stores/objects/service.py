@@ -120,6 +120,10 @@ class Service(ABC):
         """Return what fails if there is no container, if HEAD of an object does not tell that; else None."""
         return None
 
+    def take_resent(self) -> int:
+        """Return how often requests of this thread were sent again, since the last call, without anybody asking."""
+        return self._http.take_resent()
+
     def _send(
         self,
         method: str,
