@@ -259,8 +259,7 @@ class TreeStore(VirtualStore):
                 nbytes = len(data)
             case RangePart(nbytes=nbytes) | LatePart(nbytes=nbytes) | MadePart(nbytes=nbytes):
                 pass
-        # Each version is another file: the kernel keeps pages by file, and those of two must not be mixed.
-        return object_stat(Kind.FILE, nbytes, (key, stat.version), f"file:{key}:{stat.version}", stat.mtime_ns)
+        return object_stat(Kind.FILE, nbytes, (key, stat.version), f"file:{key}", stat.mtime_ns)
 
     async def fresh(self, key: str) -> Stat:
         """Return the status of the file *key* as it is stored now."""

@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Final, TypeVar, cast
@@ -238,8 +238,18 @@ class Filesystem:
             kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
             if status.file is not None:  # hard links are one file, where the store identifies files
                 key = kind, status.identity  # a new file may get the identity of a removed link
-        ino = self.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
+        ino = self.inodes.number(kind, path, self.identity_of(status), nlink=nlink, key=key)
         return Attributes(ino, status.size, self.ttl, status)
+
+    def identity_of(self, status: Stat) -> Hashable:
+        """Return what is equal for the same file, whose pages the kernel keeps for all who have it open.
+
+        A store that replaces objects has each version as another file, unless it may be written: a file that a program
+        writes stays the same.
+        """
+        if self.is_writable or status.kind is not Kind.FILE or status.file is not None:
+            return status.identity
+        return status.identity, status.version
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is not a chunk key, in a directory of chunks.

@@ -117,3 +117,22 @@ def test_a_deleted_shard_is_absent_and_what_was_fetched_of_it_can_be_read(remote
         assert error_of(descriptor, 18 * MIB) == errno.ESTALE
     finally:
         os.close(descriptor)
+
+
+def test_who_has_a_version_open_never_reads_another_that_somebody_opens(remote: Remote) -> None:
+    versions = [bytes([letter]) * nbytes for letter, nbytes in ((97, 100_000), (98, 100_000), (99, 300_000))]
+    descriptors: list[int] = []
+    remote.put("plain", versions[0])
+    root = remote.mount(metadata_ttl=0)
+    try:
+        for version in versions:
+            remote.put("plain", version)
+            descriptors.append(os.open(root / "plain", os.O_RDONLY))
+            assert os.pread(descriptors[-1], len(version) + 1, 0) == version
+        for descriptor, version in zip(descriptors, versions, strict=True):
+            assert os.fstat(descriptor).st_size == len(version)
+            assert os.pread(descriptor, len(version) + 1, 0) == version
+        assert len({os.fstat(descriptor).st_ino for descriptor in descriptors}) == len(versions)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

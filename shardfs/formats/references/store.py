@@ -283,8 +283,7 @@ class ReferenceStore(VirtualStore):
         return self._file_stat(key, len(data), version, self._mtime_ns)
 
     def _file_stat(self, key: str, nbytes: int, version: Hashable, mtime_ns: int) -> Stat:
-        # Each version is another file: the kernel keeps pages by file, and those of two must not be mixed.
-        return object_stat(Kind.FILE, nbytes, version, f"file:{key}:{version}", mtime_ns)
+        return object_stat(Kind.FILE, nbytes, version, f"file:{key}", mtime_ns)
 
 
 def _digest(data: bytes) -> str:

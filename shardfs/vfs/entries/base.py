@@ -3,7 +3,7 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -183,6 +183,9 @@ class Tree(Protocol):
 
     def attributes_of(self, path: str, status: Stat) -> Attributes:
         """Return the attributes of what is stored under *path* with the given *status*."""
+
+    def identity_of(self, status: Stat) -> Hashable:
+        """Return what is equal for the same file, whose pages the kernel keeps for all who have it open."""
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is not a chunk key, in a directory of chunks."""

@@ -60,7 +60,7 @@ class Passthrough(Entry):
     async def attributes(self) -> Attributes:
         """Return the stored attributes."""
         status = await self.fs.hierarchy.stat(self.path)
-        if status.identity != self.identity:
+        if self.fs.identity_of(status) != self.identity:
             raise StaleError(f"{self.path or 'the source'} was replaced")
         return Attributes(self.ino, status.size, self.fs.ttl, status)
 
@@ -77,7 +77,7 @@ class Passthrough(Entry):
                 file = await self.fs.store.open_passthrough(self.path)
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
-        if file.stat().identity != self.identity:
+        if self.fs.identity_of(file.stat()) != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
         return PassthroughHandle(self.fs.inodes.row(self.ino), file, self.fs.ttl, is_writable=writable)
