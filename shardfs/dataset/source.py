@@ -72,7 +72,7 @@ def open_store_in(
     files = open_files(session, location.home, options, ttl)
     ttl = LOCAL_TTL if ttl is None else ttl
     return location.format.open(
-        FileSource(location.url, location.home, files, location.name, ttl, options, open_location)
+        FileSource(location.url, location.home, files, location.name, ttl, options, open_location, session)
     )
 
 

@@ -34,6 +34,8 @@ from functools import cache
 from importlib import import_module
 from typing import ClassVar, Final, NamedTuple
 
+import trio
+
 from shardfs.errors import MetadataError, SourceError
 from shardfs.format.document import Extension
 from shardfs.format.foreign import (
@@ -202,7 +204,8 @@ class FileSource:
 
     *files* reads what is in that location, by keys relative to it. Names and versions may be cached for *ttl* seconds.
     *options* are those of the user, and *open_location* opens other locations that the file leads to, and that the user
-    allows: it returns the location, and a reader of it, or raises `SourceError`.
+    allows: it returns the location, and a reader of it, or raises `SourceError`. *session* is for tasks that are to end
+    when the source is closed.
     """
 
     url: str
@@ -212,6 +215,7 @@ class FileSource:
     ttl: float
     options: StoreOptions
     open_location: Callable[[str], tuple[AnyLocation, TargetFiles]]
+    session: trio.Nursery
 
 
 class Format:

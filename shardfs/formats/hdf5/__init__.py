@@ -5,8 +5,11 @@
 - the keys: `contents`
 """
 
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
+
+import trio
 
 from shardfs.errors import SourceError
 from shardfs.formats import Candidate, FileSource, Format, TreeStore
@@ -31,11 +34,12 @@ class Hdf5(Format):
         """Return what is in the file."""
         if find_spec("h5py") is None:
             raise SourceError(f"{source.url} needs h5py; install it with: {how_to_install('hdf5')}")
-        return TreeStore(source.url, source.files, source.name, _load, ttl=source.ttl, part="part")
+        load = partial(_load, source.session)
+        return TreeStore(source.url, source.files, source.name, load, ttl=source.ttl, part="part")
 
 
-async def _load(snapshot: Snapshot) -> Hdf5Contents:
-    contents = Hdf5Contents(snapshot)
+async def _load(session: trio.Nursery, snapshot: Snapshot) -> Hdf5Contents:
+    contents = Hdf5Contents(snapshot, session)
     await contents.begin()
     return contents
 

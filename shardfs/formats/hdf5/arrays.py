@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, NotUnshardable
 from shardfs.format.document import MAX_LENGTH, MAX_NDIM, Json, encode_json
 from shardfs.format.dtype import parse_v2_dtype, v3_data_type, v3_fill_value
 from shardfs.format.members import Buffer
@@ -227,13 +227,16 @@ def group_document(attributes: dict[str, Json]) -> bytes:
 
 
 def parse_array(described: Json) -> Hdf5Array:
-    """Return a dataset as an array, from what `library` says of it; raises `MetadataError` with why it is skipped."""
+    """Return a dataset as an array, from what `library` says of it.
+
+    Raises `MetadataError` with why it is skipped, and `CorruptionError` if it is damaged.
+    """
     try:
         return _parse_array(described)
     except (NotUnshardable, NotShownError) as error:
         raise MetadataError(str(error)) from None
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise MetadataError("it is damaged") from None
+        raise CorruptionError("it is damaged") from None
 
 
 def _parse_array(described: Json) -> Hdf5Array:
@@ -265,7 +268,7 @@ def _parse_array(described: Json) -> Hdf5Array:
         if described["layout"] == "contiguous":
             offset = described["offset"]
             if offset is not None and not 0 <= _integer(offset) < _UNDEFINED:
-                raise MetadataError("it is damaged: nothing says where its elements are")
+                raise CorruptionError("it is damaged: nothing says where its elements are")
         whole = described["layout"] == "compact"
         chunk_shape = (*_rows(shape, item_nbytes or _TEXT_NBYTES, whole=whole), *inner)
     array = Hdf5Array(
@@ -283,9 +286,9 @@ def _parse_array(described: Json) -> Hdf5Array:
         offset=offset,
     )
     if len(array.shape) != len(array.chunk_shape) or len(extent) != len(shape) or array.nchunks > MAX_LENGTH:
-        raise MetadataError("its chunks cannot be counted")
+        raise CorruptionError("it is damaged: its chunks cannot be counted")
     if array.chunk_nbytes > MAX_LENGTH or math.prod(array.shape) > MAX_LENGTH:
-        raise MetadataError("it is larger than anything can be")
+        raise CorruptionError("it is damaged: it is larger than anything can be")
     if not array.as_stored and array.chunk_nbytes > MAX_CHUNK_NBYTES:
         raise MetadataError(
             f"its chunks would have {array.chunk_nbytes:,} bytes, more than the {MAX_CHUNK_NBYTES:,} that are made"
@@ -315,13 +318,13 @@ def _rows(shape: tuple[int, ...], item_nbytes: int, *, whole: bool) -> tuple[int
 
 def _lengths(value: Json, minimum: int) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_NDIM:
-        raise MetadataError("it is damaged: its axes cannot be counted")
+        raise CorruptionError("it is damaged: its axes cannot be counted")
     if not all(minimum <= _integer(length) <= MAX_LENGTH for length in value):
-        raise MetadataError("it is damaged: the lengths of its axes are no lengths")
+        raise CorruptionError("it is damaged: the lengths of its axes are no lengths")
     return tuple(value)
 
 
 def _integer(value: Json) -> int:
     if type(value) is not int:
-        raise MetadataError("it is damaged: a number is none")
+        raise CorruptionError("it is damaged: a number is none")
     return value

@@ -1,16 +1,18 @@
 """What is in one version of an HDF5 file, as keys of Zarr."""
 
 import logging
+import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
-from shardfs.errors import CorruptionError, MetadataError
+from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, counted
 from shardfs.format.document import Json
 from shardfs.formats import BrokenPart, InlinePart, MadePart, RangePart
 from shardfs.formats.hdf5.arrays import Coords, Hdf5Array, group_document, parse_array
@@ -28,7 +30,15 @@ MAX_CHUNKS: Final = 2**23
 _MAX_INDEXES_NBYTES: Final = 256 * 2**20
 _MAX_TEXTS_NBYTES: Final = 32 * 2**20
 _MAX_NODES: Final = 2**15
-"""How many names are remembered, in about 1.5 kB each."""
+"""Of how many names it is remembered what they are, in about 1.5 kB each."""
+
+MAX_NAMES: Final = 2**20
+"""How many names a group may have that is listed: they are in memory, in about 200 bytes each."""
+
+_MAX_DEPTH: Final = 64
+_MAX_NAME_NBYTES: Final = 255
+_QUICK: Final = 2**12
+"""So many names, or chunks, are gone through in less time than a thread takes."""
 
 _SMALL_GRID: Final = 50_000
 _MAX_LOOKUPS: Final = 8
@@ -63,23 +73,71 @@ class _Recent(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class _Hdf5Node:
-    """A name: a group if *array* is None; nothing that is shown, for a *reason*, if there is one."""
+    """A name: a group if *array* is None; nothing that is shown, for a *reason*, if there is one.
+
+    *damage* is why it cannot be read: it is shown, so that nobody takes it for absent, and all in it is an error.
+    """
 
     array: Hdf5Array | None = None
     reason: str | None = None
+    damage: str | None = None
 
 
-_Named = list[tuple[str, _Hdf5Node]]
 _Found = InlinePart | RangePart | MadePart | BrokenPart
 
 _GROUP: Final = _Hdf5Node()
 _NONE: Final = _Hdf5Node(reason="there is no such name")
+_ARRAY: Final = _Hdf5Node()
+"""An array of which no more is remembered."""
+
+
+class _NamesTaken:
+    """The names in a group, and what they are."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, _Hdf5Node] = {}
+        self.hidden: list[str] = []
+
+    def take(self, part: Json, data: Buffer) -> None:
+        """Keep some names."""
+        for name, described in part:
+            if _is_hidden(name):
+                self.hidden.append(name[:100])
+                continue
+            node = _listed(described)
+            is_kept = node.array is None or len(self.nodes) < _MAX_NODES
+            self.nodes[str(name)] = node if is_kept else _ARRAY
+        if len(self.nodes) + len(self.hidden) > MAX_NAMES:
+            raise ValueError("more names than were asked for")
+
+    def shown(self) -> list[ListedName]:
+        """Return the names that are shown."""
+        return [ListedName(name, Kind.DIRECTORY) for name, node in self.nodes.items() if node.reason is None]
+
+
+class _ChunksTaken:
+    """Rows of a `_ChunkTable`."""
+
+    def __init__(self) -> None:
+        self._parts: list[Buffer] = []
+        self._nbytes = 0
+
+    def take(self, part: Json, data: Buffer) -> None:
+        """Keep some rows."""
+        self._parts.append(data)
+        self._nbytes += len(data)
+        if len(data) % 32 or self._nbytes > 32 * MAX_CHUNKS:
+            raise ValueError("an index of another size")
+
+    def table(self, nchunks: int) -> "_ChunkTable":
+        """Return the table of an array with *nchunks* places; raises `CorruptionError`."""
+        return _ChunkTable(self._parts, nchunks)
 
 
 class _ChunkTable:
     """The chunks of an array that are stored, by position."""
 
-    def __init__(self, parts: Sequence[bytes], nchunks: int) -> None:
+    def __init__(self, parts: Sequence[Buffer], nchunks: int) -> None:
         rows = np.frombuffer(b"".join(parts), "<u8").reshape(-1, 4)
         if len(rows) and int(rows[:, 0].max()) >= nchunks:
             raise CorruptionError("an index of chunks has one outside of the grid")
@@ -110,11 +168,11 @@ class _ChunkTable:
 class Hdf5Contents:
     """The groups and datasets of the version *snapshot* of a file, as Zarr v3. Each is read when it is asked for."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, session: trio.Nursery) -> None:
         self._snapshot = snapshot
-        self._library = LibraryProcess(snapshot)
+        self._library = LibraryProcess(snapshot, session)
         self._nodes: _Recent[str, _Hdf5Node] = _Recent(_MAX_NODES)
-        self._listings: _Recent[str, _Named] = _Recent(_MAX_NODES)
+        self._listings: _Recent[str, _NamesTaken] = _Recent(_MAX_NODES)
         self._documents: _Recent[str, bytes] = _Recent(_MAX_TEXTS_NBYTES)
         self._texts: _Recent[tuple[str, Coords], bytes] = _Recent(_MAX_TEXTS_NBYTES)
         self._indexes: _Recent[str, _ChunkTable] = _Recent(_MAX_INDEXES_NBYTES)
@@ -131,10 +189,12 @@ class Hdf5Contents:
         pending = [""]
         while pending and nlooked < _MAX_NOTED:
             path = pending.pop(0)
-            for name, node in await self._names(path):
-                nlooked += 1
+            names = await self._names(path)
+            nlooked += len(names.nodes) + len(names.hidden)
+            skipped += [f"{join_key(path, name)} (no file can have this name)" for name in names.hidden]
+            for name, node in names.nodes.items():
                 key = join_key(path, name)
-                if node.reason is not None and node.reason is not _HIDDEN:
+                if node.reason is not None and node.reason != _HIDDEN:
                     skipped.append(f"{key} ({node.reason})")
                 elif node is _GROUP:
                     pending.append(key)
@@ -149,8 +209,7 @@ class Hdf5Contents:
         """Return what the file *key* is; None if there is none."""
         path, _, name = key.rpartition("/")
         if name == DOCUMENT:
-            text = await self._document(path)
-            return None if text is None else InlinePart(text)
+            return await self._document(path)
         found = await self._place(key)
         if found is None or not found[1].contains(found[2]):
             return None
@@ -171,10 +230,10 @@ class Hdf5Contents:
         node = await self._node(key)
         if node.reason is None:
             names = [ListedName(DOCUMENT, Kind.FILE)]
-            if node.array is None:
+            if node is _GROUP:
                 found = await self._names(key)
-                names += [ListedName(name, Kind.DIRECTORY) for name, child in found if child.reason is None]
-            elif node.array.has_elements and node.array.nchunks:
+                names += await _quickly(len(found.nodes), found.shown)
+            elif node.array is not None and node.array.has_elements and node.array.nchunks:
                 names.append(ListedName(CHUNKS, Kind.DIRECTORY if node.array.grid else Kind.FILE))
             return names
         place = await self._place(key)
@@ -183,7 +242,11 @@ class Hdf5Contents:
         path, array, coords = place
         kind = Kind.FILE if len(coords) == len(array.grid) - 1 else Kind.DIRECTORY
         below = await self._below(path, array, coords)
-        return [ListedName(str(number), kind) for number in below] if below or not coords else None
+        if len(below) > MAX_CHUNKS:
+            raise OversizedDataError(f"{key} has {counted(len(below), 'chunk')}, more than are listed")
+        if coords and not below:
+            return None
+        return await _quickly(len(below), lambda: [ListedName(str(number), kind) for number in below])
 
     async def walk(self) -> AsyncIterator[str]:
         """Yield the keys of all files."""
@@ -191,21 +254,30 @@ class Hdf5Contents:
         while pending:
             path, node = pending.pop()
             yield join_key(path, DOCUMENT)
-            if node.array is None:
-                found = await self._names(path)
-                pending += [(join_key(path, name), child) for name, child in found if child.reason is None]
+            if node is _GROUP:
+                for name, child in (await self._names(path)).nodes.items():
+                    if child.reason is None:
+                        pending.append((join_key(path, name), child))
                 continue
-            for coords in await self._stored(path, node.array):
-                yield "/".join([path, CHUNKS, *map(str, coords)])
+            if node is _ARRAY:
+                node = await self._node(path)
+            if node.array is not None:
+                for coords in await self._stored(path, node.array):
+                    yield "/".join([path, CHUNKS, *map(str, coords)])
 
     # Nodes.
 
-    async def _document(self, path: str) -> bytes | None:
+    async def _document(self, path: str) -> InlinePart | BrokenPart | None:
         """Return the document of a node; None if nothing is shown there."""
         text = self._documents.get(path)
-        if text is None and (known := await self._known(path)) is not None and known.reason is not None:
-            return None
-        return (await self._load(path))[1] if text is None else text
+        if text is not None:
+            return InlinePart(text)
+        node = await self._known(path)
+        if node is None or (node.reason is None and node.damage is None):
+            node, text = await self._load(path)
+        if node.damage is not None:
+            return BrokenPart(node.damage)
+        return None if text is None else InlinePart(text)
 
     async def _node(self, path: str) -> _Hdf5Node:
         return await self._known(path) or (await self._load(path))[0]
@@ -218,46 +290,39 @@ class Hdf5Contents:
         if node is not None:
             return node
         above, _, name = path.rpartition("/")
-        return _NONE if _is_hidden(name) or await self._node(above) is not _GROUP else None
+        if _is_hidden(name) or path.count("/") >= _MAX_DEPTH:
+            return _NONE
+        listing = self._listings.get(above)
+        if listing is not None:
+            node = listing.nodes.get(name, _NONE)
+            return None if node is _ARRAY else node
+        return None if await self._node(above) is _GROUP else _NONE
 
     async def _load(self, path: str) -> tuple[_Hdf5Node, bytes | None]:
         reply = await self._library.ask("node", path=_steps(path))
         try:
             node, text = (_NONE, None) if reply.absent is not None else _described(path, reply.value)
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise CorruptionError(f"{path or 'the file'} is damaged") from None
+        if not path and node.damage is not None:
+            raise CorruptionError(f"libhdf5 cannot read it: {node.damage}")
         self._nodes.keep(path, node)
         if text is not None:
             self._documents.keep(path, text, len(text))
         return node, text
 
-    async def _names(self, path: str) -> _Named:
-        """Return all names in a group, with what they are."""
+    async def _names(self, path: str) -> _NamesTaken:
+        """Return all names in a group; raises `OversizedDataError` if there are too many."""
         known = self._listings.get(path)
         if known is not None:
             return known
-        found: _Named = []
-
-        def take(part: Json, data: bytes) -> None:
-            for name, described in part:
-                if _is_hidden(name):
-                    node = _Hdf5Node(reason=f"a file cannot have the name {name[:100]!r} here")
-                elif described.get("reason") is not None:
-                    node = _Hdf5Node(reason=str(described["reason"])[:300])
-                elif described["kind"] == "group":
-                    node = _GROUP
-                else:
-                    try:
-                        node = _Hdf5Node(parse_array(described))
-                    except MetadataError as error:
-                        node = _Hdf5Node(reason=str(error))
-                found.append((str(name), node))
-
-        await self._library.ask("listing", take, path=_steps(path))
-        for name, node in found[:_MAX_NODES]:
-            self._nodes.keep(join_key(path, name), node)
-        if len(found) <= _MAX_NODES:
-            self._listings.keep(path, found, len(found))
+        found, reply = await self._library.collect(_NamesTaken, "listing", path=_steps(path), most=MAX_NAMES)
+        if reply.absent is not None:
+            raise OversizedDataError(f"{path or 'the file'} cannot be listed: {reply.absent}")
+        if found.hidden:
+            first = ", ".join(map(ascii, found.hidden[:3]))
+            log.warning("%s: no file can have %s: %s", path or "/", counted(len(found.hidden), "name"), first)
+        self._listings.keep(path, found, len(found.nodes) + len(found.hidden))
         return found
 
     async def _place(self, key: str) -> tuple[str, Hdf5Array, Coords] | None:
@@ -269,6 +334,8 @@ class Hdf5Contents:
         if not all(len(n) <= _DIGITS and n.isascii() and n.isdigit() and (n == "0" or n[0] != "0") for n in numbers):
             return None
         node = await self._node(path[1:])
+        if node.damage is not None:
+            raise CorruptionError(f"{path[1:]} cannot be read: {node.damage}")
         if node.reason is not None or node.array is None or not node.array.has_elements:
             return None
         coords = tuple(map(int, numbers))
@@ -369,17 +436,12 @@ class Hdf5Contents:
     async def _index(self, path: str, array: Hdf5Array) -> _ChunkTable:
         index = self._indexes.get(path)
         if index is None:
-            parts: list[bytes] = []
-
-            def take(part: Json, data: bytes) -> None:
-                parts.append(data)
-                if len(data) % 32 or sum(map(len, parts[-1:])) > 32 * (MAX_CHUNKS + 2**14):
-                    raise ValueError("an index of another size")
-
-            reply = await self._library.ask("chunks", take, path=_steps(path), grid=[*array.own_grid], most=MAX_CHUNKS)
+            taken, reply = await self._library.collect(
+                _ChunksTaken, "chunks", path=_steps(path), grid=[*array.own_grid], most=MAX_CHUNKS
+            )
             if reply.absent is not None:
                 raise CorruptionError(f"{path} cannot be read: {reply.absent}")
-            index = _ChunkTable(parts, array.nchunks)
+            index = await trio.to_thread.run_sync(taken.table, array.nchunks)
             self._indexes.keep(path, index, index.nbytes)
         return index
 
@@ -394,7 +456,8 @@ class Hdf5Contents:
         position = 0
         for at, count in zip(coords, array.grid, strict=False):
             position = position * count + at
-        return (await self._index(path, array)).below(position * length * step, length, step)
+        index = await self._index(path, array)
+        return await _quickly(index.nbytes // 32, partial(index.below, position * length * step, length, step))
 
     async def _stored(self, path: str, array: Hdf5Array) -> Iterator[Coords]:
         """Return the coordinates of all chunks that are stored."""
@@ -415,29 +478,52 @@ def _steps(path: str) -> list[str]:
 
 def _is_hidden(name: str) -> bool:
     """Whether no file can have a name, or only one that Zarr has for something else."""
-    return name in ("", ".", "..", DOCUMENT) or "/" in name or "\0" in name
+    return (
+        name in ("", ".", "..", DOCUMENT)
+        or "/" in name
+        or "\0" in name
+        or (len(name) > _MAX_NAME_NBYTES // 4 and len(os.fsencode(name)) > _MAX_NAME_NBYTES)
+    )
+
+
+async def _quickly(count: int, work: Callable[[], V]) -> V:
+    """Return what *work* does with *count* things, in a thread if there are many."""
+    return work() if count <= _QUICK else await trio.to_thread.run_sync(work)
+
+
+def _listed(described: Mapping[str, Json]) -> _Hdf5Node:
+    """Return a node from what a listing says of it."""
+    if described.get("reason") is not None:
+        return _Hdf5Node(reason=str(described["reason"])[:300])
+    if described.get("damage") is not None:
+        return _Hdf5Node(damage=str(described["damage"])[:300])
+    if described["kind"] == "group":
+        return _GROUP
+    try:
+        return _Hdf5Node(parse_array(described))
+    except MetadataError as error:
+        return _Hdf5Node(reason=str(error))
+    except CorruptionError as error:
+        return _Hdf5Node(damage=str(error))
 
 
 def _described(path: str, described: Json) -> tuple[_Hdf5Node, bytes | None]:
     """Return a node, and its document, from what `library` says of it."""
-    if described.get("reason") is not None:
-        return _Hdf5Node(reason=str(described["reason"])[:300]), None
+    node = _listed(described)
+    if node.reason is not None or node.damage is not None:
+        return node, None
     attributes, skipped = described["attributes"], described["skipped"]
     if not isinstance(attributes, dict):
         raise TypeError
     for name, reason in skipped:
         log.warning("%s: the attribute %s is skipped: %s", path or "the file", name, reason)
-    if described["kind"] == "group":
-        return _GROUP, group_document(attributes)
-    try:
-        array = parse_array(described)
-    except MetadataError as error:
-        return _Hdf5Node(reason=str(error)), None
+    if node.array is None:
+        return node, group_document(attributes)
     dimensions = described["dimensions"]
-    if not isinstance(dimensions, list) or len(dimensions) != len(array.shape) - array.ninner:
+    if not isinstance(dimensions, list) or len(dimensions) != len(node.array.shape) - node.array.ninner:
         raise TypeError
     names = tuple(None if name is None else str(name) for name in dimensions)
-    return _Hdf5Node(array), array.document(attributes, names)
+    return node, node.array.document(attributes, names)
 
 
 def _unravelled(position: int, grid: Sequence[int]) -> Coords:

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from shardfs.errors import MetadataError
+from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.codecs import COMPRESSORS, SHUFFLES
 from shardfs.format.document import Json, brief
 from shardfs.format.members import Buffer
@@ -56,12 +56,13 @@ class Hdf5Filters:
 
     @classmethod
     def parse(cls, filters: Json, item_nbytes: int) -> "Hdf5Filters":
-        """Translate filters, each with its number, its values and its name; raises `MetadataError`.
+        """Translate filters, each with its number, its values and its name; raises `MetadataError` for those that
+        Zarr has not, and `CorruptionError`.
 
         *item_nbytes* is the size of an element.
         """
         if not isinstance(filters, list) or len(filters) > 32:
-            raise MetadataError("its filters cannot be read")
+            raise CorruptionError("it is damaged: its filters cannot be read")
         codecs: list[dict[str, Json]] = []
         is_decoded, plugin = False, None
         for each in filters:
@@ -69,7 +70,7 @@ class Hdf5Filters:
                 case [int(code), list(values), str(name)] if all(type(value) is int for value in values):
                     pass
                 case _:
-                    raise MetadataError("its filters cannot be read")
+                    raise CorruptionError("it is damaged: its filters cannot be read")
             plugin = _PLUGINS.get(code, plugin)
             if code == _LZF:
                 is_decoded = True

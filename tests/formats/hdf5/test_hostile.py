@@ -1,29 +1,34 @@
 """Damaged and hostile files: what comes of them is an error of shardfs, and nothing but them is opened."""
 
 import gc
+import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import trio
 
-from shardfs.errors import CorruptionError, ShardfsError
-from shardfs.formats import TreeStore
-from shardfs.formats.hdf5 import process
+import shardfs
+from shardfs.errors import CorruptionError, NotFoundError, OversizedDataError, ShardfsError, StoreError
+from shardfs.formats import InlinePart, TreeStore
+from shardfs.formats.hdf5 import contents, process
 from shardfs.formats.hdf5.contents import Hdf5Contents
 from shardfs.formats.hdf5.process import LibraryProcess
+from shardfs.stores.base import Kind
 from shardfs.stores.local.reader import LocalReader
 from tests.formats.hdf5.files import write_random
-from tests.support.opened import in_trio
+from tests.support.opened import in_trio, session
 
 
 def opened(path: Path) -> TreeStore:
     async def load(snapshot: Any) -> Hdf5Contents:
-        contents = Hdf5Contents(snapshot)
+        contents = Hdf5Contents(snapshot, session())
         await contents.begin()
         return contents
 
@@ -31,7 +36,11 @@ def opened(path: Path) -> TreeStore:
 
 
 async def library(path: Path) -> LibraryProcess:
-    return LibraryProcess(await LocalReader(str(path.parent)).open(path.name))
+    return LibraryProcess(await LocalReader(str(path.parent)).open(path.name), session())
+
+
+async def contents_of(path: Path) -> Hdf5Contents:
+    return Hdf5Contents(await LocalReader(str(path.parent)).open(path.name), session())
 
 
 async def look_at_everything(path: Path) -> tuple[int, int]:
@@ -123,24 +132,177 @@ def _children() -> list[int]:
     return [int(number) for file in Path("/proc/self/task").glob("*/children") for number in file.read_text().split()]
 
 
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
 @in_trio
-async def test_a_process_that_crashed_is_an_error_and_the_next_one_answers(tmp_path: Path) -> None:
+async def test_a_process_that_somebody_kills_says_nothing_of_the_file(tmp_path: Path, number: int) -> None:
     write_sound(tmp_path / "a.h5", 0)
     others = set(_children())
     asked = await library(tmp_path / "a.h5")
     await asked.ask("node", path=[])
-    (number,) = set(_children()) - others
-    os.kill(number, signal.SIGSEGV)
-    for _ in range(2):  # what it died of is not asked again
-        with pytest.raises(CorruptionError, match=r"libhdf5 crashed \(SIGSEGV\)"):
-            await asked.ask("node", path=[])
+    (child,) = set(_children()) - others
+    os.kill(child, number)
+    assert (await asked.ask("node", path=[])).value["kind"] == "group"
+    (other,) = set(_children()) - others
+    assert other != child
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (signal.SIGSEGV, r"crashed \(SIGSEGV\)"),
+        (signal.SIGABRT, r"crashed \(SIGABRT\)"),
+        (signal.SIGXCPU, "took too much time"),
+    ],
+)
+@in_trio
+async def test_a_question_of_which_libhdf5_dies_is_asked_of_a_new_process_and_then_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: int, reason: str
+) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    nstarted = 0
+    start = process._Child.start
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal nstarted
+        nstarted += 1
+        return await start(*arguments)
+
+    monkeypatch.setattr(process._Child, "start", counted)
+    killing = (
+        f"import os; from library import file; file.Hdf5File.listing = lambda *_, **__: os.kill(os.getpid(), {what})"
+    )
+    monkeypatch.setattr(process, "_PROGRAM", _changed(killing))
+    asked = await library(tmp_path / "a.h5")
+    await asked.ask("node", path=[])
+    for _ in range(3):
+        with pytest.raises(CorruptionError, match=reason):
+            await asked.ask("listing", path=[], most=10)
+    # Time is counted for each question, whatever was before it.
+    assert nstarted == (1 if what == signal.SIGXCPU else 2)
     assert (await asked.ask("node", path=["y"])).value["kind"] == "dataset"
+
+
+@in_trio
+async def test_a_process_that_is_killed_again_and_again_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a kernel without memory."""
+    write_sound(tmp_path / "a.h5", 0)
+    killing = "import os; from library import file; file.Hdf5File.node = lambda self, path: os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(process, "_PROGRAM", _changed(killing))
+    asked = await library(tmp_path / "a.h5")
+    with pytest.raises(StoreError, match=r"was killed \(SIGKILL\): is there enough memory"):
+        await asked.ask("node", path=[])
+    monkeypatch.undo()
+    assert (await asked.ask("node", path=[])).value["kind"] == "group"
+
+
+@in_trio
+async def test_a_question_that_nobody_waits_for_any_more_says_nothing_of_the_file(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    others = set(_children())
+    asked = await library(tmp_path / "a.h5")
+    for moment in range(20):
+        with trio.move_on_after(0.02 * moment):
+            await asked.ask("node", path=["g", "x"])
+        assert (await asked.ask("node", path=["g", "x"])).value["shape"] == [10, 6]
+    await _until(lambda: len(set(_children()) - others) == 1)
+
+
+@in_trio
+async def test_who_gives_up_while_bytes_are_read_leaves_no_answer_to_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    asked = await library(tmp_path / "a.h5")
+    read = process._Child._bytes
+    is_slow = True
+
+    async def slowly(child: Any, offset: int, nbytes: int) -> Any:
+        if is_slow:
+            await trio.sleep_forever()
+        return await read(child, offset, nbytes)
+
+    monkeypatch.setattr(process._Child, "_bytes", slowly)
+    with trio.move_on_after(0.5) as scope:
+        await asked.ask("node", path=["y"])
+    assert scope.cancelled_caught
+    is_slow = False
+    assert (await asked.ask("node", path=["g", "x"])).value["shape"] == [10, 6]
+    assert (await asked.ask("node", path=["y"])).value["shape"] == [5]
+
+
+@in_trio
+async def test_a_process_that_never_answers_is_given_up_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    monkeypatch.setattr(process, "MAX_SECONDS", 1)
+    monkeypatch.setattr(process, "PATIENCE", 0.5)
+    monkeypatch.setattr(process, "_PROGRAM", "import time; time.sleep(1000)")
+    others = set(_children())
+    asked = await library(tmp_path / "a.h5")
+    begun = monotonic()
+    with pytest.raises(StoreError, match="did not answer"):
+        await asked.ask("node", path=[])
+    assert monotonic() - begun < 5
+    await _until(lambda: set(_children()) == others)
+
+
+@in_trio
+async def test_a_process_lives_with_lower_limits_than_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    lower = "import resource as r; r.setrlimit(r.RLIMIT_CPU, (9, 9)); r.setrlimit(r.RLIMIT_DATA, (2**30, 2**30))"
+    monkeypatch.setattr(process, "_PROGRAM", f"{lower}; {process._PROGRAM}")
+    assert (await (await library(tmp_path / "a.h5")).ask("node", path=[])).value["kind"] == "group"
+
+
+@in_trio
+async def test_a_process_ends_without_what_is_registered_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    change = "import atexit, os; from library import main; atexit.register(os._exit, 77); main._serve = lambda: 1 / 0"
+    monkeypatch.setattr(process, "_PROGRAM", _changed(change))
+    with pytest.raises(CorruptionError, match="status 1"):
+        await (await library(tmp_path / "a.h5")).ask("node", path=[])
+
+
+@in_trio
+async def test_a_process_knows_no_keys_of_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    change = "import os; from library import file; file.Hdf5File.node = lambda self, path: dict(os.environ)"
+    monkeypatch.setattr(process, "_PROGRAM", _changed(change))
+    found = (await (await library(tmp_path / "a.h5")).ask("node", path=[])).value
+    assert found["OPENBLAS_NUM_THREADS"] == "1"
+    assert "secret" not in found.values()
+
+
+@in_trio
+async def test_a_process_without_h5py_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sound(tmp_path / "a.h5", 0)
+    monkeypatch.setattr(process, "_PROGRAM", _changed("sys.modules['h5py'] = None"))
+    with pytest.raises(StoreError, match="h5py cannot be used: import of h5py halted"):
+        await (await library(tmp_path / "a.h5")).ask("node", path=[])
+
+
+def _changed(change: str) -> str:
+    """Return the program with a *change* before it begins."""
+    return f"import sys; sys.path.insert(0, sys.argv[1]); {change}; {process._PROGRAM}"
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait until something is true that is so soon."""
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - of other processes
+            await trio.sleep(0.01)
 
 
 @in_trio
 async def test_the_process_ends_with_the_version_that_it_reads(tmp_path: Path) -> None:
     write_sound(tmp_path / "a.h5", 0)
-    others = set(_children())  # which what earlier tests raised keeps
+    others = set(_children())
     store = opened(tmp_path / "a.h5")
     await store.list("")
     (before,) = set(_children()) - others
@@ -148,11 +310,22 @@ async def test_the_process_ends_with_the_version_that_it_reads(tmp_path: Path) -
     (tmp_path / "new.h5").replace(tmp_path / "a.h5")
     await store.list("")
     gc.collect()
-    (after,) = set(_children()) - others
-    assert before != after
+    await _until(lambda: len(set(_children()) - others) == 1)
+    assert before not in _children()
     del store
     gc.collect()
-    assert not set(_children()) - others
+    await _until(lambda: set(_children()) == others)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_process_ends_when_the_source_is_closed(tmp_path: Path, number: int) -> None:
+    write_sound(tmp_path / "a.h5", number)
+    others = set(_children())
+    with shardfs.open(tmp_path / "a.h5") as dataset:
+        kept = dataset.filesystem()
+        kept.ls("")
+        assert len(set(_children()) - others) == 1
+    assert set(_children()) == others
 
 
 ANSWERS: dict[str, Callable[[], str]] = {
@@ -166,6 +339,7 @@ ANSWERS: dict[str, Callable[[], str]] = {
     "no JSON": lambda: _says("{"),
     "nested JSON": lambda: _says("[" * 100_000),
     "parts that nobody wants": lambda: _says('{"part": 1}'),
+    "an error that there is not": lambda: _says('{"error": "other", "text": ""}'),
 }
 
 
@@ -184,21 +358,21 @@ async def test_what_a_process_that_was_taken_over_says_is_an_error(
         await (await library(tmp_path / "a.h5")).ask("node", path=[])
 
 
+ROWS = {
+    "chunks outside of the grid": b"".join(number.to_bytes(8, "little") for number in (99, 0, 1, 0)),
+    "parts of rows": bytes(33),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
 @in_trio
-async def test_an_index_with_chunks_outside_of_the_grid_is_damage(tmp_path: Path) -> None:
+async def test_an_index_that_is_none_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     write_sound(tmp_path / "a.h5", 0)
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
-
-    async def ask(what: str, take: Any = None, **arguments: Any) -> Any:
-        if what != "chunks":
-            return await LibraryProcess.ask(contents._library, what, take, **arguments)
-        take(None, np.array([[99, 0, 1, 0]], "<u8").tobytes())
-        return process.LibraryReply()
-
-    monkeypatched = contents._library
-    monkeypatched.ask = ask  # type: ignore[method-assign]
-    with pytest.raises(CorruptionError, match="outside of the grid"):
-        await contents.find("g/x/c/0/0")
+    change = f"from library import file; file.Hdf5File.chunks = lambda self, **_: iter([{ROWS[name]!r}])"
+    monkeypatch.setattr(process, "_PROGRAM", _changed(change))
+    found = await contents_of(tmp_path / "a.h5")
+    with pytest.raises(CorruptionError, match=r"outside of the grid|answered what it may not"):
+        await found.find("g/x/c/0/0")
 
 
 @in_trio
@@ -214,7 +388,117 @@ async def test_text_that_repeats_itself_without_end_takes_limited_memory(tmp_pat
         element = raw.read(16)
         raw.seek(offset)
         raw.write(element * 2**18)
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    found = await contents_of(tmp_path / "a.h5")
     with pytest.raises(CorruptionError):
-        await contents.find("x/c/0")
-    assert (await contents.find("zarr.json")) is not None
+        await found.find("x/c/0")
+    assert (await found.find("zarr.json")) is not None
+
+
+# What is damaged within a file, and what is too much.
+
+
+def write_damaged(path: Path) -> None:
+    """A file with a dataset whose header is damaged."""
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(5)
+        file["sound"] = np.arange(5)
+        at = h5py.h5o.get_info(file["x"].id).addr
+    with path.open("r+b") as raw:
+        raw.seek(at)
+        raw.write(b"\xff" * 16)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+@in_trio
+async def test_a_damaged_dataset_is_an_error_before_and_after_its_group_is_listed(
+    tmp_path: Path, is_listed: bool
+) -> None:
+    write_damaged(tmp_path / "a.h5")
+    store = opened(tmp_path / "a.h5")
+    if is_listed:
+        assert {entry.name for entry in await store.list("")} == {"zarr.json", "sound", "x"}
+    assert (await store.stat("x")).kind == Kind.DIRECTORY
+    assert [entry.name for entry in await store.list("x")] == ["zarr.json"]
+    assert (await store.stat("x/zarr.json")).kind == Kind.FILE
+    with pytest.raises(CorruptionError, match=r"x/zarr\.json cannot be read: Unable"):
+        await store.open("x/zarr.json")
+    for look in (store.stat, store.open, store.list):
+        with pytest.raises(CorruptionError, match="x cannot be read"):
+            await look("x/c/0")
+    with pytest.raises(NotFoundError):
+        await store.stat("y")
+    assert (await store.open("sound/zarr.json")).size
+
+
+def test_a_group_with_a_damaged_dataset_is_read_but_for_that(tmp_path: Path) -> None:
+    write_damaged(tmp_path / "a.h5")
+    with shardfs.open(tmp_path / "a.h5") as dataset:
+        files = dataset.filesystem()
+        assert {name.rpartition("/")[2] for name in files.ls("", detail=False)} == {"zarr.json", "sound", "x"}
+        assert len(files.cat_file("sound/c/0")) == 40
+        with pytest.raises(CorruptionError, match="cannot be read"):
+            files.cat_file("x/zarr.json")
+
+
+@in_trio
+async def test_names_that_no_file_can_have_are_hidden_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("x" * 255, "x" * 256, "ü" * 127, "ü" * 128, "..", "zarr.json"):
+            file[name] = 1
+    store = opened(tmp_path / "a.h5")
+    assert {entry.name for entry in await store.list("")} == {"zarr.json", "x" * 255, "ü" * 127}
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "no file can have 4 names" in message
+    assert "zarr.json (no file can have this name), and 1 more" in str(await store.note())
+
+
+@in_trio
+async def test_more_names_than_are_kept_in_memory_are_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MAX_NAMES", 10)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(11):
+            file[f"g/{number}"] = number
+    found = await contents_of(tmp_path / "a.h5")
+    with pytest.raises(OversizedDataError, match="g cannot be listed: it has more than 10 names"):
+        await found.list("g")
+    assert await found.find("g/7/zarr.json") is not None
+    assert await found.find("g/77/zarr.json") is None
+
+
+@in_trio
+async def test_of_many_arrays_those_that_are_not_remembered_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "_MAX_NODES", 10)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(25):
+            file[f"g/{number:02}"] = np.arange(3)
+    found = await contents_of(tmp_path / "a.h5")
+    assert len(await found.list("g") or ()) == 26
+    assert len([key async for key in found.walk()]) == 2 + 2 * 25
+    assert await found.is_directory("g/24")
+    assert not await found.is_directory("g/25")
+
+
+@in_trio
+async def test_an_attribute_that_repeats_itself_without_end_is_skipped(tmp_path: Path) -> None:
+    """250,000 elements that are all the same 16 MiB of text: 4 TB."""
+    count, length = 2**18 - 1, 2**24 + 12_345
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file.attrs.create(
+            "large", np.array(["x" * length] + ["marker"] * (count - 1), object), dtype=h5py.string_dtype()
+        )
+        file.attrs["small"] = 42
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    at = data.index(length.to_bytes(4, "little"))
+    element = data[at : at + 16]
+    data[at : at + 16 * count] = element * count
+    (tmp_path / "a.h5").write_bytes(data)
+    found = await contents_of(tmp_path / "a.h5")
+    part = await found.find("zarr.json")
+    assert isinstance(part, InlinePart)
+    assert json.loads(part.data)["attributes"] == {"small": 42}

@@ -11,10 +11,10 @@ import zarr
 
 import shardfs
 from shardfs.formats import RangePart
+from shardfs.formats.hdf5 import process
 from shardfs.formats.hdf5.contents import Hdf5Contents
-from shardfs.formats.hdf5.process import LibraryProcess
 from shardfs.stores.local.reader import LocalReader
-from tests.support.opened import in_trio
+from tests.support.opened import in_trio, session
 from tests.support.web_server import web_server
 
 
@@ -24,14 +24,27 @@ class Counter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nrequests = 0
         self.nbytes = 0
-        original = LibraryProcess._bytes
+        original = process._Child._bytes
 
-        def counted(process: LibraryProcess, offset: int, nbytes: int) -> bytes:
+        async def counted(child: Any, offset: int, nbytes: int) -> Any:
             self.nrequests += 1
             self.nbytes += nbytes
-            return original(process, offset, nbytes)
+            return await original(child, offset, nbytes)
 
-        monkeypatch.setattr(LibraryProcess, "_bytes", counted)
+        monkeypatch.setattr(process._Child, "_bytes", counted)
+
+
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is asked of the library from now on."""
+    asked: list[str] = []
+    ask = process._Child.ask
+
+    async def noted(child: Any, what: str, *arguments: Any) -> Any:
+        asked.append(what)
+        return await ask(child, what, *arguments)
+
+    monkeypatch.setattr(process._Child, "ask", noted)
+    return asked
 
 
 @in_trio
@@ -51,7 +64,7 @@ async def test_the_first_chunk_of_100_gb_takes_no_more_than_its_tables(
     assert size > 100 * 10**9
     assert (tmp_path / "a.h5").stat().st_blocks * 512 < 2**26, "the file is sparse"
     counter = Counter(monkeypatch)
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"), session())
     found = await contents.find(f"x/c/{nchunks - 1}")
     assert found == RangePart(stored.byte_offset, 2**23)
     assert counter.nbytes < 32 * 2**20, "its tables are spread over the file, and a page is read for each"
@@ -69,7 +82,7 @@ async def test_a_million_chunks_take_little_memory_and_one_look_at_the_index(
     n = 1000
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
         file.create_dataset("x", data=np.zeros((n, n), "u1"), chunks=(1, 1))
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"), session())
     await contents.begin()
     tracemalloc.start()
     counter = Counter(monkeypatch)
@@ -94,23 +107,16 @@ async def test_of_many_chunks_the_first_ones_are_looked_up_without_all_of_the_in
         made = file.create_dataset("x", (60_000,), "u1", chunks=(1,))
         for number in (*range(200), 59_999):
             made[number] = number % 200
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
-    asked: list[str] = []
-    ask = contents._library.ask
-
-    async def noted(what: str, *arguments: Any, **named: Any) -> Any:
-        asked.append(what)
-        return await ask(what, *arguments, **named)
-
-    monkeypatch.setattr(contents._library, "ask", noted)
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"), session())
+    asked = questions(monkeypatch)
     for number in (0, 100, 59_999):
         assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
     assert await contents.find("x/c/300") is None
-    assert asked == ["node", "chunk", "chunk", "chunk", "chunk"]
+    assert asked == ["begin", "node", "chunk", "chunk", "chunk", "chunk"]
     for number in range(20):
         assert isinstance(await contents.find(f"x/c/{number}"), RangePart)
     assert asked.count("chunks") == 1
-    assert len(asked) == 10
+    assert len(asked) == 11
 
 
 @pytest.mark.slow
@@ -121,21 +127,14 @@ async def test_ten_thousand_datasets_are_listed_by_one_question_and_remembered(
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
         for number in range(10_000):
             file.create_dataset(f"{number:05}", data=np.int32(number))
-    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"))
-    asked: list[str] = []
-    ask = contents._library.ask
-
-    async def noted(what: str, *arguments: Any, **named: Any) -> Any:
-        asked.append(what)
-        return await ask(what, *arguments, **named)
-
-    monkeypatch.setattr(contents._library, "ask", noted)
+    contents = Hdf5Contents(await LocalReader(str(tmp_path)).open("a.h5"), session())
+    asked = questions(monkeypatch)
     for _ in range(2):
         names = await contents.list("")
         assert names is not None
         assert len(names) == 10_001
         assert all([await contents.is_directory(entry.name) for entry in names if entry.name != "zarr.json"])
-    assert asked == ["listing"]
+    assert asked == ["begin", "listing"]
 
 
 def test_a_remote_file_takes_few_requests(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A message is the lengths of two parts, and these: JSON, and bytes. Requests are `{"ask": …}`, and lead to any number of
 `{"need": [offset, nbytes]}`, to which the other end answers with these bytes; then of `{"part": …}`; and at last to
-`{"done": …}` or `{"error": …}`.
+`{"done": …}` or `{"error": …}`: there is nothing of that name ("absent"), the file is "damaged", reading it takes too
+much "memory", or h5py is "unusable".
 """
 
 import contextlib

@@ -20,7 +20,8 @@ class AbsentName(Exception):  # noqa: N818 - an answer
 
 def brief(error: BaseException) -> str:
     """Return what an error says."""
-    return str(error)[:200] or type(error).__name__
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return str(text)[:200] or type(error).__name__
 
 
 def as_text(name: bytes) -> str:

@@ -41,6 +41,8 @@ MAX_ATTRIBUTES_NBYTES: Final = 4 * 2**20
 
 _MAX_KEPT: Final = 1024
 _PART_LENGTH: Final = 500
+_PART_SIZE: Final = 2**16
+_MAX_SKIPPED: Final = 100
 
 
 class Hdf5File:
@@ -56,23 +58,39 @@ class Hdf5File:
 
     def node(self, path: Sequence[bytes]) -> Json:
         """Return what is at *path*, with its attributes."""
-        chain = self._chain(path)
-        node = chain[-1]
-        described = {"kind": "group"} if node.is_group else self._dataset(node)
-        if "reason" in described:
-            return described
-        attributes, skipped = self._attributes(node)
-        dimensions = {} if node.is_group else {"dimensions": self._scales.names(chain)}
+        if path and not self._has(self._chain(path[:-1])[-1], path[-1]):
+            raise AbsentName("there is no such name")
+        try:
+            chain = self._chain(path)
+            node = chain[-1]
+            described = {"kind": "group"} if node.is_group else self._dataset(node)
+            if "reason" in described:
+                return described
+            attributes, skipped = self._attributes(node)
+            dimensions = {} if node.is_group else {"dimensions": self._scales.names(chain)}
+        except ERRORS as error:
+            return {"damage": brief(error)}
         return {**described, **dimensions, "attributes": attributes, "skipped": skipped}
 
-    def listing(self, path: Sequence[bytes]) -> Iterator[Json]:
-        """Yield names in the group *path*, each with what it is, or why it is skipped."""
+    def listing(self, path: Sequence[bytes], most: int) -> Iterator[Json]:
+        """Yield names in the group *path*, each with what it is, or why it is skipped.
+
+        Raises `AbsentName` if there are more than *most*.
+        """
         above = self._chain(path)
         if not above[-1].is_group:
             raise AbsentName("it is no group")
-        names = names_in(above[-1].id)
-        for start in range(0, len(names), _PART_LENGTH):
-            yield [[as_text(name), self._listed(above, name)] for name in names[start : start + _PART_LENGTH]]
+        names = names_in(above[-1].id, most)
+        part: list[Json] = []
+        nbytes = 0
+        for name in names:
+            listed = [as_text(name), self._listed(above, name)]
+            part.append(listed)
+            nbytes += len(name) + len(listed[1].get("type", ()))
+            if len(part) >= _PART_LENGTH or nbytes > _PART_SIZE:
+                yield part
+                part, nbytes = [], 0
+        yield part
 
     def chunks(self, path: Sequence[bytes], grid: Sequence[int], most: int) -> Iterator[bytes]:
         """Yield the chunks of a dataset: see `chunks_of`."""
@@ -138,7 +156,7 @@ class Hdf5File:
         except AbsentName as error:
             return {"reason": str(error)}
         except ERRORS as error:
-            return {"reason": f"it is damaged: {brief(error)}"}
+            return {"damage": brief(error)}
 
     def _below(self, above: Sequence[Hdf5Object], name: bytes) -> Hdf5Object:
         """Return the node *name* in the last of the nodes *above*; raises `AbsentName`."""
@@ -153,14 +171,16 @@ class Hdf5File:
             raise AbsentName(f"more than {MAX_ALIASES} links to groups with other names lead here")
         return Hdf5Object(node.id, node.address, aliases)
 
+    def _has(self, group: Hdf5Object, name: bytes) -> bool:
+        is_name = name not in (b"", b".") and b"/" not in name and b"\0" not in name
+        return bool(group.is_group and is_name and group.id.links.exists(name))
+
     def _linked(self, group: Hdf5Object, name: bytes, nlinks: list[int]) -> tuple[Hdf5Object, bool]:
         """Return what a link in *group* leads to, and whether it is symbolic.
 
         Each step of a path is taken here, and not by libhdf5, which would follow links to other files.
         """
-        if not group.is_group or name in (b"", b".") or b"/" in name or b"\0" in name:
-            raise AbsentName("there is no such name")
-        if not group.id.links.exists(name):
+        if not self._has(group, name):
             raise AbsentName("there is no such name")
         kind = group.id.links.get_info(name).type
         if kind == h5py.h5l.TYPE_HARD:
@@ -247,11 +267,16 @@ class Hdf5File:
             except ERRORS as error:
                 skipped.append([name[:200], brief(error)])
                 continue
+            except MemoryError:
+                skipped.append([name[:200], "it takes too much memory"])
+                continue
             nbytes += len(name) + len(json.dumps(value))
             if nbytes > MAX_ATTRIBUTES_NBYTES:
                 skipped.append([name[:200], f"all attributes have more than {MAX_ATTRIBUTES_NBYTES:,} bytes"])
                 break
             attributes[name] = value
+        if len(skipped) > _MAX_SKIPPED:
+            skipped[_MAX_SKIPPED:] = [["and so on", f"{len(skipped) - _MAX_SKIPPED:,} more"]]
         return attributes, skipped
 
     def _value(self, node: Hdf5Object, name: bytes) -> Json:

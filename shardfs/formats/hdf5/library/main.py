@@ -9,7 +9,20 @@ from .channel import MAX_MEMORY, Json, LibraryChannel, PipedFile
 
 
 def run() -> None:
-    """Answer requests from standard input on standard output, until that ends."""
+    """Answer requests from standard input on standard output, until that ends; and then end, with nothing in between.
+
+    What is registered for the end of Python, and libhdf5's own end, has nothing to do with the file any more, and a
+    hostile one may have changed it.
+    """
+    status = 1
+    try:
+        _serve()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _serve() -> None:
     requests, replies = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     channel = LibraryChannel(requests, replies)
@@ -18,10 +31,14 @@ def run() -> None:
     import encodings.latin_1
     import encodings.utf_8  # noqa: F401
 
-    import h5py
+    try:
+        import h5py
 
-    from .file import Hdf5File
-
+        from .file import Hdf5File
+    except Exception as error:  # whatever is wrong with libraries
+        channel.receive()
+        channel.send({"error": "unusable", "text": str(error)})
+        return
     _limit()
     file: Hdf5File | None = None
 
@@ -53,20 +70,25 @@ def _answer(channel: LibraryChannel, ask: Callable[..., Any], arguments: dict[st
     except AbsentName as error:
         channel.send({"error": "absent", "text": str(error)})
     except MemoryError:
-        channel.send({"error": "damaged", "text": f"it takes more than {MAX_MEMORY // 2**30} GiB of memory to read it"})
+        channel.send({"error": "memory"})
     except ERRORS as error:
         channel.send({"error": "damaged", "text": brief(error)})
 
 
 def _limit() -> None:
-    """Keep this process, and what a file makes of it, from opening files, and from taking all memory."""
+    """Keep this process, and what a file makes of it, from files, from other processes, and from taking all memory."""
     with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        for what, most in (
+            (resource.RLIMIT_DATA, MAX_MEMORY),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, 0),
+            (resource.RLIMIT_NOFILE, 0),
+            (resource.RLIMIT_NPROC, 0),
+        ):
+            most = _lower(most, resource.getrlimit(what)[1])
+            resource.setrlimit(what, (most, most))
 
 
 def _allow(seconds: int) -> None:
@@ -76,4 +98,9 @@ def _allow(seconds: int) -> None:
 
         usage = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + seconds, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (_lower(int(usage.ru_utime + usage.ru_stime) + seconds, hard), hard))
+
+
+def _lower(limit: int, hard: int) -> int:
+    """Return *limit*, or the *hard* one of this process if that is lower, above which none can be set."""
+    return limit if hard < 0 else min(limit, hard)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import h5py
 import numpy as np
 
-from .elements import ERRORS, as_bytes, as_text
+from .elements import ERRORS, AbsentName, as_bytes, as_text
 
 OF_SCALES: Final = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
 """Attributes that say what is shown as dimension names."""
@@ -20,6 +20,8 @@ NAMES_A_SCALE: Final = frozenset({"CLASS", "NAME"})
 _NO_VARIABLE: Final = b"This is a netCDF dimension but not a netCDF variable"
 _MAX_KNOWN: Final = 100_000
 _MAX_VALUES: Final = 100_000
+_MAX_NAMES: Final = 100_000
+"""In a group with more names, no scales are looked for."""
 
 
 class Hdf5Object:
@@ -37,10 +39,17 @@ class Hdf5Object:
         self.aliases = aliases
 
 
-def names_in(group: Any) -> list[bytes]:  # noqa: ANN401 - a GroupID
-    """Return all names in a group."""
+def names_in(group: Any, most: int) -> list[bytes]:  # noqa: ANN401 - a GroupID
+    """Return all names in a group; raises `AbsentName` if there are more than *most*."""
     names: list[bytes] = []
-    group.links.iterate(names.append)
+
+    def add(name: bytes) -> bool | None:
+        names.append(name)
+        return True if len(names) > most else None
+
+    group.links.iterate(add)
+    if len(names) > most:
+        raise AbsentName(f"it has more than {most:,} names")
     return names
 
 
@@ -60,6 +69,7 @@ class DimensionScales:
     def __init__(self, file: Any) -> None:  # noqa: ANN401 - a FileID
         self._file = file
         self._names: dict[int, dict[int, str]] = {}
+        self._nknown = 0
         self._lengths: dict[int, int] = {}
 
     def names(self, chain: Sequence[Hdf5Object]) -> list[str | None]:
@@ -144,12 +154,17 @@ class DimensionScales:
         known = self._names.get(group.address)
         if known is None:
             known = {}
-            for name in names_in(group.id):
+            try:
+                names = names_in(group.id, _MAX_NAMES)
+            except AbsentName:
+                names = []
+            for name in names:
                 if group.id.links.get_info(name).type == h5py.h5l.TYPE_HARD:
                     identifier = h5py.h5o.open(group.id, name)
                     if isinstance(identifier, h5py.h5d.DatasetID) and is_scale(identifier):
                         known.setdefault(h5py.h5o.get_info(identifier).addr, as_text(name))
-            if len(self._names) < _MAX_KNOWN:
+            self._nknown += 1 + len(known)
+            if self._nknown <= _MAX_KNOWN:
                 self._names[group.address] = known
         return known
 
