@@ -190,6 +190,7 @@ class TreeStore(VirtualStore):
         self._load = load
         self._tail_nbytes = tail_nbytes
         self._loaded: _Loaded | None = None
+        self._nforgotten = 0
         self._loading = trio.Lock()
         self._made: Cache[Hashable, Buffer] = Cache(len, _MAX_KEPT_NBYTES)
 
@@ -213,18 +214,19 @@ class TreeStore(VirtualStore):
 
     async def _current(self, *, fresh: bool = False) -> _Loaded:
         """Return what is in the file now, or was at most the TTL ago unless *fresh*."""
-        loaded, now = self._loaded, time.monotonic()
-        if loaded is not None and not fresh and within_ttl(loaded.checked, now, self.ttl):
+        loaded, asked = self._loaded, time.monotonic()
+        if loaded is not None and not fresh and within_ttl(loaded.checked, asked, self.ttl):
             return loaded
         async with self._loading:
-            if self._loaded is not loaded and self._loaded is not None:  # by another task, meanwhile
-                return self._loaded
-            if loaded is not None and await loaded.snapshot.is_current():
-                self._loaded = loaded._replace(checked=now)
-            else:
+            loaded, now, nforgotten = self._loaded, time.monotonic(), self._nforgotten
+            if loaded is not None and loaded.checked >= asked:  # another task began to look after we came
+                return loaded
+            if loaded is None or not await loaded.snapshot.is_current():
                 self._home.forget(self._name)
-                self._loaded = await while_it_changes(self._read)
-            return self._loaded
+                loaded = await while_it_changes(self._read)
+            is_known = nforgotten == self._nforgotten
+            self._loaded = loaded = loaded._replace(checked=now if is_known else float("-inf"))
+            return loaded
 
     async def _read(self) -> _Loaded:
         now = time.monotonic()
@@ -236,20 +238,13 @@ class TreeStore(VirtualStore):
             raise StoreError(f"{self.url} was removed") from None  # what was in it is not absent
         return _Loaded(snapshot, await self._load(snapshot), now)
 
-    async def _find(self, key: str, *, fresh: bool = False) -> tuple[_Loaded, Part]:
-        loaded = await self._current(fresh=fresh)
-        found = await loaded.contents.find(key)
-        if found is None:
-            raise NotFoundError(f"{key} does not exist")
-        return loaded, found
-
     async def stat(self, key: str) -> Stat:
         """Return the status of *key*."""
         loaded = await self._current()
         if not key or await loaded.contents.is_directory(key):
             mtime_ns = loaded.snapshot.stat.mtime_ns
             return object_stat(Kind.DIRECTORY, 0, "directory", f"directory:{key}", mtime_ns)
-        return self._stat(key, *await self._find(key))
+        return self._stat(key, loaded, await _part(loaded, key))
 
     def _stat(self, key: str, loaded: _Loaded, found: Part) -> Stat:
         stat = loaded.snapshot.stat
@@ -263,11 +258,13 @@ class TreeStore(VirtualStore):
 
     async def fresh(self, key: str) -> Stat:
         """Return the status of the file *key* as it is stored now."""
-        return self._stat(key, *await self._find(key, fresh=True))
+        loaded = await self._current(fresh=True)
+        return self._stat(key, loaded, await _part(loaded, key))
 
     def forget(self, key: str) -> None:
         """Look at the file again at the next request."""
         self._home.forget(self._name)
+        self._nforgotten += 1
         if self._loaded is not None:
             self._loaded = self._loaded._replace(checked=float("-inf"))
 
@@ -283,9 +280,10 @@ class TreeStore(VirtualStore):
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; raises `CorruptionError` if it cannot be read."""
-        if not key or await (await self._current()).contents.is_directory(key):
+        loaded = await self._current(fresh=True)
+        if not key or await loaded.contents.is_directory(key):
             raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-        loaded, found = await self._find(key, fresh=True)
+        found = await _part(loaded, key)
         stat, source = self._stat(key, loaded, found), loaded.snapshot
         match await found.locate() if isinstance(found, LatePart) else found:
             case InlinePart(data):
@@ -326,7 +324,7 @@ class TreeStore(VirtualStore):
 
     async def origin(self, key: str) -> tuple[str, int, int] | bytes | None:
         """Return where in the file the bytes of *key* are, or the bytes themselves; None if they are made."""
-        found = (await self._find(key))[1]
+        found = await _part(await self._current(), key)
         match await found.locate() if isinstance(found, LatePart) else found:
             case RangePart(offset, nbytes):
                 return self.url if "://" in self.url else f"file://{self.url}", offset, nbytes
@@ -336,6 +334,14 @@ class TreeStore(VirtualStore):
                 raise CorruptionError(f"{key} cannot be read: {reason}")
             case _:
                 return None
+
+
+async def _part(loaded: _Loaded, key: str) -> Part:
+    """Return what the file *key* is; all that one request asks is asked of one version."""
+    found = await loaded.contents.find(key)
+    if found is None:
+        raise NotFoundError(f"{key} does not exist")
+    return found
 
 
 class InlineSnapshot:

@@ -5,11 +5,13 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 import trio
+import trio.testing
 import zarr
 
 import shardfs
@@ -296,11 +298,79 @@ async def test_a_file_that_is_replaced_is_loaded_again_and_what_is_open_stays(tm
     assert await whole(store, "a/one") == b"other"
     assert await whole(store, "~") == b"\xfe\xfd"
     assert (await store.stat("a/one")).version != status.version
-    assert (await store.stat("a/one")).identity != status.identity, "the kernel keeps pages by it"
     assert "two" in {entry.name for entry in await store.list("")}
     assert bytes(await before.read(0, 3)) == b"one"
     assert bytes(await made.read(0, 1)) == b"\xff"
     assert box.loaded == 2
+
+
+class SlowLooks:
+    """Lets the next look whether a file is still the same take until `go` is set, and answer what was true before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+        self.go, self.begun = trio.Event(), trio.Event()
+        original = kind.is_current
+
+        async def is_current(snapshot: Snapshot) -> bool:
+            answer = await original(snapshot)
+            if not self.begun.is_set():
+                self.begun.set()
+                await self.go.wait()
+            return bool(answer)
+
+        monkeypatch.setattr(kind, "is_current", is_current)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+@in_trio
+async def test_a_look_that_began_before_a_change_does_not_answer_for_one_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_forgotten: bool
+) -> None:
+    path = tmp_path / "a.box"
+    write_box(path, {"one": b"one"})
+    store = opened(path, Box(), ttl=60 if is_forgotten else 0)
+    await store.check()
+    slow = SlowLooks(monkeypatch, type(await LocalReader(str(tmp_path)).open("a.box")))
+    found: list[bytes] = []
+
+    async def read() -> None:
+        found.append(await whole(store, "one"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await slow.begun.wait()
+        write_box(path, {"one": b"another"})
+        if is_forgotten:
+            store.forget("one")
+        else:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    if is_forgotten:
+        assert (await store.stat("one")).size == 7
+    else:
+        assert found == [b"one", b"another"]
+
+
+@in_trio
+async def test_all_of_one_request_is_asked_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is a file before, and a directory after, never is nothing."""
+    path = tmp_path / "a.box"
+    write_box(path, {"a": b"one"})
+    store = opened(path, Box())
+    is_directory = Boxed.is_directory
+
+    async def changed_meanwhile(contents: Boxed, key: str) -> bool:
+        found = await is_directory(contents, key)
+        if "a/b" not in contents._header:
+            write_box(path, {"a/b": b"one"})
+        return found
+
+    monkeypatch.setattr(Boxed, "is_directory", changed_meanwhile)
+    for look in (store.stat, store.open):
+        write_box(path, {"a": b"one"})
+        found = await look("a")
+        assert (found.stat if look == store.open else found).kind is Kind.FILE  # type: ignore[union-attr]
 
 
 @in_trio
