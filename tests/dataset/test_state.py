@@ -1,5 +1,6 @@
 """Who may write a source: slots, whose they are, which are dead, and who is alone."""
 
+import errno
 import json
 import os
 import shutil
@@ -165,6 +166,24 @@ def test_any_number_of_sessions_hold_slots_of_one_directory(tmp_path: Path) -> N
         holders = [slot.holder for slot in slots_of(local(tmp_path))]
         assert {(each.pid, each.door) for each in holders if each} == {(os.getpid(), "open")}
     assert not os.listdir(tmp_path)
+
+
+def test_a_slot_whose_journal_cannot_be_listed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows that nothing is left in it, be it the own one or that of a killed session."""
+    scandir = os.scandir
+
+    def fails(path: str) -> object:
+        if str(path).endswith("/journal"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return scandir(path)
+
+    with hold(local(tmp_path)) as one, hold(local(tmp_path)) as other:
+        segments = [Path(tmp_path, state.key, "journal/1.journal") for state in (one, other)]
+        for segment in segments:
+            segment.write_bytes(b"published")
+    with monkeypatch.context() as patch, hold(local(tmp_path)):
+        patch.setattr(os, "scandir", fails)
+    assert [segment.read_bytes() for segment in segments] == [b"published"] * 2
 
 
 def test_a_slot_of_another_host_is_believed_unless_the_file_system_is_local(

@@ -37,6 +37,9 @@ PENDING: Final = "chunks that may not be committed yet"
 
 _MAX_NAMED: Final = 3  # files that are not stored
 
+GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""The errors of a directory that is not there; the last is what NFS says if another host removed it meanwhile."""
+
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """The errors of a file system without locks, such as NFS without its lock service."""
 
@@ -117,8 +120,13 @@ class StateDirectory:
         return _has_segments(self.journal)
 
     def is_left(self) -> bool:
-        """Whether it has any file but the lock file and requests."""
-        return any(names and names != ["lock"] for path, _, names in os.walk(self.path) if path != self.asked)
+        """Whether it may have any file but the lock file and requests: what cannot be listed may."""
+        unlisted: list[OSError] = []
+        for path, _, names in os.walk(self.path, onerror=unlisted.append):
+            is_known = path == self.asked or names == (["lock"] if path == self.path else [])
+            if not is_known and names:
+                return True
+        return any(error.errno not in GONE for error in unlisted)
 
     def left(self) -> list[str]:
         """Say what programs wrote that may not be in the store."""
@@ -183,10 +191,8 @@ def _has_segments(directory: str) -> bool:
     """Whether a journal has anything in it; raises `SourceError` if that cannot be determined."""
     try:
         return any(name.endswith(SEGMENT) for name in os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     except OSError as error:
-        if error.errno == errno.ESTALE:  # what NFS says of a directory that another host removed meanwhile
+        if error.errno in GONE:
             return False
         raise SourceError(f"{shown(directory)} cannot be read: {error.strerror}") from None
 

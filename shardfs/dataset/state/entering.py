@@ -229,27 +229,26 @@ def _remove_all(root: StateRoot, directory: str) -> None:
     path = os.path.join(root.at, directory)
     for slot in slots_in(root):  # of sessions that were killed
         if slot.can_be_taken and slot.state.key.startswith(f"{directory}/") and not slot.state.is_left():
-            _remove_tree(slot.state.path)
+            _remove_empty(slot.state)
     for name in names_in(path):
+        state = StateDirectory(root.path, f"{directory}/{name}", root.opened)
+        if name.startswith((NEW, OLD)) and not state.is_left():
+            _remove_empty(state)
         with suppress(OSError):  # what was not empty stays: files of a run that was interrupted, and slots
-            os.rmdir(os.path.join(path, name))
-    names = names_in(path)
-    if all(name == "lock" or name.startswith((NEW, OLD)) for name in names):
-        for name in names:
-            if name != "lock" and StateDirectory(root.path, f"{directory}/{name}", root.opened).is_left():
-                return
-        for name in names:
-            if name != "lock":
-                _remove_tree(os.path.join(path, name))
+            os.rmdir(state.path)
+    if os.listdir(path) == ["lock"]:
         os.unlink(os.path.join(path, "lock"))
         os.rmdir(path)
 
 
-def _remove_tree(path: str) -> None:
-    for above, _, files in os.walk(path, topdown=False):
-        for file in files:
-            os.unlink(os.path.join(above, file))
-        os.rmdir(above)
+def _remove_empty(state: StateDirectory) -> None:
+    """Remove a slot in which nothing is left: its lock file, requests, and directories; whatever else appears stays."""
+    for name in names_in(state.asked):
+        os.unlink(os.path.join(state.asked, name))
+    with suppress(FileNotFoundError):
+        os.unlink(state.lock)
+    for path, _, _ in os.walk(state.path, topdown=False):
+        os.rmdir(path)
 
 
 def is_file_at(path: str, file: Descriptor) -> bool:
