@@ -82,7 +82,7 @@ class OpenDataset:
         self._loop = None
         self._is_sent = False
         self._opening = threading.Lock()
-        _OPEN[type(self), recipe] = self
+        _OPEN[type(self), recipe] = _EVERY[id(self)] = self
 
     def __repr__(self) -> str:
         return f"<shardfs dataset {self.url}{self._recipe.text}>"
@@ -162,6 +162,8 @@ class OpenDataset:
 _Key = tuple[type["OpenDataset"], Recipe]
 _OPEN: "WeakValueDictionary[_Key, OpenDataset]" = WeakValueDictionary()
 """The datasets that are open in this process, of several of a class with the same recipe the one opened last."""
+_EVERY: "WeakValueDictionary[int, OpenDataset]" = WeakValueDictionary()
+"""All datasets of this process, by their identity: those with the same recipe are equal."""
 _REOPENED: "dict[_Key, OpenDataset]" = {}
 """Those that were sent to this process: they stay open until it ends, or somebody closes them."""
 _BEFORE_FORK: "Final[list[LoopThread[Paths]]]" = []
@@ -173,7 +175,7 @@ def _unlock_in_child() -> None:
     """Release in a forked process what a thread of the other one had locked."""
     global _REOPENING
     _REOPENING = threading.Lock()
-    for dataset in _OPEN.values():
+    for dataset in _EVERY.values():
         dataset._opening = threading.Lock()
 
 

@@ -4,6 +4,7 @@ Each shard with pending changes has a `ShardQueue`, which also holds the state o
 """
 
 import math
+import os
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -32,7 +33,17 @@ _MAX_RETIRED: Final = 32  # layouts whose shards are forgotten together, because
 
 _RUNS: Final[dict[tuple[int, Coords, int], ChunkRun]] = {}
 """The runs that were located last, of all layouts together: by serial number, row, and number within the row."""
-_REMEMBERING: Final = Lock()  # threads of one process may each have a source open
+_remembering = Lock()  # threads of one process may each have a source open
+
+
+def _unlock_in_child() -> None:
+    """Release in a forked process what a thread of the other one had locked."""
+    global _remembering
+    _remembering = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class PendingShards:
@@ -145,7 +156,7 @@ class ArrayLayout:
             start = number * self._run_length
             parts = self.grid.row(row, range(start, start + self._run_length))
             run = next(part for part in parts if last < part.first + part.length)
-            with _REMEMBERING:
+            with _remembering:
                 _RUNS[key] = run
                 if len(_RUNS) > _MAX_RUNS:
                     del _RUNS[next(iter(_RUNS))]
@@ -159,7 +170,7 @@ class ArrayLayout:
 
 def _forget_runs(serials: Collection[int]) -> None:
     """Forget the runs that were located in the layouts with these *serials*."""
-    with _REMEMBERING:
+    with _remembering:
         for key in [key for key in _RUNS if key[0] in serials]:
             del _RUNS[key]
 
